@@ -156,6 +156,7 @@ def job_spec(arguments: argparse.Namespace, packing: Packing) -> JobSpec:
             "group_size": arguments.group_size,
             "sampling": {"max_new_tokens": arguments.response_tokens},
         },
+        "algorithm": {"loss": "grpo"},
         "optimizer": {"learning_rate": LEARNING_RATE},
         "trainer": {
             "packing": packing,

@@ -29,7 +29,13 @@ GIVEN = 'loss = "sft" samples nothing'
 
 def check_submitted(spec: JobSpec) -> None:
     """Raises InvalidInput that names the field and the cure."""
-    problems = (*_wrong_distributions(spec), *_idle_settings(spec), *_idle_masks(spec), *_rules_never_broken(spec))
+    problems = (
+        *_wrong_distributions(spec),
+        *_idle_settings(spec),
+        *_idle_masks(spec),
+        *_lonely_completions(spec),
+        *_rules_never_broken(spec),
+    )
     for field, problem, cure in problems:
         raise InvalidInput(problem, field=field, cure=cure)
 
@@ -149,6 +155,11 @@ def _idle_settings(spec: JobSpec) -> Refusals:
             'with advantage = "none" and distillation_beta it weighs no sampled token',
         ),
         ("algorithm off_policy_mask_threshold", is_mu and is_first, f"without a lag {of_bits}"),
+        (
+            "optimizer critic_learning_rate_factor",
+            not algorithm.advantage_kind.has_critic,
+            f'algorithm.advantage = "{algorithm.advantage}" trains no critic; set algorithm.advantage = "gae"',
+        ),
         ("trainer mismatch_alarm", has_bits, f"{of_bits}, and any difference is an alarm"),
         ("trainer mismatch_alarm on_mismatch entropy_alarm", algorithm.learns_given, GIVEN),
         ("trainer measure_entropy", algorithm.entropy_coefficient > 0.0, "entropy_coefficient measures it, too"),
@@ -193,6 +204,15 @@ def _idle_masks(spec: JobSpec) -> Refusals:
     elif algorithm.correction_high is None:
         problem = 'it has to be set with correction_level = "geometric": a response\'s mean hardly leaves 1'
         yield "algorithm.correction_high", problem, "set it near 1, as to 1.001"
+
+
+def _lonely_completions(spec: JobSpec) -> Refusals:
+    """Yields a batch too small to normalise the advantages of its tokens over."""
+    rollout = spec.rollout
+    if spec.algorithm.whitens_advantages and rollout.prompts_per_batch * rollout.group_size == 1:
+        problem = "a batch of one completion has its own tokens alone to whiten them by, whatever its reward"
+        cure = "sample several completions in a batch, or set algorithm.whiten_advantages = false"
+        yield "rollout.prompts_per_batch", problem, cure
 
 
 def _rules_never_broken(spec: JobSpec) -> Refusals:

@@ -52,14 +52,14 @@ class Response:
 class Equation:
     """The choices of a spec, by the papers' names."""
 
-    loss: str = "grpo"
+    loss: str = "dapo"
     advantage: str = "grpo"
     of_turns: bool = False
     delta: float = 1e-4
     most: float = math.inf
     """What a reward, or a component's score, counts at most."""
     eps_low: float = 0.2
-    eps_high: float = 0.2
+    eps_high: float = 0.28
     old_is_generator: bool = False
     beta: float = 0.0
     kl: str = "k3"
@@ -85,7 +85,9 @@ class Equation:
     w_low: float = 0.0
     w_high: float = math.inf
     gamma: float = 1.0
-    lam: float = 0.95
+    lam: float = 1.0
+    whitens: bool = True
+    """Whether GAE's advantages are normalised over the tokens of their rollout batch."""
     value_weight: float = 0.1
     value_clip: float = math.inf
     budget: int = 5
@@ -119,7 +121,8 @@ def iteration_loss(responses: Sequence[Response], eq: Equation) -> Tensor:
 def token_advantages(responses: Sequence[Response], eq: Equation) -> list[list[float]]:
     """A_i at each token of o_i; of turns: R_k is what came from turn k on, compared among those who had a turn k."""
     if eq.advantage == "gae":
-        return [discounted_deltas(r, eq) for r in responses]
+        raw = [discounted_deltas(r, eq) for r in responses]
+        return whitened(responses, raw, eq) if eq.whitens else raw
     if not eq.of_turns:
         return [[a] * len(r.logprobs) for r, a in zip(responses, advantages(responses, eq), strict=True)]
     found: list[list[float]] = [[] for _ in responses]
@@ -131,6 +134,20 @@ def token_advantages(responses: Sequence[Response], eq: Equation) -> list[list[f
             group = [n for n, other in enumerate(rivals) if other.group == one.group]
             of_group = advantages([rivals[n] for n in group], eq) if len(group) > 1 else [0.0]
             found[i] += [of_group[group.index(there.index(i))]] * one.turns[k][0]
+    return found
+
+
+def whitened(responses: Sequence[Response], raw: Sequence[list[float]], eq: Equation) -> list[list[float]]:
+    """Each token's, less its batch's mean and over the deviation; a response that teaches nothing doesn't count."""
+    pools: dict[int, list[float]] = {}
+    for response, row in zip(responses, raw, strict=True):
+        if not (eq.masks_truncated and response.is_truncated):
+            pools.setdefault(response.batch, []).extend(row)
+    found = []
+    for response, row in zip(responses, raw, strict=True):
+        pool = pools.get(response.batch, [0.0, 0.0])
+        mean, deviation = statistics.fmean(pool), statistics.stdev(pool) + eq.delta
+        found.append([(advantage - mean) / deviation for advantage in row])
     return found
 
 
@@ -210,6 +227,7 @@ def token_losses(response: Response, of_tokens: Sequence[float], eq: Equation) -
     if eq.masks_truncated and response.is_truncated:
         return [0.0 * p[t] for t in range(length)]
     sequence_ratio = torch.exp(sum_of([p[t] - old[t] for t in range(length)]) / length)
+    deltas = [] if response.values is None else discounted_deltas(response, eq)
     losses = []
     for t, advantage in enumerate(of_tokens):
         ratio = sequence_ratio if eq.loss == "gspo" else torch.exp(p[t] - old[t])
@@ -239,7 +257,7 @@ def token_losses(response: Response, of_tokens: Sequence[float], eq: Equation) -
         if response.values is not None:
             value, old_value = response.values[t], before_steps(response)[t]
             held = old_value + torch.clip(value - old_value, -eq.value_clip, eq.value_clip)
-            errors = [one - (advantage + old_value) for one in (value, held)]
+            errors = [one - (deltas[t] + old_value) for one in (value, held)]
             loss = loss + eq.value_weight / 2 * torch.max(errors[0] ** 2, errors[1] ** 2)
         losses.append(loss - eq.alpha * response.entropy[t])
     return losses

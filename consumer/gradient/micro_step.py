@@ -20,7 +20,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from consumer.gradient.accumulation import GradientAccumulator
 from consumer.gradient.advantages.estimators import batch_advantages, compared_rewards, penalised_advantages
-from consumer.gradient.advantages.gae import estimates
+from consumer.gradient.advantages.gae import estimates, whitened
 from consumer.gradient.advantages.group_relative import shuffled_rewards, turns_of
 from consumer.gradient.log_probs import check_fits, response_logprobs, response_measures, response_values
 from consumer.gradient.losses.base import BatchSizes
@@ -232,6 +232,8 @@ def _measure(
                 micro_batches, measured, prepared.passes, divergences, strict=True
             )
         ]
+        if algorithm.whitens_advantages:
+            micro_batches = _whitened(micro_batches, algorithm)
         advantages = _response_advantages(micro_batches, prepared)
     elif penalises:
         # [R] of each pass → [k, G]: under a KL every row goes through, in the order of the batch.
@@ -263,6 +265,16 @@ def _estimated(
     penalties = None if divergence is None else algorithm.kl_coefficient * divergence
     found = estimates(logprobs.values, rewards, penalties, loss_mask=micro_batch.loss_mask, algorithm=algorithm)
     return replace(micro_batch, advantages=found.advantages, estimates=found)
+
+
+def _whitened(micro_batches: Sequence[MicroBatch], algorithm: AlgorithmSpec) -> list[MicroBatch]:
+    """Normalises the advantages of a batch over all its passes; the returns that its critic learns stay."""
+    normalised = whitened(
+        [one.advantages for one in micro_batches],
+        [one.loss_mask for one in micro_batches],
+        epsilon=algorithm.advantage_epsilon,
+    )
+    return [replace(one, advantages=advantages) for one, advantages in zip(micro_batches, normalised, strict=True)]
 
 
 def _response_advantages(micro_batches: Sequence[MicroBatch], prepared: PreparedBatch) -> NDArray[np.float64]:

@@ -26,6 +26,8 @@ from onbeat.process.entry_points import load_entry_point
 GROUP_BYTES = {"cpu": 32 * 1024**2, "cuda": 256 * 1024**2}
 """What is stepped at a time, by device. A publisher has only the last group left when the step is done; a call of the
 optimizer costs some 0.1 ms, and passes over all parameters."""
+CRITIC_LEARNING_RATE_FACTOR = 10.0
+"""`optimizer.critic_learning_rate_factor` where a spec leaves it out; verl's defaults are 1e-5 and 1e-6."""
 OPTIMIZERS = "onbeat.optimizers"
 """A group of entry points: each other optimizer that `optimizer.type` names, a kind of Adamw32bit."""
 
@@ -57,15 +59,24 @@ def learning_rate_at(iteration: int, spec: OptimizerSpec, iterations: int) -> fl
 
 
 def groups_of(
-    parameters: Mapping[str, nn.Parameter], spec: OptimizerSpec, *, embeddings: Collection[str]
+    parameters: Mapping[str, nn.Parameter],
+    spec: OptimizerSpec,
+    *,
+    embeddings: Collection[str],
+    critic: Collection[str] = (),
 ) -> dict[str, tuple[float, float]]:
     """Returns the factor of the learning rate, and the weight decay, of each parameter by its name.
+
+    embeddings, critic: the names of their parameters. A critic's have its factor, times that of their group.
 
     Where no group says it, decay acts on matrices alone, and not on an embedding's. Norms and biases are no matrices. A
     norm's scale has a size of its own that isn't 0, and an embedding's row would be decayed in each step, but learns
     only in those that have its token. Raises InvalidInput for a group of the spec that has no parameter.
     """
     groups = () if spec.groups is UNSET else spec.groups
+    of_critic = spec.critic_learning_rate_factor
+    if of_critic is UNSET:
+        of_critic = CRITIC_LEARNING_RATE_FACTOR
     without = set(range(len(groups)))
     settings: dict[str, tuple[float, float]] = {}
     for name, parameter in parameters.items():
@@ -76,7 +87,7 @@ def groups_of(
                 factor = group.learning_rate_factor
                 decay = decay if group.weight_decay is UNSET else group.weight_decay
                 break
-        settings[name] = factor, decay
+        settings[name] = (factor * of_critic if name in critic else factor), decay
     if without:
         raise InvalidInput(
             "names no trained parameter, or those of groups before it alone",
@@ -123,7 +134,7 @@ class PolicyOptimizer:
         """What is stepped: the masters, and the parameters that need none."""
         self._max_grad_norm = spec.max_grad_norm
         together: defaultdict[tuple[bool, float, float], list[nn.Parameter]] = defaultdict(list)
-        for name, settings in groups_of(parameters, spec, embeddings=embeddings).items():
+        for name, settings in groups_of(parameters, spec, embeddings=embeddings, critic=critic).items():
             is_hidden = parameters[name].dim() == 2 and name not in embeddings and name not in heads
             together[is_hidden, *settings].append(self.stepped[name])
         groups = [

@@ -37,7 +37,7 @@ class PluginLoss(Record, tag_field="type", tag="plugin", frozen=True, kw_only=Tr
 class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Advantage and loss; docs/job.md has the equations."""
 
-    loss: LossName | PluginLoss = "grpo"
+    loss: LossName | PluginLoss = "dapo"
     """The objective and its normaliser: response means (grpo, gspo: biased by length), a constant (dr_grpo), the
     iteration's tokens (dapo, cispo; sft, which learns the data set's completions), batches' token means (bnpo). Or a
     table: the loss of an installed package."""
@@ -45,11 +45,13 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """What a reward is compared with (docs/job.md): its group (grpo, dr_grpo, rloo, gdpo, lite_ppo,
     reinforce++_baseline), at each token a critic (gae, PPO's), nothing (none: a teacher or the data teach)."""
     gae_lambda: Annotated[float, Meta(ge=0.0, le=1.0)] | UnsetType = UNSET
-    """GAE's lambda; left out: 0.95."""
+    """GAE's lambda; left out: 1."""
     discount: Annotated[float, Meta(gt=0.0, le=1.0)] | UnsetType = UNSET
     """GAE's gamma, a token; left out: 1."""
     value_coefficient: Annotated[float, Meta(gt=0.0, le=1e3)] | UnsetType = UNSET
-    """Weight of the critic's loss; left out: 0.1."""
+    """Weight of the critic's loss; left out: 0.1. Its learning rate: optimizer.critic_learning_rate_factor."""
+    whiten_advantages: bool | UnsetType = UNSET
+    """Takes the mean of their rollout batch off GAE's advantages, and divides by its deviation; left out: true."""
     value_clip: Annotated[float, Meta(gt=0.0, le=1e6)] | UnsetType = UNSET
     """How far a value may move in an iteration's later steps until it has no gradient; left out: any. Refused with one
     step."""
@@ -169,6 +171,11 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         return 1 if self.mini_batches is UNSET else self.mini_batches
 
     @property
+    def whitens_advantages(self) -> bool:
+        """Whether a critic's advantages are normalised over the tokens of their rollout batch."""
+        return self.advantage_kind.has_critic and self.whiten_advantages is not False
+
+    @property
     def moves_between_steps(self) -> bool:
         """Whether an iteration has several optimizer steps, so that the policy leaves the one that its batches met."""
         return self.updates_per_iteration * self.num_mini_batches > 1
@@ -262,8 +269,12 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         has_low = not corrects or self.correction == "icepop"
         # Keys, whether they act, and why not, with a cure behind a semicolon.
         rows = (
-            ("advantage_epsilon", kind.uses_epsilon, named),
-            ("gae_lambda discount value_coefficient value_clip", kind.has_critic, f'{named}; set "gae"'),
+            ("advantage_epsilon", kind.uses_epsilon or self.whitens_advantages, named),
+            (
+                "gae_lambda discount value_coefficient value_clip whiten_advantages",
+                kind.has_critic,
+                f'{named}; set "gae"',
+            ),
             ("value_clip", self.moves_between_steps, f"with one step, which moves no value before; {several}"),
             ("reward_clip", learns_rewards and not self.credits_turns, 'with advantage = "none", and none on turns'),
             ("on_truncated", learns_rewards or self.on_truncated != "penalise", of_none),

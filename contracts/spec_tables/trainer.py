@@ -76,6 +76,9 @@ class OptimizerSpec(Record, frozen=True, kw_only=True):
     """Parameters by their names."""
     learning_rate: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-6
     """Peak learning rate."""
+    critic_learning_rate_factor: Annotated[float, Meta(gt=0.0, le=1000.0)] | UnsetType = UNSET
+    """Times the learning rate for a critic's parameters (algorithm.advantage = "gae"), before the factor of a group;
+    left out: 10."""
     beta1: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
     """Decay of the first moment."""
     beta2: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.99

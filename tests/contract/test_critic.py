@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import UNSET, UnsetType
 from torch import nn
 
 from consumer.gradient.accumulation import ExactAccumulator
+from consumer.gradient.advantages.gae import whitened
 from consumer.gradient.log_probs import response_values
 from consumer.gradient.micro_batch import make_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer
@@ -21,7 +24,8 @@ from consumer.model.policy import Policy
 from contracts.errors import ContractViolation
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec, OptimizerSpec
-from tests.builders import job_spec, step_on_grads
+from contracts.spec_tables.trainer import ParameterGroup
+from tests.builders import batch_of, job_spec, rollout, step_on_grads
 from tests.contract.test_streamed_gradient import (
     assert_same_bits_in_any_order,
     iteration_of,
@@ -41,7 +45,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"loss": "dapo", "discount": 0.9, "gae_lambda": 0.5, "value_coefficient": 2.0},
         {"loss": "dapo", "gamma": 0.9, "lam": 0.5, "value_weight": 2.0},
     ),
-    "every return is the reward": ({"gae_lambda": 1.0}, {"lam": 1.0}),
+    "unwhitened, between one step and all": (
+        {"gae_lambda": 0.95, "whiten_advantages": False},
+        {"lam": 0.95, "whitens": False},
+    ),
+    "whitened with an epsilon of its own": ({"advantage_epsilon": 0.3}, {"delta": 0.3}),
     "one step": ({"gae_lambda": 0.0, "loss": "dr_grpo"}, {"lam": 0.0, "loss": "dr_grpo"}),
     "KL in the reward": (KL_IN_REWARD, {"loss": "dapo", "beta": 0.1, "kl": "k1", "kl_in_reward": True}),
     "KL and entropy in the loss": (
@@ -138,7 +146,7 @@ def test_order_doesnt_change_a_bit_and_cuts_and_packing_change_no_gradient(
 def test_a_critic_begins_with_values_of_zero_and_tells_what_it_explains(tmp_path: Path) -> None:
     policy, reference = models(tmp_path, float64=False)
     pair = policy.with_critic(), reference
-    spec, batches = spec_of({"gae_lambda": 1.0}), iteration_of()
+    spec, batches = spec_of({"whiten_advantages": False}), iteration_of()
     accumulator = ExactAccumulator(pair[0].trained_parameters(), max_micro_batches=len(batches))
     stats, _ = first_update(pair, batches, spec, accumulator)
     rewards = [one.reward for batch in batches for group in batch.groups for one in group.rollouts]
@@ -149,6 +157,31 @@ def test_a_critic_begins_with_values_of_zero_and_tells_what_it_explains(tmp_path
     mean = sum(reward * length for reward, length in zip(rewards, lengths, strict=True)) / sum(lengths)
     assert numbers.value_loss == pytest.approx(squares / 2.0)
     assert numbers.explained_variance == pytest.approx(1.0 - squares / (squares - mean**2))
+
+
+@pytest.mark.parametrize("max_tokens", [8192, 24])
+def test_whitened_advantages_have_mean_0_and_deviation_1_over_each_batch_however_it_is_cut(
+    tmp_path: Path, max_tokens: int
+) -> None:
+    """Each completion has one token, whose advantage is the completion's."""
+    pair = pair_of(tmp_path, float64=False)
+    spec = spec_of({"advantage_epsilon": 1e-9}, trainer__max_tokens_per_micro_batch=max_tokens)
+    for number, rewards in enumerate(((0.0, 1.0, 0.0, 1.0), (7.0, 7.5, 9.0, -3.0))):
+        rollouts = [rollout([9 + row], reward, logprobs=[-1.0]) for row, reward in enumerate(rewards)]
+        batch = batch_of([([5, 6, 7], rollouts)], batch_id=f"0/train/{number}")
+        accumulator = ExactAccumulator(pair[0].trained_parameters(), max_micro_batches=2)
+        (stats,), _ = first_update(pair, [batch], spec, accumulator)
+        assert statistics.fmean(stats.advantages) == pytest.approx(0.0, abs=1e-12)
+        assert statistics.stdev(stats.advantages) == pytest.approx(1.0)
+        # The critic still learns the reward, and not what the batch made of it.
+        assert stats.return_sum == pytest.approx(sum(rewards))
+
+
+def test_equal_advantages_are_whitened_to_nothing_and_not_to_their_rounding() -> None:
+    values = [torch.full((2, 2), 0.1, dtype=torch.float64), torch.full((1, 2), 0.1, dtype=torch.float64)]
+    masks = [torch.ones((2, 2), dtype=torch.bool), torch.tensor([[True, False]])]
+    assert all((one == 0.0).all() for one in whitened(values, masks, epsilon=1e-12))
+    assert all((one == 0.0).all() for one in whitened(values[:1], [torch.tensor([[True, False]] * 2)], epsilon=1e-12))
 
 
 def test_the_values_of_a_critic_in_bfloat16_are_not_rounded_to_its_8_bits(tmp_path: Path) -> None:
@@ -164,6 +197,28 @@ def test_the_values_of_a_critic_in_bfloat16_are_not_rounded_to_its_8_bits(tmp_pa
     values = response_values(policy.critic, make_micro_batch(batch, advantages=advantages))
     assert values.dtype == torch.float32
     assert (values != values.bfloat16().float()).any()
+
+
+@pytest.mark.parametrize(
+    ("factor", "of_critic", "of_its_norms"), [(UNSET, 10.0, 5.0), (1.0, 1.0, 0.5)], ids=["left out", "as the policy's"]
+)
+def test_a_critic_learns_at_ten_times_the_policys_rate_unless_the_spec_says_otherwise(
+    tmp_path: Path, factor: float | UnsetType, of_critic: float, of_its_norms: float
+) -> None:
+    """Adam's first step of a gradient of 1 is the learning rate itself."""
+    policy = models(tmp_path, float64=False)[0].with_critic()
+    norms = ParameterGroup(parameters=("*norm*",), learning_rate_factor=0.5)
+    spec = OptimizerSpec(learning_rate=0.01, critic_learning_rate_factor=factor, groups=(norms,), max_grad_norm=1e9)
+    optimizer = PolicyOptimizer(policy.trained_parameters(), spec, critic=policy.critic_parameters())
+    before = {name: parameter.detach().clone() for name, parameter in policy.trained_parameters().items()}
+    for parameter in optimizer.stepped.values():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step(0.01)
+    moved = {name: (before[name] - parameter).mean().item() for name, parameter in policy.trained_parameters().items()}
+    assert moved["model.norm.weight"] == pytest.approx(0.005, rel=1e-3)
+    assert moved["critic.model.norm.weight"] == pytest.approx(0.01 * of_its_norms, rel=1e-3)
+    assert moved["model.embed_tokens.weight"] == pytest.approx(0.01, rel=1e-3)
+    assert moved["critic.lm_head.weight"] == pytest.approx(0.01 * of_critic, rel=1e-3)
 
 
 def test_a_checkpoint_of_the_optimizer_has_the_critic_and_no_other_jobs_is_taken(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ LENGTHS = (4, 1, 6, 3, 5, 2)
 REWARDS = (0.0, 1.0, 0.25, 1.0, 0.0, 0.5)
 NARROW: dict[str, Any] = {"clip_low": 0.02, "clip_high": 0.03}
 LOSSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "grpo": (NARROW, {"eps_low": 0.02, "eps_high": 0.03}),
+    "grpo": ({"loss": "grpo"} | NARROW, {"loss": "grpo", "eps_low": 0.02, "eps_high": 0.03}),
     "dr_grpo": ({"loss": "dr_grpo"} | NARROW, {"loss": "dr_grpo", "budget": 6, "eps_low": 0.02, "eps_high": 0.03}),
     "dapo": ({"loss": "dapo"} | NARROW, {"loss": "dapo", "eps_low": 0.02, "eps_high": 0.03}),
     "bnpo": ({"loss": "bnpo"} | NARROW, {"loss": "bnpo", "eps_low": 0.02, "eps_high": 0.03}),

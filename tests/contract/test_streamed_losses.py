@@ -37,8 +37,8 @@ KL_IN_REWARD = {"kl_coefficient": 0.1, "kl_estimator": "k1", "kl_placement": "re
 KL_IN_REWARD_EQUATION = {"beta": 0.1, "kl": "k1", "kl_in_reward": True}
 WEIGHTS = {"exact": 1.0, "length": -0.5}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "grpo": ({}, {}),
-    "grpo, off-policy": (OFF, OFF_EQUATION),
+    "grpo": ({"loss": "grpo"}, {"loss": "grpo"}),
+    "grpo, off-policy": ({"loss": "grpo"} | OFF, {"loss": "grpo"} | OFF_EQUATION),
     "dr_grpo": ({"loss": "dr_grpo", "advantage": "dr_grpo"}, {"loss": "dr_grpo", "advantage": "dr_grpo"}),
     "dapo": ({"loss": "dapo"}, {"loss": "dapo", "eps_high": 0.28}),
     "bnpo": ({"loss": "bnpo", "advantage": "rloo"}, {"loss": "bnpo", "advantage": "rloo"}),
@@ -267,9 +267,9 @@ def test_bnpo_depends_on_the_cut_and_on_nothing_else(tmp_path: Path) -> None:
     ("base", "change"),
     [
         ({}, {"loss": "dr_grpo"}),
-        ({}, {"loss": "dapo"}),
+        ({}, {"loss": "grpo"}),
         ({}, {"loss": "bnpo"}),
-        ({"loss": "dapo"}, {"loss": "bnpo"}),
+        ({"loss": "grpo"}, {"loss": "bnpo"}),
         (OFF, {"loss": "gspo"}),
         (OFF | {"loss": "dapo"}, {"loss": "cispo"}),
         ({}, {"advantage": "dr_grpo"}),
@@ -338,7 +338,11 @@ def with_rewards_above(batch: RolloutBatch, offset: float) -> RolloutBatch:
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [({}, {"clip_low": 0.01, "clip_high": 0.01}), ({}, {"loss": "gspo"}), ({"loss": "dapo"}, {"loss": "cispo"})],
+    [
+        ({}, {"clip_low": 0.01, "clip_high": 0.01}),
+        ({"loss": "grpo"}, {"loss": "gspo"}),
+        ({"loss": "dapo"}, {"loss": "cispo"}),
+    ],
 )
 def test_against_the_trainers_own_log_probs_no_clip_acts_and_only_normalisers_differ(
     tmp_path: Path, one: dict[str, Any], other: dict[str, Any]

@@ -134,7 +134,7 @@ def test_loss_and_gradient_are_trls(
 @pytest.mark.parametrize("option", BOUNDED)
 def test_what_bounds_or_weighs_off_policy_samples_does_so_in_trl(model_folder: Path, option: str) -> None:
     ours, theirs = BOUNDED[option]
-    algorithm = OFF_POLICY | ours
+    algorithm = OFF_POLICY | {"loss": "grpo"} | ours
     trainer = trl_trainer(model_folder, **({"epsilon": 0.3, "epsilon_high": 0.4} | theirs), loss_type="grpo", beta=0.0)
     trainer.beta = algorithm.get("kl_coefficient", 0.0)
     tokens, mask = drawn()

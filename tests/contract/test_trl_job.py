@@ -59,10 +59,10 @@ def test_trl_trains_the_prompts_of_a_job_in_their_order_at_its_learning_rates(tm
 def test_the_configuration_is_the_jobs_and_may_be_overridden(tmp_path: Path) -> None:
     from benchmarks._trl_trainer import config_of
 
-    spec = job_spec(algorithm__clip_high=0.28, optimizer__beta2=0.95, seed=3, rollout__sampling__repetition_penalty=1.2)
+    spec = job_spec(optimizer__beta2=0.95, seed=3, rollout__sampling__repetition_penalty=1.2)
     config = config_of(spec, tmp_path, json.loads('{"per_device_train_batch_size": 16}'))
     assert (config.seed, config.num_generations, config.max_completion_length, config.max_steps) == (3, 4, 5, 4)
-    assert (config.epsilon, config.epsilon_high, config.beta, config.loss_type) == (0.2, 0.28, 0.0, "grpo")
+    assert (config.epsilon, config.epsilon_high, config.beta, config.loss_type) == (0.2, 0.28, 0.0, "dapo")
     assert (config.adam_beta1, config.adam_beta2, config.weight_decay) == (0.9, 0.95, 0.0)
     assert (config.temperature, config.top_p, config.top_k, config.repetition_penalty) == (1.0, 1.0, 0, 1.2)
     assert config.per_device_train_batch_size == 16

@@ -195,7 +195,7 @@ def test_the_gradient_of_lagged_trajectories_is_trls_with_its_tool_mask(
 def test_the_comparison_sees_an_observation_that_is_trained(
     folder: Path, pair: tuple[Policy, Policy], batches: list[RolloutBatch]
 ) -> None:
-    spec = environment_spec()
+    spec = environment_spec(algorithm={"loss": "grpo"})
     trainer = their_trainer(folder, spec, loss_type="grpo")
     expected, _ = trl_gradient(trainer, batches, old_is_generator=False, every_token=True)
     assert relative_error(streamed_gradient(pair[0], batches, spec), expected) > 0.01

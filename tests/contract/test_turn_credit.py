@@ -26,7 +26,7 @@ from tests.trajectories import ENVIRONMENT, MAX_SAMPLED_TOKENS, as_one_turn, env
 
 TURN: dict[str, Any] = {"credit": "turn"}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "grpo": ({}, {}),
+    "grpo": ({"loss": "grpo"}, {"loss": "grpo"}),
     "grpo, off-policy": (OFF, OFF_EQUATION),
     "dr_grpo": ({"loss": "dr_grpo", "advantage": "dr_grpo"}, {"loss": "dr_grpo", "advantage": "dr_grpo"}),
     "dapo, rloo": ({"loss": "dapo", "advantage": "rloo"}, {"loss": "dapo", "advantage": "rloo", "eps_high": 0.28}),

@@ -30,7 +30,7 @@ from tests.loss_equations import Equation, Response, iteration_loss
 NARROW: dict[str, Any] = {"clip_low": 0.02, "clip_high": 0.03}
 NARROW_EQUATION: dict[str, Any] = {"eps_low": 0.02, "eps_high": 0.03}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "grpo": (NARROW, NARROW_EQUATION),
+    "grpo": ({"loss": "grpo"} | NARROW, {"loss": "grpo"} | NARROW_EQUATION),
     "dapo": ({"loss": "dapo"} | NARROW, {"loss": "dapo"} | NARROW_EQUATION),
     "gspo": (
         {"loss": "gspo", "clip_low": 0.005, "clip_high": 0.006},

@@ -10,6 +10,15 @@ nothing is expected, also where it was cut. R_t is what the critic learns, as PP
 
 with V_old from before the iteration's first step; c is `value_clip`, and without one l_t = (V - R)^2 / 2.
 
+A batch's advantages are whitened, unless `whiten_advantages` says no, over all sampled tokens of the rollout batch that
+go through the model; the returns are made before that:
+
+    A'_t = (A_t - mean) / (std + epsilon)          std unbiased
+
+Over the batch, and not the iteration, whose mean is known when its last batch is in: the spec cuts the batches, so that
+neither the order of arrival nor the number of ranks shows (I7), and a batch is trained when it comes
+(docs/decisions/0079-whitened-by-the-batch.md).
+
 Worked example, gamma = 1, lambda = 0.5, a reward of 1 for three tokens whose values are 0.5, 0.5 and 1:
 
     delta = [0, 0.5, 0]          A = [0.25, 0.5, 0]          R = [0.75, 1, 1]
@@ -17,6 +26,8 @@ Worked example, gamma = 1, lambda = 0.5, a reward of 1 for three tokens whose va
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,8 +37,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from contracts.spec_tables.algorithm import AlgorithmSpec
+from onbeat.loop.sampled import unbiased_std
 
-LAMBDA = 0.95
+LAMBDA = 1.0
 VALUE_COEFFICIENT = 0.1
 
 
@@ -74,6 +86,32 @@ def estimates(
     return Estimates(
         advantages=torch.from_numpy(advantages), returns=torch.from_numpy(advantages + expected), values=values
     )
+
+
+def whitened(advantages: Sequence[Tensor], loss_masks: Sequence[Tensor], *, epsilon: float) -> list[Tensor]:
+    """Normalises the advantages of a rollout batch, over its tokens in all passes.
+
+    Args:
+        advantages: float64 [R, T] of each pass.
+        loss_masks: bool [R, T] of each pass, True on sampled tokens.
+        epsilon: added to the deviation.
+
+    Returns:
+        float64 [R, T] of each pass, 0.0 in padding. Equal advantages, and a single one, are exactly 0.0.
+    """
+    tokens = [
+        advantage for values, mask in zip(advantages, loss_masks, strict=True) for advantage in values[mask].tolist()
+    ]
+    if min(tokens) == max(tokens):
+        # A rounded mean would leave a residue that a division by epsilon magnifies.
+        return [torch.zeros_like(values) for values in advantages]
+    # fsum rounds once: how the batch was cut into passes doesn't show.
+    mean = math.fsum(tokens) / len(tokens)
+    deviation = unbiased_std(tokens) + epsilon
+    return [
+        ((values - mean) / deviation).masked_fill(~mask, 0.0)
+        for values, mask in zip(advantages, loss_masks, strict=True)
+    ]
 
 
 def value_loss(values: Tensor, estimates: Estimates, *, clip: float | UnsetType) -> Tensor:

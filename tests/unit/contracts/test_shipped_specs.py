@@ -55,6 +55,12 @@ def test_a_shipped_spec_is_a_valid_job(path: Path) -> None:
     assert spec.evaluation.num_prompts > 0
 
 
+def test_a_shipped_spec_names_its_loss_whose_default_may_move() -> None:
+    """Its digest, which numbers of docs/benchmarks.md belong to, is then its own."""
+    for path in (*SPECS, *(ROOT / "benchmarks").glob("*.toml")):
+        assert "loss" in tomllib.loads(path.read_text()).get("algorithm", {}), path.name
+
+
 def test_each_of_the_four_parts_of_dapo_acts_in_its_spec() -> None:
     """The clips act on a ratio that isn't 1: from a second update on."""
     spec = read_spec("dapo.toml")

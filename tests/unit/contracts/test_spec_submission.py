@@ -117,6 +117,10 @@ WEIGHED: dict[str, Any] = {"type": "reward_model", "model": "scorer"}
 FROZEN: dict[str, Any] = {"parameters": ["*embed*"], "learning_rate_factor": 0.0}
 
 
+CRITIC: dict[str, Any] = {"algorithm__advantage": "gae"}
+ALONE: dict[str, Any] = {"rollout__group_size": 1, "rollout__prompts_per_batch": 1}
+
+
 def masks(**changes: Any) -> dict[str, Any]:
     """A correction that leaves whole responses out."""
     return {f"algorithm__{key}": value for key, value in ({"correction_level": "geometric"} | changes).items()}
@@ -147,6 +151,8 @@ def hosts(**changes: Any) -> dict[str, Any]:
         (masks(correction="tis", correction_high=1.01), "algorithm.correction_level", "is no weight, which tis needs"),
         (LAG | masks(correction="decoupled_ppo"), "algorithm.correction_level", "it only leaves responses out"),
         (masks(correction="icepop"), "algorithm.correction_high", "hardly leaves 1"),
+        ({"optimizer__critic_learning_rate_factor": 2.0}, "optimizer.critic_learning_rate_factor", "trains no critic"),
+        (CRITIC | ALONE, "rollout.prompts_per_batch", "has its own tokens alone to whiten them by"),
         (hosts(least=2, regroup_s=30.0), "trainer.hosts.regroup_s", "least hosts are the most"),
         ({"optimizer__groups": [FROZEN | {"weight_decay": 0.1}]}, "optimizer.groups[0].weight_decay", "times the"),
         ({"dataset": ROWS}, "dataset.metadata_columns", "no reward of type plugin"),
@@ -174,6 +180,8 @@ def test_a_setting_that_could_do_nothing_is_refused_by_its_name(job: dict[str, A
         hosts(least=1, regroup_s=30.0),
         hosts(least=2),
         masks(correction="icepop", correction_high=1.01),
+        CRITIC | {"optimizer__critic_learning_rate_factor": 2.0, "rollout__group_size": 1},
+        CRITIC | ALONE | {"algorithm__whiten_advantages": False},
         {"optimizer__groups": [FROZEN, {"parameters": ["*norm*"], "weight_decay": 0.1}]},
     ],
 )

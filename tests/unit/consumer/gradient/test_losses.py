@@ -260,6 +260,6 @@ def test_a_response_whose_product_overflows_is_truncated_or_dropped() -> None:
     logprobs = torch.tensor([[0.0, 0.0], [0.0, 0.0]])
     generator = torch.tensor([[-600.0, -600.0], [0.0, 0.0]])
     for kind, expected in (("tis", -2.0 - 1.0), ("icepop", -1.0)):
-        options: dict[str, Any] = {"correction": kind, "correction_level": "sequence"}
+        options: dict[str, Any] = {"loss": "grpo", "correction": kind, "correction_level": "sequence"}
         loss = loss_of(logprobs, advantages=torch.ones(2), generator=generator, **options)
         assert (loss.loss_sum.item(), loss.num_corrected) == (expected, 2)

@@ -22,8 +22,9 @@ def test_every_loss_of_the_spec_is_in_the_family_and_has_a_clip_range() -> None:
 
 
 def test_a_clip_is_the_papers_where_the_spec_has_none() -> None:
-    assert AlgorithmSpec().clip_range == (0.2, 0.2)
-    assert AlgorithmSpec(loss="dapo").clip_range == (0.2, 0.28)
+    assert AlgorithmSpec() == AlgorithmSpec(loss="dapo")
+    assert AlgorithmSpec().clip_range == (0.2, 0.28)
+    assert AlgorithmSpec(loss="grpo").clip_range == (0.2, 0.2)
     assert AlgorithmSpec(loss="gspo", clip_high=0.01).clip_range == (3e-4, 0.01)
     assert AlgorithmSpec(loss="cispo", clip_low=0.5).clip_range == (0.5, 4.0)
     assert AlgorithmSpec(correction="tis").correction_range == (0.0, 2.0)
@@ -71,6 +72,8 @@ def test_a_ratio_against_an_older_generator_counts_three_at_most_unless_the_spec
         ({"credit": "turn", "reward_clip": 1.0}, "reward_clip has no effect", "leave it out"),
         ({"gae_lambda": 0.9}, 'gae_lambda has no effect with advantage = "grpo"', "leave it out"),
         ({"advantage": "rloo", "value_clip": 0.2}, "value_clip has no effect", 'set "gae"'),
+        ({"whiten_advantages": False}, 'whiten_advantages has no effect with advantage = "grpo"', 'set "gae"'),
+        ({"advantage": "gae", "whiten_advantages": False, "advantage_epsilon": 1}, "advantage_epsilon", "leave it out"),
         ({"advantage": "gae", "value_clip": 0.2}, "value_clip has no effect with one step", "updates_per_iteration"),
         ({"advantage": "gae", "credit": "turn"}, 'credit = "turn" compares the turns of a group', '"trajectory"'),
         ({"advantage": "gae", "loss": {"type": "plugin", "entry_point": "mine"}}, "advantage", "a loss of the family"),
@@ -117,6 +120,7 @@ def test_a_combination_without_meaning_is_refused_with_field_and_cure(
         KL | {"kl_estimator": "k1", "clip_max": 3.0, "updates_per_iteration": 2},
         {"correction": "icepop", "correction_level": "geometric", "loss": "gspo", "off_policy_mask_threshold": 0.2},
         KL | {"advantage": "gae", "kl_placement": "reward", "value_clip": 0.2, "mini_batches": 2},
+        {"advantage": "gae", "advantage_epsilon": 1e-8},
     ],
 )
 def test_what_papers_combine_is_accepted(values: dict[str, Any]) -> None:

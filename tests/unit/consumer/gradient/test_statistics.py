@@ -149,13 +149,13 @@ def test_numbers_of_an_iteration_by_hand() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "divisor"),
     [
-        ({}, 16),
+        ({"loss": "grpo"}, 16),
         ({"loss": "gspo"}, 16),
         ({"loss": "dr_grpo"}, 16),
         ({"loss": "dapo"}, 30),
         ({"loss": "cispo"}, 30),
         ({"loss": "bnpo"}, 2),
-        ({"advantage": "reinforce++_baseline"}, 16 * (math.sqrt(6.0 / 15) + 1e-4)),
+        ({"advantage": "reinforce++_baseline", "loss": "grpo"}, 16 * (math.sqrt(6.0 / 15) + 1e-4)),
         ({"advantage": "reinforce++_baseline", "advantage_epsilon": 0.5, "loss": "dapo"}, 30 * (math.sqrt(0.4) + 0.5)),
     ],
 )
