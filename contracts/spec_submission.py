@@ -160,6 +160,7 @@ def _idle_settings(spec: JobSpec) -> Refusals:
             not algorithm.advantage_kind.has_critic,
             f'algorithm.advantage = "{algorithm.advantage}" trains no critic; set algorithm.advantage = "gae"',
         ),
+        ("algorithm loss", trainer.external, "with trainer.external = true a process of your own decides it"),
         ("trainer mismatch_alarm", has_bits, f"{of_bits}, and any difference is an alarm"),
         ("trainer mismatch_alarm on_mismatch entropy_alarm", algorithm.learns_given, GIVEN),
         ("trainer measure_entropy", algorithm.entropy_coefficient > 0.0, "entropy_coefficient measures it, too"),

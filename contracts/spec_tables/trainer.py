@@ -244,17 +244,25 @@ def hosts_problem(trainer: TrainerSpec, weights: Transport, schedule: str) -> st
     return ""
 
 
+EARLIER_DEFAULTS = {"algorithm.loss": ("grpo",)}
+"""Key → defaults that it had: earlier releases wrote them into each job that named none."""
+
+
 def external_problem(tables: Mapping[str, Record], trackers: Sequence[str], schedule: str) -> str:
     """Says which key of a job an external trainer would ignore, or which only our own trainer can do; "" for none.
 
-    tables: those that say how a job is trained, by name; every key but `trainer.external` has to be its default.
+    tables: those that say how a job is trained, by name; every key but `trainer.external` has to be its default, or one
+    that it had.
     """
     for table, given in tables.items():
         usual = type(given)()
         for name in given.__struct_fields__:
-            if name != "external" and getattr(given, name) != getattr(usual, name):
+            field = f"{table}.{name}"
+            value = getattr(given, name)
+            is_usual = value == getattr(usual, name) or value in EARLIER_DEFAULTS.get(field, ())
+            if name != "external" and not is_usual:
                 return (
-                    f"{table}.{name} has no effect with trainer.external = true, where a process of your own decides "
+                    f"{field} has no effect with trainer.external = true, where a process of your own decides "
                     "it; leave it out"
                 )
     if trackers:

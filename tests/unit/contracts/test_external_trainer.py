@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
+from contracts.encoding.wire import decode, encode
 from contracts.errors import InvalidInput
+from contracts.spec import JobSpec
+from contracts.spec_submission import check_submitted
 from tests.builders import job_spec
+from tests.refusals import refusal_of
 
 
 def external(**changes: Any) -> Any:
@@ -35,3 +39,13 @@ def test_an_external_trainer_may_have_groups_of_one_and_columns_that_no_loss_of_
     spec = external(rollout__group_size=1, stages=[{"type": "reference"}])
     assert spec.trainer.external
     assert spec.stage_plan.stages[0].name == "reference"
+
+
+def test_a_job_that_has_the_default_loss_of_an_earlier_release_is_read_and_a_new_one_that_names_it_is_refused() -> None:
+    earlier = external(algorithm={"loss": "grpo"})
+    assert decode(encode(earlier), JobSpec) == earlier
+    check_submitted(external())
+    with refusal_of("algorithm.loss", match="a process of your own decides it"):
+        check_submitted(earlier)
+    with pytest.raises(InvalidInput, match=r"algorithm\.loss has no effect"):
+        external(algorithm={"loss": "bnpo"})
