@@ -115,7 +115,7 @@ def test_each_mini_batch_has_a_step_and_one_whose_batches_are_dead_has_none() ->
     stepped = step(held, iteration)
     assert held.said[1:-3] == ["step", "trained part 2 again", "last step, published"]
     assert len(stepped.metrics.updates) == 2
-    assert stepped.scaling.count == 2 * len(iteration.stats[0].rewards)
+    assert stepped.scaling.count == sum(one.num_tokens for one in iteration.stats)
 
 
 def test_the_sums_of_an_iteration_held_what_was_trained_for_it_or_nothing_is_announced() -> None:
