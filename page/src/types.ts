@@ -11,6 +11,7 @@ export interface AlgorithmSpec {
   gae_lambda?: number;
   discount?: number;
   value_coefficient?: number;
+  whiten_advantages?: boolean;
   value_clip?: number;
   reward_clip?: number;
   credit: ("trajectory" | "turn");
@@ -343,6 +344,7 @@ export interface GeneratorSeen {
   batches: string[];
   loading_weights: string[];
   rejected_weights: string;
+  unfit_weights: string;
   awake_for: string;
   engine: string;
   wrong_engine: string[];
@@ -684,6 +686,7 @@ export interface OptimizerSpec {
   type: ("adamw" | "adamw_8bit" | "muon");
   groups?: ParameterGroup[];
   learning_rate: number;
+  critic_learning_rate_factor?: number;
   beta1: number;
   beta2: number;
   epsilon: number;
@@ -1122,7 +1125,7 @@ export interface TrainerSpec {
   on_mismatch: ("fail" | "warn");
   kl_alarm?: number;
   entropy_alarm?: number;
-  stop_on?: ("entropy_gone" | "gradient_dead" | "groups_equal" | "kl_high" | "lag_too_large" | "mismatch_high" | "reward_collapsed" | "score_collapsed" | "truncations_rising")[];
+  stop_on?: ("completions_cut" | "completions_unscorable" | "entropy_gone" | "gradient_dead" | "groups_equal" | "kl_high" | "lag_too_large" | "mismatch_high" | "mismatch_unusual" | "reward_collapsed" | "score_collapsed" | "truncations_rising")[];
   gradient_checkpointing: boolean;
   lora: (LoraSpec | null);
   external: boolean;
