@@ -214,7 +214,7 @@ def measure(case: Case, folder: Path, *, repeats: int) -> dict[str, Any]:
 
     def iteration() -> tuple[float, float, float]:
         started_s = time.process_time()
-        flops = sum(learner.train(batch).stats.cost.flops for batch in batches)
+        flops = sum(learner.train(batch).stats.cost.flops or 0.0 for batch in batches)
         trained_s = time.process_time()
         learner.step(step)
         return flops, trained_s - started_s, time.process_time() - trained_s

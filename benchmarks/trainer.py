@@ -172,7 +172,7 @@ def job_spec(arguments: argparse.Namespace, packing: Packing) -> JobSpec:
 def onbeat_contender(learner: Learner, *, num_responses: int) -> Contender:
     return Contender(
         name=learner.spec.trainer.packing,
-        train=lambda batch: learner.train(batch).stats.cost.flops,
+        train=lambda batch: learner.train(batch).stats.cost.flops or 0.0,
         step=lambda: learner.step(
             OptimizerStep(iteration=0, divisor=float(num_responses), learning_rate=LEARNING_RATE, is_last=True)
         ),
