@@ -106,7 +106,7 @@ bench-experience: $(STAMP)
 	.venv-tq/bin/python -m pip install -q 'TransferQueue==0.1.11'
 	$(BIN)/onbeat bench experience --transfer-queue .venv-tq/bin/python
 
-# Requests against a real gateway by schemathesis, which has an environment of its own, and damaged bytes against every
+# Requests against a real gateway by schemathesis, which has an environment of its own, texts whose cost is not their length, and damaged bytes against every
 # decoder: about ten minutes.
 fuzz: $(STAMP)
 	test -x .venv-fuzz/bin/python || $(PYTHON) -m venv .venv-fuzz
