@@ -305,7 +305,7 @@ def test_a_prompt_that_ends_with_the_assistant_s_words_is_refused(
             "save the file as",
         ),
         (b"PAR1....PAR1", "is a parquet file, not a file of JSON lines", 'dataset.type = "huggingface"'),
-        (gzip.compress(ROW.encode()), "is compressed by gzip", "gzip -d"),
+        (gzip.compress(ROW.encode(), mtime=0), "is compressed by gzip", "gzip -d"),
         (b"\n[" + ROW.encode() + b"]", r"rows\.jsonl:2: the line is a list, not an object", "jq -c"),
         (b"42", r"rows\.jsonl:1: the line is a JSON value, but no object", "one JSON object a line"),
         (ROW.encode() + b"\n{", r"rows\.jsonl:2: the line is no JSON: ", "one JSON object a line"),
