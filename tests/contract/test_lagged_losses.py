@@ -106,8 +106,8 @@ TIS_EQUATION: dict[str, Any] = {"correction": "tis", "w_high": 1.1}
 AGAINST_SAMPLER = {"correction": "none", "old_policy": "generator"}
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dual clip": (
-        AGAINST_SAMPLER | NARROW | {"clip_max": 1.05},
-        {"old_is_generator": True, "eps_low": 0.02, "eps_high": 0.03, "c": 1.05},
+        AGAINST_SAMPLER | NARROW | {"loss": "grpo", "clip_max": 1.05},
+        {"loss": "grpo", "old_is_generator": True, "eps_low": 0.02, "eps_high": 0.03, "c": 1.05},
     ),
     "off-policy mask": (
         TIS | {"loss": "dapo", "off_policy_mask_threshold": 0.02},
@@ -188,7 +188,7 @@ def drawn(policy: Policy, prompt: list[int], length: int, draw: torch.Generator)
 
 def train_one_step(pair: tuple[Policy, Policy], batch: RolloutBatch) -> None:
     """Makes the next version, far enough from the last that weights leave their bounds."""
-    spec, policy = job_spec(), pair[0]
+    spec, policy = job_spec(algorithm__loss="grpo"), pair[0]
     accumulator = ExactAccumulator(policy.trained_parameters(), max_micro_batches=2)
     stats, _ = train_micro_batch(policy, batch, reference=None, spec=spec, accumulator=accumulator)
     move(policy, total(policy, [stats], spec, accumulator), VERSION_STEP)
