@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,16 +24,19 @@ from contracts.encoding.wire import decode_json, encode_json
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec import JobSpec, ModelSpec
 from contracts.spec_tables.root import SpecRoot
+from contracts.spec_tables.trainer import LoraSpec
 from onbeat import cli
 from onbeat.audit.weights import digest_of
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.transports import make_publisher
-from onbeat_extras.runs.exported.export import Exported, export
+from onbeat_extras.runs.exported.export import Exported, _check_peft_reads, export
 from tests.builders import job_spec, tiny_model_folder
 from tests.e2e.stand_in_gateway import KEY, fake_gateway
+from tests.families import MIXTURES, family_folder
 from tests.publishing import publish
+from tests.refusals import refusal_of
 
 LORA = {"trainer__lora": {"rank": 4, "alpha": 8.0}}
 
@@ -219,6 +223,25 @@ def test_adapters_are_exported_merged_or_as_peft_loads_them(tmp_path: Path, keep
     assert are_same(matrices, run.policy.state_tensors())
     tokens = torch.tensor([[5, 6, 7, 8]])
     assert torch.equal(model(tokens).logits, run.policy.model(tokens).logits)
+
+
+TRANSLATED = frozenset({"glm4_moe", "deepseek_v3"})
+"""Mixtures with dense layers too, whose names peft takes for those of the experts."""
+
+
+@pytest.mark.parametrize("family", [*sorted(MIXTURES), "llama", "gemma4_text"])
+def test_adapters_that_peft_would_put_into_other_layers_are_not_exported(tmp_path: Path, family: str) -> None:
+    folder = family_folder(tmp_path, family)
+    policy = load_policy(ModelSpec(path=family), model_root=SpecRoot(tmp_path), gradient_checkpointing=False)
+    adapters = policy.with_adapters(LoraSpec(rank=2), seed=0).adapters
+    assert adapters is not None
+    check = partial(_check_peft_reads, sorted(adapters.layers), rank=2, model_folder=folder)
+    if family not in TRANSLATED:
+        check()
+        return
+    with refusal_of("--adapters") as refusal:
+        check()
+    assert "peft would not load the adapters into the layers that they were trained in" in str(refusal.value)
 
 
 def test_a_model_has_no_adapters_to_export(run: Run, tmp_path: Path) -> None:
