@@ -131,7 +131,10 @@ def _version_of_torch() -> str:
 
 
 def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "onbeat"
+    """Returns the user's folder of caches. Of a user without a home, as in some containers, it can't be written."""
+    home = os.path.expanduser("~")
+    nowhere = os.devnull
+    return Path(os.environ.get("XDG_CACHE_HOME") or (nowhere if home == "~" else f"{home}/.cache")) / "onbeat"
 
 
 def _read(path: Path) -> dict[str, ProductSpeed]:

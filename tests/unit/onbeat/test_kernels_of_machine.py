@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,18 @@ def test_a_folder_that_cannot_be_written_costs_the_memory_of_this_process_alone(
     (tmp_path / "file").write_text("")
     measurements.append(FAST)
     assert [matmul_of_machine(tmp_path / "file" / "speed.json") for _ in range(2)] == ["onednn"] * 2
+
+
+def test_a_user_without_a_home_has_the_choice_too(
+    measurements: list[ProductSpeed], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("")
+    measurements.append(FAST)
+    assert matmul_of_machine() == "onednn"
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as of a user that no data base has
+    assert kernels_of_machine._user_cache() == Path("/dev/null/onbeat")
 
 
 def test_a_job_has_the_choice_in_its_spec_and_its_own_key_overrides_it(measurements: list[ProductSpeed]) -> None:
