@@ -202,8 +202,8 @@ def _idle_masks(spec: JobSpec) -> Refusals:
     if algorithm.correction != "icepop":
         problem = f"a geometric mean is no weight, which {algorithm.correction} needs: it only leaves responses out"
         yield "algorithm.correction_level", problem, 'set correction = "icepop", or correction_level = "sequence"'
-    elif algorithm.correction_high is None:
-        problem = 'it has to be set with correction_level = "geometric": a response\'s mean hardly leaves 1'
+    elif algorithm.correction_high is None or algorithm.correction_high == 1.0:
+        problem = 'it has to be set above 1 with correction_level = "geometric": a response\'s mean hardly leaves 1'
         yield "algorithm.correction_high", problem, "set it near 1, as to 1.001"
 
 

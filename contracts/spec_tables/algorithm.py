@@ -344,5 +344,5 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
                 f'correction_level = "token" would undo the one ratio of loss = "{self.loss_name}"; '
                 'set correction_level = "sequence"'
             )
-        if self.correction == "icepop" and low == high:
+        if self.correction == "icepop" and low == high and self.correction_low is not None:
             yield "correction_low and correction_high leave no room; lower correction_low or raise correction_high"

@@ -17,10 +17,10 @@ from consumer.gradient.losses.plugin import load_loss
 from consumer.gradient.losses.terms import (
     ESTIMATORS,
     correction_weights,
+    estimate_weight,
     far_responses,
     k3,
     reverse_kl,
-    weighed_estimate,
 )
 from contracts.spec_tables.algorithm import AlgorithmSpec, PluginLoss
 
@@ -133,9 +133,8 @@ def micro_batch_loss(
     divergence = _divergence(tokens, algorithm)
     if divergence is not None and algorithm.weighs_kl:
         # The ratio is 1 in an iteration's first step, and yet changes the gradient: it has one of its own.
-        sampled_loss = sampled_loss + algorithm.kl_coefficient * weighed_estimate(
-            inputs.log_ratio(), divergence, estimator=algorithm.kl_estimator
-        )
+        weight = estimate_weight(inputs.log_ratio(), algorithm.kl_estimator)
+        sampled_loss = sampled_loss + algorithm.kl_coefficient * weight * divergence
     if tokens.teacher is not None and tokens.divergence is None:
         # It is a mean over what was sampled, like the policy term: what weighs samples weighs both.
         to_teacher = reverse_kl(inputs.log_ratio(), tokens.policy, tokens.teacher)

@@ -10,7 +10,7 @@ and Munos, arXiv 2506.09477). By hand, with E over what pi samples and g = grad 
     E[grad k2] = E[(p - q) g] = grad KL(pi || pi_ref)
     E[grad k3] = E[g - e^(q - p) g] = -E_ref[g] = grad KL(pi_ref || pi)
 
-Weighed by the policy ratio, whose own gradient is rho g (`weighed_estimate`), each has that of KL(pi || pi_ref),
+Weighed by the policy ratio, whose own gradient is rho g (`estimate_weight`), each has that of KL(pi || pi_ref),
 whichever policy sampled, if rho is against that one:
 
     grad (rho k1) = rho (p - q + 1) g,    grad (rho k3) = grad (sg(rho) k2) = rho (p - q) g
@@ -44,15 +44,15 @@ def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 ESTIMATORS: dict[Literal["k1", "k2", "k3"], Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 
 
-def weighed_estimate(log_ratio: Tensor, estimate: Tensor, *, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
-    """Weighs an estimate of KL(pi || pi_ref) so that its gradient is that divergence's: DeepSeek-AI, arXiv 2512.02556,
-    section 3.1, for k3.
+def estimate_weight(log_ratio: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
+    """Returns the weight [R, T] of an estimate of KL(pi || pi_ref) with which its gradient is that divergence's:
+    DeepSeek-AI, arXiv 2512.02556, section 3.1, for k3.
 
-    log_ratio: [R, T] log rho, whose gradient it has (`LossInputs.log_ratio`); estimate: [R, T].
+    log_ratio: [R, T] log rho, whose gradient the weight has (`LossInputs.log_ratio`).
     """
     ratio = log_ratio.exp()
     # k2's own gradient is the divergence's; the ratio's would add rho k2 g to it.
-    return (ratio.detach() if estimator == "k2" else ratio) * estimate
+    return ratio.detach() if estimator == "k2" else ratio
 
 
 def reverse_kl(log_ratio: Tensor, logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor:

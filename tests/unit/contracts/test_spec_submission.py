@@ -151,6 +151,7 @@ def hosts(**changes: Any) -> dict[str, Any]:
         (masks(correction="tis", correction_high=1.01), "algorithm.correction_level", "is no weight, which tis needs"),
         (LAG | masks(correction="decoupled_ppo"), "algorithm.correction_level", "it only leaves responses out"),
         (masks(correction="icepop"), "algorithm.correction_high", "hardly leaves 1"),
+        (masks(correction="icepop", correction_high=1.0), "algorithm.correction_high", "hardly leaves 1"),
         ({"optimizer__critic_learning_rate_factor": 2.0}, "optimizer.critic_learning_rate_factor", "trains no critic"),
         (CRITIC | ALONE, "rollout.prompts_per_batch", "has its own tokens alone to whiten them by"),
         (hosts(least=2, regroup_s=30.0), "trainer.hosts.regroup_s", "least hosts are the most"),
