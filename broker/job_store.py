@@ -58,14 +58,23 @@ class JobStore:
         self._redis: Any = broker.redis
 
     def create(
-        self, spec: JobSpec, *, owner: str = "", idempotency_key: str = "", **limits: int | None
+        self,
+        spec: JobSpec,
+        *,
+        owner: str = "",
+        idempotency_key: str = "",
+        submitted: JobSpec | None = None,
+        **limits: int | None,
     ) -> tuple[str, bool]:
         """Creates a job. Answers only after the write is on disk, where the server can tell.
 
         Args:
             spec: What the job is.
             owner: The name of the key that submits it; "" for a job that no gateway submits.
-            idempotency_key: A repeat with the same key and spec is answered with the job of before, and needs no room.
+            idempotency_key: A repeat of the same owner with the same key and submitted spec is answered with the job of
+                before, and needs no room.
+            submitted: The spec as its client sent it, by which a repeat is recognised; None: `spec`. What a gateway
+                adds, as digests of files, may be another when the client sends the same again.
             limits: Of NO_LIMITS, those that hold: `max_jobs`; `max_spec_bytes`, of all specs together; and
                 `max_own_jobs` and `max_own_spec_bytes`, the same of the owner.
 
@@ -76,11 +85,14 @@ class JobStore:
             Conflict: The idempotency key was used for another spec, or the job would be beyond a limit.
         """
         body = encode(spec)
+        body_digest = hashlib.blake2b(encode(submitted or spec), digest_size=16).hexdigest()
+        # An Idempotency-Key has no space: no owner can make up another one's reservation.
+        reservation = f"{owner} {idempotency_key}" if owner and idempotency_key else idempotency_key
         for _ in range(CREATIONS):
             job_id = f"job-{uuid.uuid4().hex[:12]}"
-            if idempotency_key:
-                job_id = self._reserve(idempotency_key, job_id, hashlib.blake2b(body, digest_size=16).hexdigest())
-            outcome = self._create(job_id, body, owner, idempotency_key, **limits)
+            if reservation:
+                job_id = self._reserve(reservation, job_id, body_digest)
+            outcome = self._create(job_id, body, owner, reservation, **limits)
             if outcome != b"removed":
                 self._broker.durability.persisted()
                 return job_id, outcome == b"created"

@@ -38,7 +38,7 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:changes | stream, an entry when a job came, is to end, or has gone | job store | consumers | newest 100 |
 | onbeat:journal | stream, who changed which job | gateway | gateway | newest 10,000 |
 | onbeat:owners | hash, jobs of each key, bytes of their specs | job store | job store | for ever |
-| onbeat:idempotency:K | string, job id and body digest | gateway | gateway | 24 h |
+| onbeat:idempotency:K | string, job id and digest of the spec; K: owner and client's key | gateway | gateway | 24 h |
 | onbeat:persisted | string | job store, trainer | WAITAOF | for ever |
 | onbeat:role:R | never there | none | `acl_check_cmd` of the scripts: a user that may read it has role R | never |
 | onbeat:S:generators | hash, generator id → ms, GeneratorSeen | generators | status | heartbeat |

@@ -133,12 +133,13 @@ async def resume(request: Request, job_id: OwnJob, services: HasServices, caller
 
 def _create(services: Services, spec: JobSpec, key: str, owner: str) -> tuple[JobStatus, bool]:
     """Returns the job's status, and True if it is new. Raises Problem, InvalidInput, Conflict or Unavailable."""
-    spec = submission.with_matmul(_checked(services, spec), services.settings)
     settings = services.settings
+    accepted = submission.with_matmul(_checked(services, spec), settings)
     job_id, is_new = services.jobs.create(
-        spec,
+        accepted,
         owner=owner,
         idempotency_key=key,
+        submitted=spec,
         max_jobs=settings.max_jobs,
         max_spec_bytes=settings.max_specs_mb * 2**20,
         # In a stack without other keys all people have the operator's: it has the bounds of all jobs alone.

@@ -29,6 +29,7 @@ from contracts.rollouts import PromptBatch
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from gateway import submission
 from gateway.app import create_app
 from gateway.services import Services
 from onbeat.stack.redis import EmbeddedRedis
@@ -125,6 +126,23 @@ def test_the_same_idempotency_key_answers_the_same_job_once_and_refuses_another_
     assert (first.status_code, again.status_code, other.status_code) == (201, 200, 409)
     assert again.json()["job_id"] == first.json()["job_id"]
     assert other.json()["field"] == "Idempotency-Key"
+
+
+def multiplied_by(matmul: Any, spec: JobSpec, _settings: StackSettings) -> JobSpec:
+    return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, matmul=matmul))
+
+
+def test_a_submission_that_is_sent_again_is_answered_though_what_the_gateway_adds_is_another(
+    ask: Callable[..., httpx.Response], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the reward service was away at first, and named no package; or a file has moved since."""
+    headers = JSON | {"Idempotency-Key": uuid.uuid4().hex}
+    answers: list[httpx.Response] = []
+    for matmul in ("torch", "onednn"):
+        monkeypatch.setattr(submission, "with_matmul", partial(multiplied_by, matmul))
+        answers.append(ask("POST", "/v1/jobs", content=encode_json(job_spec()), headers=headers))
+    assert [answer.status_code for answer in answers] == [201, 200]
+    assert answers[0].json()["job_id"] == answers[1].json()["job_id"]
 
 
 def changed(path: str, value: object) -> bytes:

@@ -98,8 +98,8 @@ def job_of(app: FastAPI, key: str) -> str:
     return answer.json()["job_id"]
 
 
-def submitted(app: FastAPI, key: str) -> httpx.Response:
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+def submitted(app: FastAPI, key: str, **headers: str) -> httpx.Response:
+    headers |= {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     return asked(app, "POST", "/v1/jobs", headers=headers, content=encode_json(job_spec()))
 
 
@@ -120,6 +120,17 @@ def test_a_key_changes_its_own_jobs_and_the_scope_admin_all(app: FastAPI, keys: 
     assert ask(app, of_admin, "POST", f"/v1/jobs/{job_id}/resume").json()["state"] == "queued"
     assert ask(app, "test-key", "POST", f"/v1/jobs/{job_id}/cancel").json()["state"] == "cancelled"
     assert ask(app, own, "DELETE", f"/v1/jobs/{job_id}").status_code == 204
+
+
+def test_two_keys_with_the_same_idempotency_key_have_a_job_each(app: FastAPI, keys: Path, ann: str) -> None:
+    once = {"Idempotency-Key": uuid.uuid4().hex}
+    own, other = add(keys, ann, "submit"), add(keys, f"not-{ann}", "submit")
+    answers = [submitted(app, key, **once) for key in (own, other, "test-key", own)]
+    assert [answer.status_code for answer in answers] == [201, 201, 201, 200]
+    first, of_other, of_operator, again = (answer.json() for answer in answers)
+    assert again["job_id"] == first["job_id"]
+    assert len({first["job_id"], of_other["job_id"], of_operator["job_id"]}) == 3
+    assert [first["owner"], of_other["owner"], of_operator["owner"]] == [ann, f"not-{ann}", "the operator"]
 
 
 def test_every_endpoint_that_changes_a_job_asks_whose_it_is(app: FastAPI) -> None:
