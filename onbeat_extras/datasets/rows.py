@@ -20,9 +20,9 @@ from onbeat.prompts.examples import Example, ExampleSets, Request
 from onbeat.prompts.file_rows import PlacedRow
 from onbeat.rendering.tool_calls import content_of
 from onbeat_extras.datasets.held_out import check_held_out, disjoint
-from onbeat_extras.datasets.line_files import read_lines
-from onbeat_extras.datasets.row import READ_COLUMNS, read_row, value_at
-from onbeat_extras.datasets.row_refusals import RowFault, missing_further, refused
+from onbeat_extras.datasets.reading.line_files import read_lines
+from onbeat_extras.datasets.reading.row import READ_COLUMNS, read_row, value_at
+from onbeat_extras.datasets.reading.row_refusals import RowFault, missing_further, refused
 
 Reader = Callable[[Path, str], Iterator[PlacedRow]]
 """(file or folder, field of the spec) → its rows in order. Raises InvalidInput, OSError."""

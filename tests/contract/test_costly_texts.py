@@ -26,7 +26,7 @@ DEMO_MODEL = Path(__file__).parents[2] / "configs" / "models" / "two-digit-addit
 NUM_PATTERNS = int(os.environ.get("FUZZ_EXAMPLES", "48"))
 DECODE_CPU_S = 0.25
 CHECK_CPU_S = 1.0
-"""Of one text, in processor time, which other work doesn't lengthen; faults took from seconds to minutes."""
+"""The processor time of one text, which other work doesn't lengthen; faults took from seconds to minutes."""
 
 
 @pytest.mark.parametrize(("kind", "pattern"), drawn(PATTERNS, NUM_PATTERNS, seed=51))

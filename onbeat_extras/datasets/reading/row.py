@@ -20,7 +20,7 @@ from contracts.environments.messages import Message, Role, ToolCall
 from contracts.spec_tables.datasets import RowColumns
 from onbeat.prompts.file_rows import PlacedRow
 from onbeat.rendering.tool_calls import content_of
-from onbeat_extras.datasets.row_refusals import RowFault, missing
+from onbeat_extras.datasets.reading.row_refusals import RowFault, missing
 
 READ_COLUMNS = ("prompt", "messages", "reference", "completion", "task_entry")
 """Keys of `dataset.columns` whose columns an example is made of."""

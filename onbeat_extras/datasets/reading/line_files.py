@@ -11,7 +11,7 @@ import msgspec
 
 from contracts.errors import InvalidInput
 from onbeat.prompts.file_rows import MAX_ROW_BYTES, PlacedRow
-from onbeat_extras.datasets.row_refusals import LINE_CURE
+from onbeat_extras.datasets.reading.row_refusals import LINE_CURE
 
 OTHER_ENCODINGS = {
     # The mark of UTF-32-LE begins with that of UTF-16-LE, so it is looked for first.
