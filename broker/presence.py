@@ -129,6 +129,11 @@ class StagePresence(_Board[StageWorkerSeen]):
         absent = [stage for stage in stages if not any(worker.is_for(job_id, stage) for worker in live)]
         return {stage.name: _awaited(f"{job_id}/{stage.name}", stage, live) for stage in absent}
 
+    def left_alone(self, job_id: str, stages: Sequence[StageSpec]) -> frozenset[str]:
+        """Returns the names of the stages that a live worker would serve and can't, for the reason that it gives."""
+        reasons = {name for worker in self.live() for name in worker.leaves_alone}
+        return frozenset(stage.name for stage in stages if f"{job_id}/{stage.name}" in reasons)
+
 
 def compare(services: Iterable[Dependency], own_id: str, live: Sequence[WorkerSeen]) -> None:
     """Tells each of a process' services how the other processes fare with it. live: own_id's last beat among them."""

@@ -33,7 +33,10 @@ CURE = (
     "start one with `python -m producer`, raise timeouts.no_generator_s, or let any engine serve the job: "
     "deterministic = false"
 )
+CURE_OF_LEFT_JOB = "fix that, and `onbeat resume` goes on; raise timeouts.no_generator_s to have more time for it"
+"""A live generator says why it leaves the job alone; another one like it would do the same."""
 CURE_OF_STAGE = "start one, as by `onbeat up --stage-workers 1`, or raise timeouts.no_stage_worker_s"
+CURE_OF_LEFT_STAGE = "fix that, and `onbeat resume` goes on; raise timeouts.no_stage_worker_s to have more time for it"
 CURE_OF_EXTERNAL = "start your process that serves it (docs/extend.md), or raise timeouts.no_stage_worker_s"
 CURE_OF_SERVICE = "start it, or raise timeouts.dependency_s; `onbeat resume` goes on from the newest checkpoint"
 
@@ -115,7 +118,9 @@ class GeneratorWatch:
         awaited: dict[str, Awaited] = {}
         timeouts = self.spec.timeouts
         if not able:
-            awaited["generator"] = awaited_generator(live, self.job_id, self.kind), timeouts.no_generator_s, CURE
+            is_left_alone = any(self.job_id in generator.leaves_alone for generator in live)
+            cure = CURE_OF_LEFT_JOB if is_left_alone else CURE
+            awaited["generator"] = awaited_generator(live, self.job_id, self.kind), timeouts.no_generator_s, cure
         if missed := missed_by_all(able, (REWARD_SERVICE,)):
             awaited["service"] = missed, timeouts.dependency_s, CURE_OF_SERVICE
         self.unfit = self._unfit(live)
@@ -182,10 +187,12 @@ class StageWatch:
         with_work = set(self.with_work(iteration))
         stages = [stage for stage in self.spec.stages if stage.name in with_work]
         unserved, missed = (ask(self.job_id, stages) for ask in (self.presence.unserved, self.presence.missed))
+        left_alone = self.presence.left_alone(self.job_id, stages) if unserved else frozenset()
         awaited: dict[tuple[str, str], Awaited] = {}
         for stage in stages:
             if stage.name in unserved:
                 cure = CURE_OF_EXTERNAL if isinstance(stage, ExternalStage) else CURE_OF_STAGE
+                cure = CURE_OF_LEFT_STAGE if stage.name in left_alone else cure
                 awaited[stage.name, "worker"] = unserved[stage.name], timeouts.no_stage_worker_s, cure
             if stage.name in missed:
                 what = f"{missed[stage.name]}: stage {stage.name} needs it"
@@ -200,4 +207,6 @@ def _wait_for(awaited: Mapping[K, Awaited], waiting: dict[K, Waiting], clock: Ca
     for key, (what, deadline_s, cure) in awaited.items():
         if key not in waiting:
             waiting[key] = Waiting(what, deadline_s=deadline_s, cure=cure, clock=clock)
+        # Where no generator lives yet the cure is another than where one that came says what it lacks.
+        waiting[key].cure = cure
         waiting[key].poke(what)

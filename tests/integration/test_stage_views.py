@@ -64,6 +64,8 @@ def test_a_stage_that_the_worker_of_its_type_leaves_alone_is_served_by_none_and_
     assert seen_by.unserved(job.job_id, [second, judge]) == {
         "judge": f"a live worker of stage judge; {worker} leaves it alone: judge.model: no folder `m`"
     }
+    assert seen_by.left_alone(job.job_id, [second, judge]) == {"judge"}
+    assert seen_by.left_alone("third", [second, judge]) == frozenset()
     StagePresence(job.brokers["stage"]).leave(worker)
 
 

@@ -162,7 +162,24 @@ def test_generators_that_leave_the_job_alone_count_as_absent_and_their_reason_en
     watch = board.watch(deadline_s=2 * LOOK_EVERY_S, deterministic=deterministic)
     told = board.looks(watch, [alone, alone], [alone, {}], [alone, alone], [alone, alone])
     assert told[0] == {"job/weights/v000022"}, "its trainer looks after the version all the same"
-    with pytest.raises(DeadlineExceeded, match="g0 leaves it alone: version 22 is not at /mnt"):
+    with pytest.raises(DeadlineExceeded, match="g0 leaves it alone: version 22 is not at /mnt") as late:
+        watch.check()
+    assert "(fix that, and `onbeat resume` goes on;" in str(late.value)
+    assert "start one" not in str(late.value), "another generator would leave it alone for the same reason"
+
+
+def test_the_cure_is_of_what_is_missing_at_the_deadline_not_of_what_was_missing_at_first() -> None:
+    """A generator is killed, and the one that replaces it finds that the model's folder has changed."""
+    alone = {"leaves_alone": {"job": "generation_config.json has changed (put it back)"}}
+    board = Board()
+    watch = board.watch(deadline_s=2 * LOOK_EVERY_S)
+    board.looks(watch, [], [alone])
+    with pytest.raises(DeadlineExceeded, match=r"has changed \(put it back\) \(fix that, and `onbeat resume` goes on;"):
+        watch.check()
+    board = Board()
+    watch = board.watch(deadline_s=2 * LOOK_EVERY_S)
+    board.looks(watch, [alone], [])
+    with pytest.raises(DeadlineExceeded, match=r"for a live generator \(start one with `python -m producer`"):
         watch.check()
 
 

@@ -37,6 +37,10 @@ class Played:
         names = [stage.name for stage in stages if stage.name in self.absent]
         return {name: f"a live worker of stage {name}{self.why}" for name in names}
 
+    def left_alone(self, job_id: str, stages: Sequence[StageSpec]) -> frozenset[str]:
+        assert job_id == "job"
+        return frozenset(stage.name for stage in stages if self.why)
+
     def missed(self, job_id: str, stages: Sequence[StageSpec]) -> dict[str, str]:
         assert job_id == "job"
         return {one.name: self.judge_is for one in stages if self.judge_is and one.kind == "llm_judge"}
@@ -74,8 +78,10 @@ def test_the_reason_that_a_worker_gives_at_last_is_the_one_that_is_named() -> No
     watch = played.watch(staged_spec())
     played.wait(watch, 30.0)
     played.why = "; w1 leaves it alone: model.path: no folder `/models/m`"
-    with pytest.raises(DeadlineExceeded, match="stage reference; w1 leaves it alone: model"):
+    with pytest.raises(DeadlineExceeded, match="stage reference; w1 leaves it alone: model") as late:
         played.wait(watch, 40.0)
+    assert "(fix that, and `onbeat resume` goes on;" in str(late.value)
+    assert "start one" not in str(late.value), "another worker would leave it alone for the same reason"
 
 
 def test_one_of_ones_own_is_named_with_its_own_cure() -> None:
