@@ -119,7 +119,7 @@ def _cut(history: History) -> str:
     if min(now, began) < MOST or are_meant_to_be or history.is_solved:
         return ""
     limit = f"rollout.sampling.max_new_tokens = {sampling.max_new_tokens}"
-    return f"{now:.0%} of the completions reach {limit}, {began:.0%} at first"
+    return f"{now:.0%} of the completions reach {limit}, {began:.0%} in the first iterations"
 
 
 def _unscorable(history: History) -> str:

@@ -212,7 +212,7 @@ SHORT: dict[str, Any] = {"rollout__sampling": {"max_new_tokens": 12}, "iteration
         (
             {"truncated_share": 1.0},
             "completions_cut",
-            "100% of the completions reach rollout.sampling.max_new_tokens = 12, 100% at first",
+            "100% of the completions reach rollout.sampling.max_new_tokens = 12, 100% in the first iterations",
         ),
         (
             {"num_unscorable": 1024},
