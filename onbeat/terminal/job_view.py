@@ -103,7 +103,7 @@ def event_line(event: events.JobEvent, progress: JobProgress) -> str:
         found = event.score
         greedy = f", greedy {score(found.greedy)}" if found.greedy is not None else ""
         return (
-            f"held-out accuracy under version {found.policy_version}: sampled {score(found.sampled)}{greedy}"
+            f"held-out reward under version {found.policy_version}: sampled {score(found.sampled)}{greedy}"
             f"{passes_in_words(found)} ({plural(found.num_prompts, 'prompt')})"
         )
     if isinstance(event, events.StateChanged):

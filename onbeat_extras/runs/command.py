@@ -73,7 +73,7 @@ def summary_panel(summary: DemoSummary) -> Panel:
         greedy = f"greedy {score(summary.eval_before_greedy)} → {score(summary.eval_after_greedy)}"
         rest = f"   {greedy}   on {plural(summary.eval_prompts, 'prompt')}"
         sampled = f"sampled {score(summary.eval_before)} → "
-        table.add_row("held-out accuracy", Text.assemble(sampled, (score(summary.eval_after), "bold"), rest))
+        table.add_row("held-out reward", Text.assemble(sampled, (score(summary.eval_after), "bold"), rest))
     table.add_row("reward", f"{score(summary.reward_first)} → {score(summary.reward_last)}")
     for problem in summary.health:
         table.add_row("health", Text(f"{problem.in_words}; {problem.cure}", "red"))
