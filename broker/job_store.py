@@ -107,7 +107,7 @@ class JobStore:
         outcome, *rest = self._broker.run(
             "create_job",
             body,
-            encode(StateChanged(at_s=now_s, state=JobState.QUEUED, by=owner)),
+            encode(StateChanged(at_s=now_s, state=JobState.QUEUED, by=owner or UNSET)),
             job=job_id,
             state=JobState.QUEUED.value,
             created_s=now_s,
@@ -249,7 +249,7 @@ class JobStore:
         }
         outcome, *current = self._broker.run(
             "set_state",
-            encode(StateChanged(at_s=now_s, state=state, reason=reason, by=by)),
+            encode(StateChanged(at_s=now_s, state=state, reason=reason, by=by or UNSET)),
             job=job_id,
             num_slots=self._num_slots(job_id),
             state=state.value,
@@ -339,7 +339,7 @@ class JobStore:
         if after.iterations != before.iterations:
             horizons = encode({0: before.iterations, **self.horizons(job_id), num_trained: after.iterations})
         changes = changes_in_words(before, after)
-        event = encode(StateChanged(at_s=time.time(), state=JobState.QUEUED, by=by, changes=changes))
+        event = encode(StateChanged(at_s=time.time(), state=JobState.QUEUED, by=by or UNSET, changes=changes or UNSET))
         answer = self._broker.run(
             "resume_job",
             body,

@@ -220,10 +220,10 @@ class Event(Record, tag_field="type", frozen=True, kw_only=True):
 class StateChanged(Event, tag="state_changed", frozen=True, kw_only=True):
     state: JobState
     reason: str = ""
-    by: str = ""
-    """The name of the key that submitted, cancelled or resumed the job; "" of what happened by itself."""
-    changes: tuple[str, ...] = ()
-    """What a resume changed of the spec: `iterations: 100 → 200`."""
+    by: str | UnsetType = UNSET
+    """The name of the key that submitted, cancelled or resumed the job; left out of what happened by itself."""
+    changes: tuple[str, ...] | UnsetType = UNSET
+    """What a resume changed of the spec, where it did: `iterations: 100 → 200`."""
 
 
 class TrainerStarted(Event, tag="trainer_started", frozen=True, kw_only=True):

@@ -44,7 +44,8 @@ MEASURES_WITHIN_S = 60.0
 
 log = logging.getLogger(__name__)
 _guard = Lock()
-_known: dict[str, ProductSpeed] = {}
+_known: dict[str, ProductSpeed | None] = {}
+"""By kind of machine, what this process knows; None where a measurement failed, which isn't tried again."""
 
 
 class ProductSpeed(Record, frozen=True, kw_only=True):
@@ -73,20 +74,25 @@ def matmul_of_machine(cache: Path | None = None) -> Matmul:
     path = cache or _user_cache() / "product-speed.json"
     kind = kind_of_machine()
     with _guard:  # a second submission waits for the measurement of the first
-        speed = _known.get(kind) or _read(path).get(kind)
-        if speed is None:
-            speed = _measured_by_a_child()
-            if speed is None:
-                return "torch"
-            _write(path, {**_read(path), kind: speed})
-            log.info(
-                "float32 products: %.0f GFLOP/s a core by torch's library, %.0f by oneDNN; jobs multiply by %s",
-                speed.torch_flop_s / 1e9,
-                speed.onednn_flop_s / 1e9,
-                speed.matmul,
-            )
-        _known[kind] = speed
-    return speed.matmul
+        if kind not in _known:
+            _known[kind] = _read(path).get(kind) or _measured_now(path, kind)
+        speed = _known[kind]
+    return "torch" if speed is None else speed.matmul
+
+
+def _measured_now(path: Path, kind: str) -> ProductSpeed | None:
+    """Measures by a child process, and remembers what came of it in the file; None where that fails."""
+    speed = _measured_by_a_child()
+    if speed is None:
+        return None
+    _write(path, {**_read(path), kind: speed})
+    log.info(
+        "float32 products: %.0f GFLOP/s a core by torch's library, %.0f by oneDNN; jobs multiply by %s",
+        speed.torch_flop_s / 1e9,
+        speed.onednn_flop_s / 1e9,
+        speed.matmul,
+    )
+    return speed
 
 
 def kind_of_machine() -> str:

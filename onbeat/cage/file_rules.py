@@ -163,7 +163,7 @@ def readable_places(added: Sequence[str], closed: Sequence[Path], *, home: str) 
     system = [*SYSTEM, *(f"/etc/{name}" for name in ETC), *map(str, Path("/etc").glob("python3*"))]
     whole = [
         *_resolved(system),
-        *_mapped_libraries(home),
+        *_mapped_libraries(),
         *_interpreter(),
         *_packages_in_place(),
         *_resolved(added),
@@ -184,16 +184,14 @@ def readable_places(added: Sequence[str], closed: Sequence[Path], *, home: str) 
                 yield path, READ_FILE
 
 
-def _mapped_libraries(home: str) -> list[Path]:
-    """Lists the folders of shared libraries that this process has loaded, which needn't be the system's."""
+def _mapped_libraries() -> list[Path]:
+    """Lists the shared libraries that this process has loaded, which needn't be the system's; no folder of theirs."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return []
     # address, rights, offset, device, inode, and the file, which may have spaces in its name
-    files = {line.split(maxsplit=5)[5] for line in lines if "/" in line and ".so" in line}
-    folders = {Path(file).parent for file in files}
-    return sorted(folder for folder in folders if not _holds(folder, home))
+    return sorted({Path(line.split(maxsplit=5)[5]) for line in lines if "/" in line and ".so" in line})
 
 
 def _holds(folder: Path, home: str) -> bool:

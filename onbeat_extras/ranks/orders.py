@@ -225,9 +225,14 @@ class SentAgain(Unavailable):
     The trainer ends, and nothing of what its ranks hold is committed; another one starts.
     """
 
-    def __init__(self, problem: str) -> None:
-        cure = "keep other programs off the network of the trainer's hosts (ONBEAT_NETWORK)"
-        super().__init__(f"{problem}: it was sent again, held back or taken away", field="ranks", cure=cure)
+
+def sent_again(problem: str) -> SentAgain:
+    """Returns the error for what the other end of a connection did."""
+    return SentAgain(
+        f"{problem}: it was sent again, held back or taken away",
+        field="ranks",
+        cure="keep other programs off the network of the trainer's hosts (ONBEAT_NETWORK)",
+    )
 
 
 class Expected:
@@ -252,7 +257,7 @@ class Expected:
         if answer.order in self._batches and isinstance(answer, HasTrained):
             self._batches.remove(answer.order)
         elif answer.order != self._of_all:
-            raise SentAgain(f"rank {answer.rank} has carried out order {answer.order}, which is not open")
+            raise sent_again(f"rank {answer.rank} has carried out order {answer.order}, which is not open")
 
 
 def idle_patience_s(spec: JobSpec) -> float:
@@ -302,7 +307,7 @@ class Exchange:
         numbered = decode(self._pop(ORDERS, timeout_s), NumberedOrder)
         if numbered.number <= self.newest_order:
             kind = type(numbered.order).__name__
-            raise SentAgain(f"order {numbered.number} ({kind}) came behind order {self.newest_order}")
+            raise sent_again(f"order {numbered.number} ({kind}) came behind order {self.newest_order}")
         self.newest_order = numbered.number
         return numbered.order
 
@@ -328,7 +333,7 @@ class Exchange:
         rank = numbered.answer.rank
         due = self._num_taken.get(rank, 0) + 1
         if numbered.number != due:
-            raise SentAgain(f"answer {numbered.number} of rank {rank} came where its answer {due} is due")
+            raise sent_again(f"answer {numbered.number} of rank {rank} came where its answer {due} is due")
         self._num_taken[rank] = due
         return numbered.answer
 

@@ -1010,8 +1010,8 @@ export interface StateChanged {
   at_s: number;
   state: JobState;
   reason: string;
-  by: string;
-  changes: string[];
+  by?: string;
+  changes?: string[];
 }
 
 export interface StreamReport {

@@ -213,7 +213,7 @@ def test_a_critic_learns_at_ten_times_the_policys_rate_unless_the_spec_says_othe
     before = {name: parameter.detach().clone() for name, parameter in policy.trained_parameters().items()}
     for parameter in optimizer.stepped.values():
         parameter.grad = torch.ones_like(parameter)
-    optimizer.step(0.01)
+    step_on_grads(optimizer, 0.01)
     moved = {name: (before[name] - parameter).mean().item() for name, parameter in policy.trained_parameters().items()}
     assert moved["model.norm.weight"] == pytest.approx(0.005, rel=1e-3)
     assert moved["critic.model.norm.weight"] == pytest.approx(0.01 * of_its_norms, rel=1e-3)

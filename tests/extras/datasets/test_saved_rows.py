@@ -160,8 +160,10 @@ try:
     load_dataset(HuggingFaceDataset(train_path=sys.argv[2]), num_evaluation=0, seed=0, model_root=root)
 except InvalidInput as error:
     print(error.field, error.problem, sep="|")
-for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
-    print(resource.getrusage(who).ru_maxrss // 1024)
+# A process's own ru_maxrss has that of the process which started it: its memory was that one's until its program began.
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+print(int(status["VmHWM"].split()[0]) // 1024)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)
 """
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi import FastAPI
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from broker.connection.client import Broker
@@ -206,7 +207,7 @@ def test_what_a_resume_changes_is_an_event_with_its_keys_name(app: FastAPI, keys
     events = [event for _, event in app.state.services.jobs.events_after(job_id, "0-0")]
     states = [(event.state, event.by, event.changes) for event in events if isinstance(event, StateChanged)]
     changes = ("iterations: 4 → 7", "reward.components.0.on_unscorable: fail → 0.5")
-    assert states == [(JobState.QUEUED, ann, ()), (JobState.CANCELLED, ann, ()), (JobState.QUEUED, ann, changes)]
+    assert states == [(JobState.QUEUED, ann, UNSET), (JobState.CANCELLED, ann, UNSET), (JobState.QUEUED, ann, changes)]
 
 
 def test_a_name_keeps_its_jobs_while_its_key_is_rotated(app: FastAPI, keys: Path, ann: str) -> None:

@@ -80,6 +80,15 @@ def test_a_machine_of_another_kind_is_measured_for_itself(
     assert set(json.loads(cache.read_text())) == {own, "another"}
 
 
+def test_a_measurement_that_failed_is_not_tried_again_by_this_process(
+    tmp_path: Path, measurements: list[ProductSpeed]
+) -> None:
+    """Each submission would wait a minute for it, and jobs of one process would differ by a passing fault."""
+    assert matmul_of_machine(tmp_path / "file.json") == "torch"
+    measurements.append(FAST)
+    assert matmul_of_machine(tmp_path / "file.json") == "torch"
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"x": {"torch_flop_s": "much"}}'])
 def test_a_damaged_file_remembers_nothing(tmp_path: Path, measurements: list[ProductSpeed], text: str) -> None:
     cache = tmp_path / "file.json"
