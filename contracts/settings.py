@@ -26,6 +26,8 @@ from contracts.errors import InvalidInput
 from contracts.spec_tables.root import DATASET_MB, SpecRoot
 
 PREFIX = "ONBEAT_"
+OPERATOR = "the operator"
+"""The name of a service's own key, in logs and in jobs. No line of the file of keys can have it: it has a space."""
 KEY_FORM = re.compile(r"[\x21-\x7e]+")
 """A bearer key: what a header can carry."""
 

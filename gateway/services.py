@@ -18,11 +18,11 @@ from broker.job_store import JobStore
 from contracts.encoding.names import check_job_id
 from contracts.errors import Unavailable
 from contracts.run_folder import RunFolder
-from contracts.settings import StackSettings
+from contracts.settings import OPERATOR, StackSettings
 from gateway.event_stream import KEEP_ALIVE_S
 from gateway.requests import GatewayMetrics
 from gateway.run_files import DiskUse
-from onbeat.http_service.access import CALLER, OPERATOR, Caller
+from onbeat.http_service.access import CALLER, Caller
 from onbeat.http_service.problems import Problem
 from onbeat.run_files import RunFiles, run_files
 

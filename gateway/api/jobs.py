@@ -20,6 +20,7 @@ from broker.presence import Presence
 from contracts.answers import SpecCheck
 from contracts.errors import Conflict, ContractViolation, NotFound
 from contracts.jobs import JobState, JobStatus, ResumeRequest
+from contracts.settings import OPERATOR
 from contracts.spec import JobSpec
 from contracts.spec_submission import check_submitted
 from contracts.spec_tables.retention import check_retention
@@ -27,7 +28,6 @@ from gateway import openapi, submission
 from gateway.named_files import check_named_files, with_file_digests, with_fork_digest
 from gateway.services import HasCaller, HasServices, KnownJob, OwnJob, Services
 from gateway.submission import check_environment, check_patterns, check_plugins
-from onbeat.http_service.access import OPERATOR
 from onbeat.http_service.bodies import json_answer
 from onbeat.prompts.examples import check_job
 

@@ -26,7 +26,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.errors import InvalidInput
-from contracts.settings import KEY_FORM, StackSettings
+from contracts.settings import KEY_FORM, OPERATOR, StackSettings
 from onbeat.http_service.problems import Problem, problem_response
 from onbeat.telemetry.correlation import HEADER, about_request
 from onbeat.telemetry.logs import shown
@@ -69,8 +69,6 @@ class Caller:
         return self.scope == "admin"
 
 
-OPERATOR = "the operator"
-"""The name of the service's own key, which no line of the file can have: it has a space."""
 NO_CALLER = Caller(name="", scope="")
 
 Note = Callable[[str, Scope, str], Awaitable[None]]

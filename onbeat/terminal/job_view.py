@@ -15,6 +15,7 @@ from rich.text import Text
 
 from contracts import events
 from contracts.jobs import JobState, JobStatus, passes_in_words
+from contracts.settings import OPERATOR
 from onbeat.client.progress import JobProgress
 from onbeat.process.entry_points import all_of
 from onbeat.terminal.words import count, duration, lags_of, number, one_line, plural, score, share, staleness
@@ -107,7 +108,8 @@ def event_line(event: events.JobEvent, progress: JobProgress) -> str:
             f"{passes_in_words(found)} ({plural(found.num_prompts, 'prompt')})"
         )
     if isinstance(event, events.StateChanged):
-        by = f" by {event.by}" if event.by else ""
+        # The stack's own key has no name: what it did needs none.
+        by = f" by {event.by}" if event.by not in (UNSET, OPERATOR) else ""
         reason = f": {event.reason}" if event.reason else ""
         changes = f" ({'; '.join(event.changes)})" if event.changes else ""
         return f"job {event.state.value}{by}{reason}{changes}"

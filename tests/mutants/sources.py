@@ -136,6 +136,12 @@ TESTS: dict[str, tuple[str, ...]] = {
     "onbeat/named_files.py": ("tests/unit/onbeat/test_named_files.py", *EDITED),
     "producer/detokenizer.py": ("tests/unit/producer/test_detokenizer.py", *EDITED),
     "gateway/named_files.py": EDITED,
+    "gateway/services.py": (
+        "tests/extras/keys/test_keys.py",
+        "tests/integration/test_gateway.py",
+        "tests/extras/objects/test_run_files.py",
+    ),
+    "onbeat_extras/ranks/orders.py": ("tests/extras/ranks/test_orders.py",),
     "gateway/submission.py": (
         "tests/unit/gateway/test_submission.py",
         "tests/integration/test_job_store.py",
@@ -146,7 +152,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "broker/scripts/generator.lua": (*FENCE, "tests/integration/test_memory_by_age.py"),
     "broker/scripts/hosts.lua": HOSTS,
-    "broker/scripts/jobs.lua": (*FENCE, *REMOVAL),
+    "broker/scripts/jobs.lua": ("tests/extras/keys/test_keys.py", *FENCE, *REMOVAL),
     "broker/scripts/presence.lua": ("tests/integration/test_spans.py", *FENCE),
     "broker/scripts/prelude.lua": (
         *HOSTS,

@@ -68,7 +68,7 @@ function told(event: Told, isLater: boolean): string {
     case "state_changed":
       return [
         text("state"),
-        event.by ? ` by ${text("by")}` : "",
+        event.by && event.by !== "the operator" ? ` by ${text("by")}` : "",
         event.reason ? `: ${text("reason")}` : "",
         Array.isArray(event.changes) && event.changes.length ? ` (${event.changes.join("; ")})` : "",
       ].join("");

@@ -50,6 +50,7 @@ def show_events(console: TextConsole) -> None:
     view.event(HealthChanged(at_s=0.0, iteration=7, problems=STATUS.health), progress)
     view.event(GeneratorsChanged(at_s=0.0, came=(HOSTILE,), gone=(HOSTILE,), num_live=1), progress)
     view.event(StateChanged(at_s=0.0, state=JobState.FAILED, reason=HOSTILE), progress)
+    view.event(StateChanged(at_s=0.0, state=JobState.QUEUED, by=HOSTILE, changes=(HOSTILE,)), progress)
 
 
 def show_live(console: TextConsole) -> None:
