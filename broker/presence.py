@@ -162,7 +162,7 @@ def missed_by_all(live: Sequence[WorkerSeen], services: Iterable[str]) -> str:
 
 
 def tried_again(live: Sequence[WorkerSeen], job_id: str, services: Iterable[str]) -> str:
-    """What one of these processes asks of a service again and again for a job, in words; "" where none does."""
+    """Says what one of these processes asks of a service again and again for a job, in words; "" where none does."""
     for name in services:
         for worker in live:
             if why := (worker.service(name).tries_again or {}).get(job_id):

@@ -223,7 +223,7 @@ class StateChanged(Event, tag="state_changed", frozen=True, kw_only=True):
     by: str | UnsetType = UNSET
     """The name of the key that submitted, cancelled or resumed the job; left out of what happened by itself."""
     changes: tuple[str, ...] | UnsetType = UNSET
-    """What a resume changed of the spec, where it did: `iterations: 100 → 200`."""
+    """The values of the spec that a resume changed, where it did: `iterations: 100 → 200`."""
 
 
 class TrainerStarted(Event, tag="trainer_started", frozen=True, kw_only=True):

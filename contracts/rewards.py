@@ -340,7 +340,7 @@ class RewardResponse(Record, frozen=True, kw_only=True):
 
 
 class ScorerLosses(Record, frozen=True, kw_only=True):
-    """What became of a job's scorer processes, so far: the answer to `GET /v1/score/losses`.
+    """The losses of a job's scorer processes, so far: the answer to `GET /v1/score/losses`.
 
     Who waits for a long request learns from it, before the request ends, what takes so long.
     """
@@ -350,7 +350,7 @@ class ScorerLosses(Record, frozen=True, kw_only=True):
     last_ago_s: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
     """Since the last one."""
     last: Unscorable | None = None
-    """What its item was answered; None where there was none."""
+    """The answer to its item; None where there was none."""
 
 
 def stated_scores(components: tuple[RewardComponent, ...]) -> dict[str, float]:

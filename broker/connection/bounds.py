@@ -64,7 +64,7 @@ class Bounds(NamedTuple):
     """List among the small arguments → its most elements. `runs.items` is the list `items` in each element of `runs`,
     which stands before it in the table."""
     cure: str = "ask for less at once"
-    """What a person can do about a call that is too large."""
+    """The cure: what a person can do about a call that is too large."""
 
 
 STAGES = {"stages": MAX_STAGES, "stages.after": MAX_STAGES}
@@ -128,7 +128,7 @@ BOUNDS: Mapping[str, Bounds] = {
 
 
 class Excess(NamedTuple):
-    """What of a call is too large."""
+    """A part of a call that is too large."""
 
     part: str
     """The argument's name, or `payloads`."""
@@ -142,7 +142,10 @@ class Excess(NamedTuple):
 
 
 def excess(function: str, arguments: Mapping[str, Any], packed: bytes, payloads: Sequence[Any]) -> Excess | None:
-    """What of a call its function would refuse as too large, or None. packed: the arguments as they are sent."""
+    """Returns the part of a call that its function would refuse as too large, or None.
+
+    packed: the arguments as they are sent.
+    """
     bounds = BOUNDS[function]
     for path, most in bounds.lists.items():
         for values in _lists_at(arguments, path.split(".")):

@@ -42,7 +42,7 @@ class SumRange:
     token_bits: int = 0
     """2**token_bits are at least the tokens of a rollout batch, where the loss sums them before they are divided."""
     wider_bits: int = 0
-    """What `trainer.wider_sums` adds."""
+    """An entry of `trainer.wider_sums`."""
 
     @property
     def fractional_bits(self) -> int:
@@ -82,7 +82,7 @@ def sum_range_at(spec: JobSpec, iteration: int) -> SumRange:
 
 @dataclass(kw_only=True)
 class OpenSums:
-    """What accumulators of the same sums share beside the sums themselves, under their lock."""
+    """The state that accumulators of the same sums share beside the sums themselves, under their lock."""
 
     range: SumRange = field(default_factory=SumRange)
     num_added: int = 0

@@ -51,7 +51,7 @@ ALONE = Place(rank=0, world_size=1, local_rank=0)
 
 
 class OptimizerStep(Record, frozen=True, kw_only=True):
-    """One optimizer step on an iteration's sums: its gradient is sum / divisor."""
+    """An optimizer step on an iteration's sums: its gradient is sum / divisor."""
 
     iteration: int
     """Whose sums they are: their range is a function of it."""

@@ -131,7 +131,7 @@ class PolicyOptimizer:
         """What training moves beside the policy."""
         self._mixup_alpha = mixup_alpha
         self.stepped = {name: _master(parameter) for name, parameter in self._parameters.items()}
-        """What is stepped: the masters, and the parameters that need none."""
+        """The tensors that are stepped: the masters, and the parameters that need none."""
         self._max_grad_norm = spec.max_grad_norm
         together: defaultdict[tuple[bool, float, float], list[nn.Parameter]] = defaultdict(list)
         for name, settings in groups_of(parameters, spec, embeddings=embeddings, critic=critic).items():

@@ -90,7 +90,7 @@ class BatchStats(SampledStats, LossSums):
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """What makes loss and gradient of the iteration's sums, once: sum / divisor."""
+    """The divisor that makes loss and gradient of the iteration's sums, once: sum / divisor."""
 
     count: int
     """Completions, tokens or batches, by the loss."""

@@ -152,7 +152,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
 
     @property
     def weighs_kl(self) -> bool:
-        """Whether that KL is weighed like the surrogate."""
+        """True where that KL is weighed like the surrogate."""
         return self.kl_in_loss and self.use_bias_correction_kl is not False
 
     def syncs_reference_after(self, iteration: int) -> bool:
@@ -172,7 +172,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
 
     @property
     def whitens_advantages(self) -> bool:
-        """Whether a critic's advantages are normalised over the tokens of their rollout batch."""
+        """True where a critic's advantages are normalised over the tokens of their rollout batch."""
         return self.advantage_kind.has_critic and self.whiten_advantages is not False
 
     @property
@@ -200,7 +200,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
 
     @property
     def needs_every_row(self) -> bool:
-        """Whether a completion of zero advantage has a gradient all the same, or gets its advantage from its pass."""
+        """True if a completion of zero advantage has a gradient all the same, or gets its advantage from its pass."""
         terms = (self.kl_coefficient, self.entropy_coefficient, self.distillation_coefficient)
         return max(terms) > 0.0 or self.advantage_kind.has_critic or self.learns_given
 

@@ -64,7 +64,7 @@ class CageRules(Record, frozen=True, kw_only=True):
     home: str = ""
     """The home folder of the service's user, which nothing but `readable` opens; "" where it has none."""
     service: Literal["rewards", "environments", "templates"]
-    """What is in it: scorers, environments, or the chat template of a model."""
+    """The kind of code in it: scorers, environments, or the chat template of a model."""
     service_slot: int
     """Its `own_slot`."""
     number: int

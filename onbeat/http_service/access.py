@@ -61,7 +61,7 @@ class Caller:
     name: str
     """The key's name in the file of keys, OPERATOR for the service's own key, "" where no key was needed."""
     scope: str
-    """One of SCOPES; "" where no key was needed."""
+    """Its scope, of SCOPES; "" where no key was needed."""
 
     @property
     def may_change_all(self) -> bool:

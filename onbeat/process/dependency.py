@@ -55,7 +55,7 @@ Probe = Callable[[], Awaitable[object]]
 
 @dataclass
 class Retry:
-    """What a process tries again for one job."""
+    """A thing that a process tries again for one job."""
 
     since_s: float
     last_s: float

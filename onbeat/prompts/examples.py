@@ -91,7 +91,7 @@ class Request:
     trains: bool = True
     """Whether the training pool is asked for, too; else it may be empty, and a file held out whole."""
     room: DatasetRoom
-    """What rows of files may take; all data sets of one job share it."""
+    """The room that rows of files may take; all data sets of one job share it."""
 
 
 def job_examples(spec: JobSpec, root: SpecRoot) -> ExampleSets:

@@ -49,7 +49,7 @@ class TemplateTask(Record, frozen=True, kw_only=True):
     """MessagePack of each one's messages, as a list of objects, which is read within the conversation's own time."""
     tools: list[dict[str, Any]] | None = None
     opens_turn: bool = False
-    """Whether the opening of the assistant's turn is written behind the messages."""
+    """True where the opening of the assistant's turn is written behind the messages."""
     variables: dict[str, Any]
     """Special tokens by their names, and what the job's spec gives the template."""
     now: str
@@ -68,7 +68,7 @@ class TemplateAnswer(Record, frozen=True, kw_only=True):
     problem: str = ""
     """Why there is no text, in the words of the template or of Jinja; "" where there is one."""
     was_ended: bool = False
-    """Whether the problem is a bound of this process, and not the template's own refusal."""
+    """True where the problem is a bound of this process, and not the template's own refusal."""
 
 
 WARM_UP = (

@@ -55,7 +55,7 @@ class BadPattern(InvalidInput):
 
 
 class Match(Protocol):
-    """What both engines answer."""
+    """The answer of both engines."""
 
     def __getitem__(self, group: str, /) -> Any: ...
     def start(self) -> int: ...
@@ -89,11 +89,11 @@ class Translation:
 
 @dataclass(frozen=True, kw_only=True)
 class Matcher:
-    """One compiled pattern. Its methods may take long: they are for caged processes."""
+    """A compiled pattern. Its methods may take long: they are for caged processes."""
 
     pattern: str
     over_lines: bool
-    """Whether `.` matches line breaks without (?s), too."""
+    """True where `.` matches line breaks without (?s), too."""
     translation: Translation | None
 
     @functools.cached_property

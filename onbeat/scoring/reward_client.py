@@ -228,7 +228,7 @@ def _in_words(result: Unscorable) -> str:
 
 
 def _cure(result: Unscorable, reward: RewardSpec) -> str:
-    """What may be done about it, by the key of the spec or the setting."""
+    """The cure, by the key of the spec or the setting."""
     stated = "or give what can't be scored a score: on_unscorable of the component"
     if result.reason == "timeout":
         slow = f"raise reward.item_timeout_s, {reward.item_timeout_s:g} s a completion now"

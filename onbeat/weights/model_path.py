@@ -26,7 +26,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
 class WeightsIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """What an index of safetensors says; a name of a file in it becomes a path below the model's folder."""
+    """The names in an index of safetensors; a name of a file in it becomes a path below the model's folder."""
 
     weight_map: dict[str, FileName]
     """Tensor → file."""

@@ -58,7 +58,7 @@ class History:
         return len(self.recent) == WINDOW
 
     def has(self, num_iterations: int) -> bool:
-        """Whether there are so many iterations, or all that a shorter job has."""
+        """True where there are so many iterations, or all that a shorter job has."""
         return len(self.recent) >= min(num_iterations, self.spec.iterations)
 
     def share(self, name: str) -> float:

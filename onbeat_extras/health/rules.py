@@ -240,6 +240,6 @@ class Health:
         return tuple(self._problems.values())
 
     def _sees(self, rule: Rule) -> str:
-        """What the rule sees; "" before there are enough iterations for it."""
+        """The number that the rule sees, in words; "" before there are enough iterations for it."""
         is_due = self._history.is_full if rule.num_iterations == WINDOW else self._history.has(rule.num_iterations)
         return rule.sees(self._history) if is_due else ""

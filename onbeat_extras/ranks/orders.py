@@ -236,7 +236,7 @@ def sent_again(problem: str) -> SentAgain:
 
 
 class Expected:
-    """Which answers rank 0 waits for."""
+    """The answers that rank 0 waits for."""
 
     def __init__(self) -> None:
         self._batches: set[int] = set()

@@ -52,7 +52,7 @@ class _GivenUp(Exception):
 
 
 class _Starter(Enum):
-    """What the first calls of a job's plug-ins in fresh processes are like."""
+    """The record of what the first calls of a job's plug-ins in fresh processes are like."""
 
     UNKNOWN = "unknown"
     QUICK = "quick"
@@ -178,7 +178,7 @@ class Lane(CagedLane[Work, ScorerCage]):
         self._work: Work | None = None
         """The request of this turn. Guarded by _guards_cages, as is the next."""
         self._gives_up = False
-        """Whether the turn was taken back, and its cage killed."""
+        """True where the turn was taken back, and its cage killed."""
         self._stays_with: Work | None = None
         self._since_s = 0.0
         self._scorers: dict[str, _Scorer] = {}

@@ -25,7 +25,7 @@ the next request of the other one would cost it the same again."""
 
 
 class Request(Protocol):
-    """What waits: a part of it, or all of it, is taken in a turn. Compared by identity."""
+    """A piece of work that waits: a part of it, or all of it, is taken in a turn. Compared by identity."""
 
     owner: str
     """Its job; a request without one is a job of its own."""
@@ -34,12 +34,12 @@ class Request(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether its results are no longer waited for."""
+        """True where its results are no longer waited for."""
         ...
 
     @property
     def is_open(self) -> bool:
-        """Whether a lane may begin with it now."""
+        """True where a lane may begin with it now."""
         ...
 
     @property

@@ -100,7 +100,7 @@ class DecodeLoop:
         self._is_running = False
         self._is_closing = False
         self._broken: EngineUnavailable | None = None
-        """What ended the loop for good; None while it decodes."""
+        """The error that ended the loop for good; None while it decodes."""
         self._decoder: Decoder | None = None
 
     def use(self, decoder: Decoder) -> None:
