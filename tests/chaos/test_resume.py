@@ -84,6 +84,7 @@ def test_a_job_whose_gradient_is_beyond_its_sums_ends_once_a_resume_has_widened_
     large = spec(
         iterations=1,
         evaluation__num_prompts=0,
+        algorithm__loss="grpo",
         algorithm__advantage="dr_grpo",
         reward__components=[{"type": "exact", "weight": 1000.0}] * 32,
         # The range is divided among the batches of an iteration.

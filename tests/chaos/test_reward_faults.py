@@ -128,6 +128,6 @@ def test_a_poison_completion_ends_its_job_until_a_resume_states_a_score_and_the_
     assert all(record.on_unscorable == {"exact": -0.5} for record in commits)
     ((batch_id, counts),) = [pair for record in commits for pair in (record.unscorable or {}).items()]
     assert counts == {"exact: timeout": spec.rollout.group_size}
-    metrics = iteration_metrics(RunFolder(pipeline.settings.run_root_path, job_id))
+    metrics = iteration_metrics(RunFolder(pipeline.settings.run_root_path, job_id)).records()
     told = {one.iteration: one.num_unscorable for one in metrics if one.num_unscorable}
     assert told == {int(batch_id.split("/")[0]): spec.rollout.group_size}

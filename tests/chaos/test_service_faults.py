@@ -13,6 +13,7 @@ from contracts.events import IterationCommitted, JobEvent, TrainerStarted
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from onbeat.audit.chain import verify_run
+from onbeat.audit.folder import read_spec
 from onbeat.audit.weights import digests_on_disk
 from onbeat.client.gateway import GatewayClient
 from onbeat.stack.plan import StackPlan
@@ -59,7 +60,9 @@ def test_a_killed_gateway_and_a_killed_worker_cost_the_job_and_its_watchers_noth
     tmp_path: Path, undisturbed: str
 ) -> None:
     plan = StackPlan(run_root=tmp_path / "runs", model_root=REPOSITORY, threads=1)
-    spec = short_job()
+    spec = short_job(
+        model__matmul="torch"
+    )  # as the undisturbed run multiplies; the gateway would choose for this machine
     with EmbeddedStack(plan) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
         # The job can't end before its worker does: no generator runs.
         os.kill(stack.pids["generator-1"], signal.SIGSTOP)
@@ -80,5 +83,6 @@ def test_a_killed_gateway_and_a_killed_worker_cost_the_job_and_its_watchers_noth
     assert len({event_id for event_id, _ in told}) == len(told)
     # The trainer died with its worker: another one came.
     assert watcher.count(TrainerStarted) == 2
-    on_disk = digests_on_disk(RunFolder(plan.run_root.resolve(), job_id))
-    assert verify_run(audit, spec, complete=True, digests_on_disk=on_disk).gaps == ()
+    folder = RunFolder(plan.run_root.resolve(), job_id)
+    on_disk = digests_on_disk(folder)
+    assert verify_run(audit, read_spec(folder), complete=True, digests_on_disk=on_disk).gaps == ()

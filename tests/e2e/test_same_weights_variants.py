@@ -185,7 +185,7 @@ def test_an_iteration_says_what_it_measured(pipeline: Pipeline, oracles: dict[st
         assert metrics.advantage_mean == pytest.approx(0.0, abs=1e-9)
         assert metrics.advantage_std == pytest.approx(1.0, abs=1e-3)
         assert metrics.entropy > 0.0
-        assert metrics.trained_tokens > metrics.num_tokens
+        assert metrics.trained_tokens > 0, "of the groups whose rewards differ alone"
         assert metrics.trained_tokens_per_s > 0.0
         assert metrics.mfu is None
 

@@ -66,6 +66,7 @@ ELSEWHERE = {
     "onbeat doctor": ("tests/extras/doctor/test_doctor.py", '"doctor"'),
     "onbeat replay JOB": ("tests/extras/replay/test_replay.py", '"replay"'),
     "onbeat view DIR": ("tests/extras/view/test_view.py", "viewed("),
+    "onbeat resume JOB --wider-sums": ("tests/chaos/test_resume.py", "wider_sums=int("),
     "onbeat dead JOB --retry ENTRY": ("tests/extras/looking/test_looking.py", '"--retry"'),
     "onbeat export JOB my-adapters --adapters": ("tests/extras/runs/test_export.py", "adapters"),
     "(umask 077; sh deploy/make-env.sh": ("tests/unit/test_compose.py", "make-env.sh"),

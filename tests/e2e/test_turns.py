@@ -184,7 +184,7 @@ def test_an_environment_that_raises_at_a_message_ends_its_job_until_a_resume_sta
     assert {reason for record in commits for counts in (record.unscorable or {}).values() for reason in counts} == {
         "environment: raised"
     }
-    for numbers in iteration_metrics(RunFolder(pipeline.settings.run_root_path, job_id)):
+    for numbers in iteration_metrics(RunFolder(pipeline.settings.run_root_path, job_id)).records():
         (record,) = [one for one in commits if one.iteration == numbers.iteration] or [None]
         counted = (record.unscorable or {}) if record else {}
         trained = sum(sum(counts.values()) for batch, counts in counted.items() if "/train/" in batch)
