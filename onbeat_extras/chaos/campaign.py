@@ -31,6 +31,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import with_environments
 from onbeat.audit.chain import verify_run
+from onbeat.audit.folder import read_spec
 from onbeat.audit.weights import digests_on_disk
 from onbeat.client.gateway import GatewayClient
 from onbeat.process import child_process
@@ -174,7 +175,9 @@ class Campaign:
             return self._result(number, run, status="stuck", problems=[str(error)])
         audit = self._patiently(lambda: self._client.audit(run.job_id))
         folder = RunFolder(self._stack.plan.run_root.resolve(), run.job_id)
-        verdict = verify_run(audit, self._spec, complete=True, digests_on_disk=digests_on_disk(folder))
+        # The spec that the gateway has accepted: it names the files by content, which the records are checked against.
+        accepted = read_spec(folder)
+        verdict = verify_run(audit, accepted, complete=True, digests_on_disk=digests_on_disk(folder))
         problems: list[str] = []
         if status.state is not JobState.SUCCEEDED:
             problems.append(f"{status.state.value}: {status.reason}")
