@@ -61,6 +61,9 @@ class RunFiles:
     def remove(self) -> None:
         """Removes all copies of a job that was removed. Safe to repeat."""
 
+    def leave(self) -> None:
+        """Lets others of this host bring files into the folder: its trainer writes none of them any more."""
+
 
 def run_files(
     settings: StackSettings, folder: RunFolder, *, deadline_s: float, pause: Callable[[float], None] = time.sleep

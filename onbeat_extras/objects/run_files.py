@@ -120,6 +120,8 @@ class ObjectFiles(RunFiles):
         """Raises as `open_blobs`; `begin` as `Blobs.check_writable`."""
         self._folder = folder
         self._blobs = open_blobs(settings, folder.job_id, "run", deadline_s=deadline_s, sleep=pause)
+        self._give_folder_back: Callable[[], object] | None = None
+        """Set while this object keeps readers of this host out."""
         self._brought: dict[str, bytes] = {}
         """Part of the folder → the list that it was brought by."""
         self._growing: dict[str, GrowingFile] = {}
@@ -199,11 +201,15 @@ class ObjectFiles(RunFiles):
         # Its versions are among them, where its trainer's end could not see to them.
         self._blobs.bucket.delete_below(self._folder.job_id)
 
+    def leave(self) -> None:
+        if self._give_folder_back is not None:
+            self._give_folder_back()
+
     def _take_folder(self) -> None:
         """Keeps readers of this host out while this trainer's object lives; what killed ones have left goes."""
         make_private(self._folder.path)
         descriptor = os.open(self._folder.path, os.O_RDONLY)
-        weakref.finalize(self, os.close, descriptor)
+        self._give_folder_back = weakref.finalize(self, os.close, descriptor)
         with contextlib.suppress(OSError):  # a file system without locks of folders
             if lock(descriptor, fcntl.LOCK_EX, wait_s=READERS_S):
                 for path in self._folder.path.rglob(".*"):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker.connection.roles import TRAINER
-from contracts.errors import BatchFailed, DeadlineExceeded, InvalidInput, JobEnded
+from contracts.errors import BatchFailed, DeadlineExceeded, FencedOff, InvalidInput, JobEnded
 from contracts.jobs import JobState
 from contracts.schedule import Schedule
 from contracts.settings import StackSettings
@@ -187,8 +187,29 @@ class Consumer:
         with this version; an iteration without it is trained again after a restart. loss, grad_norm, learning_rate: for
         the metrics and the audit record. Raises InvalidInput for an iteration that was not taken to its end.
         """
-        iteration, tenure = self._open_iteration(), self._tenure
+        iteration = self._open_iteration()
         require_taken(iteration)
+        with self._tenure.letting_go():
+            return self._commit_taken(
+                iteration,
+                weights,
+                loss=float(loss),
+                grad_norm=float(grad_norm),
+                learning_rate=float(learning_rate),
+                save=save,
+            )
+
+    def _commit_taken(
+        self,
+        iteration: TrainingIteration,
+        weights: torch.nn.Module | Mapping[str, torch.Tensor] | None,
+        *,
+        loss: float,
+        grad_norm: float,
+        learning_rate: float,
+        save: Callable[[Path], object] | None,
+    ) -> WeightManifest:
+        tenure = self._tenure
         tenure.renew()
         assert self._versions is not None, "no iteration is open before `begin`"
         made = self._versions.publish(self._weights if weights is None else weights, iteration.number + 1)
@@ -196,7 +217,7 @@ class Consumer:
             self._files.save(made, save)
         tenure.renew()
         tenure.side.publish_weights(made, oldest_kept=self._tenure.window.oldest_version(iteration.number))
-        self._commit(iteration, made, loss=float(loss), grad_norm=float(grad_norm), learning_rate=float(learning_rate))
+        self._commit(iteration, made, loss=loss, grad_norm=grad_norm, learning_rate=learning_rate)
         if save is not None:
             # The state follows from the chain of a server that comes back without this commit.
             self._tenure.chain_file.sync()
@@ -238,7 +259,7 @@ class Consumer:
             check=tenure.check,
             reread=self._reread,
             max_rows=self._max_rows,
-            fail=self._fail_with,
+            ended_by=self._arrivals_ended,
         )
         return self._iteration
 
@@ -281,10 +302,15 @@ class Consumer:
                 log.warning("a generator refuses %s: it is read back", manifest.directory)
                 self._tenure.check_published(manifest)
 
-    def _fail_with(self, error: BaseException) -> None:
-        """Fails the job where the arrivals ended as our own trainer's would fail it."""
+    def _arrivals_ended(self, error: BaseException) -> None:
+        """Fails the job where our own trainer would, and lets go of the run folder where another trainer has the job.
+
+        The fence says the latter to whichever of the keeper's look and the arrivals' claim comes first.
+        """
         if isinstance(error, BatchFailed | DeadlineExceeded):
             self.fail(str(error))
+        elif isinstance(error, FencedOff):
+            self._tenure.run_files.leave()
 
     def _open_iteration(self) -> TrainingIteration:
         if self._iteration is None or self._succession.next != self._iteration.number:

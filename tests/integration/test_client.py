@@ -45,6 +45,7 @@ from onbeat.client import (
     Stage,
     TrainingRows,
 )
+from onbeat.loop.lease_keeper import LeaseKeeper
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.replay.files import RecordedFiles
 from tests.builders import job_spec
@@ -255,6 +256,22 @@ def test_a_trainer_that_has_left_or_lost_the_job_lives_on_and_holds_its_run_fold
         with pytest.raises(FencedOff):
             list(iteration)
         assert is_free(folder)
+
+
+def test_a_trainer_whose_claim_says_first_that_it_lost_the_job_lets_go_of_its_run_folder(
+    own: StackSettings, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = replace(own, objects=(tmp_path / "bucket").as_uri())
+    job_id = created(broker)
+    with Consumer(job_id, settings=own) as lost:
+        lost.begin(model_of(lost))
+        iteration = next(iter(lost))
+        monkeypatch.setattr(LeaseKeeper, "check", lambda _keeper: None)
+        broker.redis.hset(broker.job_keys(job_id).fence, "lease_until", 0)
+        TrainerSide(broker, job_id, num_open=1, owner="elsewhere", lease_s=600.0).acquire()
+        with pytest.raises(FencedOff):
+            list(iteration)
+        assert is_free(RunFolder(own.run_root_path, job_id).path)
 
 
 def test_a_job_that_our_own_trainer_trains_is_refused_and_so_is_an_unknown_one(

@@ -118,18 +118,18 @@ class TrainingIteration:
         check: Callable[[], None],
         reread: Callable[[frozenset[str]], None],
         max_rows: int,
-        fail: Callable[[BaseException], None],
+        ended_by: Callable[[BaseException], None],
     ) -> None:
         """check: raises where the process must stop (JobEnded, FencedOff, Unavailable). reread: looks at versions that
         generators refuse, by their folders; raises where one is damaged. max_rows: of a micro-batch; at least one group
-        comes at once. fail: is told what ended the arrivals."""
+        comes at once. ended_by: is told what ended the arrivals, before it comes out of the iterator."""
         self.expected = expected
         self.numbers = TrainedNumbers()
         self._job = job
         self._check = check
         self._gathering = Gathering(job, expected, train=self._take, mend=reread)
         self._max_rows = max_rows
-        self._fail = fail
+        self._ended_by = ended_by
         self._queue: queue.Queue[TrainingRows | BaseException | None] = queue.Queue(maxsize=PREFETCHED)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="arrivals", daemon=True)
@@ -175,7 +175,7 @@ class TrainingIteration:
             self._is_gathered = True
         elif isinstance(arrived, BaseException):
             self._error = arrived
-            self._fail(arrived)
+            self._ended_by(arrived)
         else:
             self._pieces += self._in_pieces(arrived)
 

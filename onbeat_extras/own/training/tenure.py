@@ -19,7 +19,6 @@ from contracts.settings import StackSettings
 from onbeat.loop.lease_keeper import Cancelled, LeaseKeeper, Stopped
 from onbeat.loop.trained_job import TrainedJob, trainer_side
 from onbeat.process.waiting import Waiting
-from onbeat.run_files import RunFiles
 from onbeat_extras.own.connection import JobConnection, job_ended, speaking_the_same
 
 LEASE_POLL_S = 0.25
@@ -69,7 +68,7 @@ class Tenure(TrainedJob):
     def check(self) -> None:
         """Raises JobEnded where the job is, or is to be, cancelled, FencedOff, and Unavailable."""
         try:
-            with self._letting_go():
+            with self.letting_go():
                 super().check()
         except (Cancelled, Stopped):
             self._ends(JobState.CANCELLING)
@@ -77,7 +76,7 @@ class Tenure(TrainedJob):
     def renew(self) -> None:
         """Asks the fence itself, before files are written or removed: a process that slept past its lease ends here."""
         self.check()
-        with self._letting_go():
+        with self.letting_go():
             state = self.side.renew()
         if state is JobState.CANCELLING:
             self._ends(JobState.CANCELLING)
@@ -94,16 +93,15 @@ class Tenure(TrainedJob):
         if self._is_kept:
             self.keeper.close()
         self.connection.close(self._release)
-        self.run_files = RunFiles()
+        self.run_files.leave()
 
     @contextlib.contextmanager
-    def _letting_go(self) -> Iterator[None]:
-        """Gives the run folder to the others of this host once another trainer has the job: what locks it is held here
-        alone."""
+    def letting_go(self) -> Iterator[None]:
+        """Gives the run folder to the others of this host once another trainer has the job."""
         try:
             yield
         except FencedOff:
-            self.run_files = RunFiles()
+            self.run_files.leave()
             raise
 
     def _release(self) -> None:
