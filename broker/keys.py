@@ -44,6 +44,14 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:S:generators | hash, generator id → ms, GeneratorSeen | generators | status | heartbeat |
 | onbeat:S:stage_workers | hash, worker id → ms, StageWorkerSeen | stage workers | trainer, status | heartbeat |
 | onbeat:S:consumers | hash, consumer id → ms, ConsumerSeen | consumers | status | heartbeat |
+| onbeat:S:task_workers | hash, worker id → ms, TaskWorkerSeen | workers of tasks | status | heartbeat |
+| onbeat:task:ID | hash, one task | gateway, workers of tasks | the same | newest 1,000 |
+| onbeat:tasks | sorted set, task id → creation in ms | create_task | gateway | as the tasks |
+| onbeat:open_tasks | sorted set, task id → when it is looked at next | task scripts | task scripts | until its end |
+| onbeat:task_names | hash, what is asked and by whom → task id | task scripts | create_task | until the task's end |
+| onbeat:task_counts | hash, how many tasks have ended, and how | task scripts | metrics | for ever |
+| onbeat:clock | hash, its holder, its entries, when each ran | hold_clock, task scripts | status | for ever |
+| onbeat:celery:Q | list, Celery's messages of queue Q | send_message | Celery's workers | 1,000 messages, seconds |
 
 What stands in the ledger for a batch is `BatchRecord` of ledger.py. Two channels, which keep nothing, call who waits to
 look: onbeat:wake:W worker W, and onbeat:{J}:shards those who wait for that stream.
@@ -67,7 +75,13 @@ OWNERS = "onbeat:owners"
 CHANGES = "onbeat:changes"
 JOURNAL = "onbeat:journal"
 GENERATORS, STAGE_WORKERS, CONSUMERS = "generators", "stage_workers", "consumers"
+TASK_WORKERS = "task_workers"
 """What `sealed_name` is asked for."""
+TASKS = "onbeat:tasks"
+OPEN_TASKS = "onbeat:open_tasks"
+TASK_COUNTS = "onbeat:task_counts"
+CLOCK = "onbeat:clock"
+CELERY_PREFIX = "onbeat:celery:"
 TRAINER_GROUP = "trainers"
 STAGE_BAND = 2**42
 """As in scripts/prelude.lua: the scores of stage i in `work` start at i times it. Stage 0 makes a batch's rollouts."""
@@ -77,6 +91,11 @@ MAX_SLOTS = MAX_POLICY_LAG + 1
 
 def idempotency(key: str) -> str:
     return f"onbeat:idempotency:{key}"
+
+
+def task(task_id: str) -> str:
+    """Returns the key of a task's record."""
+    return f"onbeat:task:{task_id}"
 
 
 def wake_channel(worker_id: str) -> str:

@@ -9,10 +9,10 @@ from typing import Generic, TypeVar
 
 from broker.connection.bounds import SAID_BYTES
 from broker.connection.client import Broker
-from broker.keys import CONSUMERS, GENERATORS, STAGE_WORKERS
+from broker.keys import CONSUMERS, GENERATORS, STAGE_WORKERS, TASK_WORKERS
 from contracts.encoding.wire import changed, decode, encode
 from contracts.errors import ContractViolation, InvalidInput
-from contracts.monitor import ConsumerSeen, GeneratorSeen, StageWorkerSeen, WorkerSeen
+from contracts.monitor import ConsumerSeen, GeneratorSeen, StageWorkerSeen, TaskWorkerSeen, WorkerSeen
 from contracts.spec_tables.stages import LlmJudgeStage, StageSpec
 from onbeat.process.dependency import JUDGE, Dependency
 
@@ -103,6 +103,12 @@ class ConsumerPresence(_Board[ConsumerSeen]):
     """The consumers."""
 
     key, kind = CONSUMERS, ConsumerSeen
+
+
+class TaskPresence(_Board[TaskWorkerSeen]):
+    """The workers of tasks."""
+
+    key, kind = TASK_WORKERS, TaskWorkerSeen
 
 
 class StagePresence(_Board[StageWorkerSeen]):

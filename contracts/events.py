@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from contracts.encoding.digests import Digest, content_digest
 from contracts.encoding.wire import Record, encode
 from contracts.jobs import DrawnPrompts, EvaluationScore, HealthProblem, JobState
+from contracts.tasks.kinds import TaskKind, TaskState
 from contracts.versions import PolicyVersion
 
 
@@ -298,6 +299,17 @@ class MismatchAlarm(Event, tag="mismatch_alarm", frozen=True, kw_only=True):
     """The mismatch_k3 above which the alarm is raised."""
 
 
+class TaskChanged(Event, tag="task_changed", frozen=True, kw_only=True):
+    """A task of the job was created, or has ended."""
+
+    task_id: str
+    kind: TaskKind
+    state: TaskState
+    by: str
+    """The name of the key that asked for it; "the clock"."""
+    reason: str = ""
+
+
 JobEvent = (
     StateChanged
     | TrainerStarted
@@ -309,6 +321,7 @@ JobEvent = (
     | HealthChanged
     | MismatchAlarm
     | Rewound
+    | TaskChanged
 )
 
 

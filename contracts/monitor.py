@@ -51,6 +51,16 @@ class ConsumerSeen(WorkerSeen, frozen=True, kw_only=True):
     """The job whose trainer it runs; "" while it is idle."""
 
 
+class TaskWorkerSeen(WorkerSeen, frozen=True, kw_only=True):
+    """A live worker of tasks."""
+
+    host: str
+    queues: tuple[str, ...]
+    """The queues that it takes from."""
+    running: tuple[str, ...] = ()
+    """The tasks that it runs."""
+
+
 class GeneratorSeen(WorkerSeen, frozen=True, kw_only=True):
     """A live generator, of any job."""
 

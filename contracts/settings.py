@@ -35,7 +35,19 @@ Start = Annotated[float, Meta(gt=0.0, le=86400.0)]
 """Seconds that a process may take to start: a day at most."""
 Age = Annotated[float, Meta(ge=1.0, le=36500.0)]
 """Days since a job has ended: a day at least, a hundred years at most."""
-SECRETS = frozenset({"redis_url", "redis_password", "reward_key", "api_key", "cache_key", "judge_key", "metrics_key"})
+SECRETS = frozenset(
+    {
+        "redis_url",
+        "redis_password",
+        "celery_url",
+        "celery_password",
+        "reward_key",
+        "api_key",
+        "cache_key",
+        "judge_key",
+        "metrics_key",
+    }
+)
 """Settings that may come as a file: ONBEAT_API_KEY_FILE names the one with the value of ONBEAT_API_KEY."""
 ENGINE_OPTIONS = sorted({option for kind in ENGINES.values() for option in kind.__struct_fields__})
 
@@ -53,6 +65,9 @@ class StackSettings(Record, frozen=True, kw_only=True):
     redis_replicas: Annotated[int, Meta(ge=0, le=100)] = 0
     """Replicas that hold a commit, and what comes before a deletion, before a process goes on; with 0 a failover may
     lose what the primary confirmed."""
+    celery_url: str = ""
+    """The same server for the messages of Celery, as a user of their own, for gateways, workers of tasks and the clock;
+    "" takes redis_url."""
     reward_url: str = "http://127.0.0.1:8100"
     """Base URL of the reward service, which scores and plays."""
     reward_key: str = ""
@@ -269,8 +284,10 @@ def settings_from(environment: Mapping[str, str]) -> StackSettings:
     """
     given = _given(environment)
     own = {name: given[name] for name in StackSettings.__struct_fields__ if name in given}
-    if password := given.get("redis_password"):
-        own["redis_url"] = _with_password(own.get("redis_url", ""), quote(password, safe=""))
+    for server in ("redis", "celery"):
+        if password := given.get(f"{server}_password"):
+            variable = f"{PREFIX}{server.upper()}"
+            own[f"{server}_url"] = _with_password(own.get(f"{server}_url", ""), quote(password, safe=""), variable)
     try:
         return convert(own, StackSettings, strict=False)
     except InvalidInput as error:
@@ -313,12 +330,15 @@ def _given(environment: Mapping[str, str]) -> dict[str, str]:
     return given
 
 
-def _with_password(url: str, password: str) -> str:
-    """The address with its user's password, as it stands in a URL. Raises InvalidInput that shows neither."""
+def _with_password(url: str, password: str, variable: str) -> str:
+    """Returns the address with its user's password, as it stands in a URL; variable: ONBEAT_REDIS of ONBEAT_REDIS_URL.
+
+    Raises InvalidInput that shows neither.
+    """
     parts = re.fullmatch(r"([a-z+]+://[^:@/]*)(?::([^:@/]*))?(@.*)", url)
     if parts is None or parts[2] not in (None, "", password):
-        problem = "has no place in ONBEAT_REDIS_URL" if parts is None else "is another one than in ONBEAT_REDIS_URL"
-        raise InvalidInput(problem, field="ONBEAT_REDIS_PASSWORD", cure="write the address as redis://USER@HOST:PORT/0")
+        problem = f"has no place in {variable}_URL" if parts is None else f"is another one than in {variable}_URL"
+        raise InvalidInput(problem, field=f"{variable}_PASSWORD", cure="write the address as redis://USER@HOST:PORT/0")
     return f"{parts[1]}:{password}{parts[3]}"
 
 

@@ -31,7 +31,7 @@ SENTINEL_PORT = 26379
 OF_SENTINELS = {"sentinel_username": "username", "sentinel_password": "password"}
 
 
-def read_address(url: str) -> dict[str, Any]:
+def read_address(url: str, *, field: str = "ONBEAT_REDIS_URL") -> dict[str, Any]:
     """What redis-py makes connections with. Raises InvalidInput that shows nothing of the URL: it has a password."""
     watched = "+sentinel://" in url
     try:
@@ -41,7 +41,7 @@ def read_address(url: str) -> dict[str, Any]:
         pool.connection_class(**pool.connection_kwargs)  # reads the options
     except (ValueError, TypeError, exceptions.ConnectionError):  # its text may hold a part of the password
         cure = SENTINEL_CURE if watched else CURE
-        raise InvalidInput("is not a Redis address", field="ONBEAT_REDIS_URL", cure=cure) from None
+        raise InvalidInput("is not a Redis address", field=field, cure=cure) from None
     return address
 
 

@@ -40,6 +40,8 @@ LARGE_BYTES = 4 * MIB
 """Those of a trainer: a commit names each of 10,000 batches with its digest."""
 SAID_BYTES = 64 * KIB
 """What a process says of itself, and a report of spans."""
+MESSAGE_BYTES = 4 * KIB
+"""A message of Celery's, which names one task."""
 RECORD_BYTES = 64 * MIB
 """A record of ours: a spec, a manifest, an event, the list of a run's files, or an audit record, which names each of
 10,000 batches, and of a lost one its reason."""
@@ -73,6 +75,8 @@ BOUNDS: Mapping[str, Bounds] = {
     "acquire_trainer": Bounds(SMALL_BYTES),
     "announce_shard": Bounds(SMALL_BYTES, 1, SMALL_BYTES),
     "beat": Bounds(SMALL_BYTES, 1, SAID_BYTES),
+    "begin_task": Bounds(SMALL_BYTES),
+    "cancel_task": Bounds(SMALL_BYTES, 1, SMALL_BYTES),
     "claim_prompt": Bounds(SMALL_BYTES),
     "claim_rollouts": Bounds(SMALL_BYTES, lists={"read_ahead": READ_AHEAD}),
     "claim_rows": Bounds(SMALL_BYTES, lists=STAGES),
@@ -85,10 +89,16 @@ BOUNDS: Mapping[str, Bounds] = {
         SMALLER_BATCHES,
     ),
     "create_job": Bounds(SMALL_BYTES, 2, 2 * RECORD_BYTES, cure="shorten the spec"),
+    # What is asked, and an event.
+    "create_task": Bounds(SMALL_BYTES, 2, SMALL_BYTES),
     "dispatch": Bounds(LARGE_BYTES, DISPATCHED_AT_ONCE, BATCH_BYTES, {"batches": DISPATCHED_AT_ONCE}, SMALLER_BATCHES),
     "drop_chunks": Bounds(LARGE_BYTES, lists={"kept": MAX_KEPT_VERSIONS}),
+    "due_tasks": Bounds(SMALL_BYTES),
+    # How far it came, what came of it, and an event.
+    "end_task": Bounds(SMALL_BYTES, 3, 3 * SMALL_BYTES),
     "fail_batch": Bounds(SMALL_BYTES),
     "fail_rows": Bounds(SMALL_BYTES, lists=STAGES),
+    "hold_clock": Bounds(SMALL_BYTES, 1, SMALL_BYTES),
     "hosts": Bounds(SMALL_BYTES),
     "open_iteration": Bounds(
         LARGE_BYTES,
@@ -114,6 +124,7 @@ BOUNDS: Mapping[str, Bounds] = {
     "record_files": Bounds(SMALL_BYTES, 1, RECORD_BYTES, cure="keep fewer versions and checkpoints"),
     "remove_job": Bounds(SMALL_BYTES, 1, SMALL_BYTES),
     "renew": Bounds(SMALL_BYTES, lists={"leases": MAX_LEASES}),
+    "renew_task": Bounds(SMALL_BYTES, 1, SMALL_BYTES),
     "renew_trainer": Bounds(SMALL_BYTES),
     "report_spans": Bounds(SMALL_BYTES, 1, SAID_BYTES),
     # The spec before and after, horizons, an event.
@@ -121,6 +132,7 @@ BOUNDS: Mapping[str, Bounds] = {
     "restore_chain": Bounds(LARGE_BYTES, RESTORED_AT_ONCE, BATCH_BYTES, {"digests": RESTORED_AT_ONCE}),
     "rewind": Bounds(SMALL_BYTES, 2, 2 * RECORD_BYTES),
     "seal": Bounds(SMALL_BYTES),
+    "send_message": Bounds(SMALL_BYTES, 1, MESSAGE_BYTES),
     "set_state": Bounds(LARGE_BYTES, 1, RECORD_BYTES),
     "write": Bounds(SMALL_BYTES, 16, RECORD_BYTES),
 }

@@ -4,6 +4,8 @@
     trainer     consumers' workers and trainers: fence, weights, audit chain
     generator   claims prompts, publishes rollouts; of the fence, the weights and the job it is a reader
     stage       stage workers: claim rows of published batches and put their columns; of the rest they are readers
+    tasks       workers of tasks and the clock: they run what a request or the clock starts, and forget ended jobs
+    celery      Celery's messages, which say that there is a task; beside them it may call one bounded function
     loader      puts the library of functions on the server, when the server starts; nothing else
 
 Redis applies these rules to every command, those inside of a function too. So no role may bring functions of its own,
@@ -24,8 +26,8 @@ import hashlib
 from collections.abc import Mapping
 
 GATEWAY, TRAINER, GENERATOR, STAGE = "gateway", "trainer", "generator", "stage"
-LOADER = "loader"
-ROLES = (GATEWAY, TRAINER, GENERATOR, STAGE, LOADER)
+TASKS, CELERY, LOADER = "tasks", "celery", "loader"
+ROLES = (GATEWAY, TRAINER, GENERATOR, STAGE, TASKS, CELERY, LOADER)
 OPERATOR = "default"
 """The user that runs the server, with every right."""
 SEAL_MARK = "@SEAL@"
@@ -36,19 +38,25 @@ UNSEALED = "unsealed"
 SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
     "acquire_trainer": (TRAINER,),
     "announce_shard": (TRAINER,),
-    "beat": (GATEWAY, TRAINER, GENERATOR, STAGE),
+    "beat": (GATEWAY, TRAINER, GENERATOR, STAGE, TASKS),
+    "begin_task": (TASKS,),
+    "cancel_task": (GATEWAY,),
     "claim_prompt": (GENERATOR,),
     "claim_rollouts": (TRAINER,),
     "claim_rows": (STAGE,),
     "commit_iteration": (TRAINER,),
     "create_job": (GATEWAY,),
+    "create_task": (GATEWAY, TASKS),
     "dispatch": (TRAINER,),
     "drop_chunks": (TRAINER,),
+    "due_tasks": (TASKS,),
+    "end_task": (TASKS,),
     "fail_batch": (GENERATOR,),
     "fail_rows": (STAGE,),
+    "hold_clock": (TASKS,),
     "hosts": (TRAINER,),
     "open_iteration": (TRAINER,),
-    "present": (GATEWAY, TRAINER, GENERATOR, STAGE),
+    "present": (GATEWAY, TRAINER, GENERATOR, STAGE, TASKS),
     "publish_batch": (GENERATOR,),
     "publish_weights": (TRAINER,),
     "put_chunk": (TRAINER,),
@@ -57,15 +65,17 @@ SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
     "reconcile": (TRAINER,),
     "record_files": (TRAINER,),
     "renew": (GENERATOR, STAGE),
+    "renew_task": (TASKS,),
     "renew_trainer": (TRAINER,),
-    "remove_job": (GATEWAY,),
+    "remove_job": (GATEWAY, TASKS),
     "report_spans": (GENERATOR, STAGE),
     "resume_job": (GATEWAY,),
     "restore_chain": (TRAINER,),
     "rewind": (TRAINER,),
-    "seal": (GATEWAY, TRAINER),
+    "seal": (GATEWAY, TRAINER, TASKS),
+    "send_message": (CELERY,),
     "set_state": (GATEWAY, TRAINER),
-    "write": (GATEWAY, TRAINER),
+    "write": (GATEWAY, TRAINER, TASKS),
 }
 """Script → the roles that may run it."""
 
@@ -97,22 +107,39 @@ WORKERS = (
 )
 """What generators and stage workers have in common."""
 
+TASK_KEYS = "onbeat:task:* ~onbeat:tasks ~onbeat:open_tasks ~onbeat:task_names ~onbeat:task_counts ~onbeat:clock"
+REMOVAL = (
+    # remove_job looks first whether the job has ended.
+    ("+unlink", f"~onbeat:{{*}}:* ~{S}:{{*}}:*"),
+    ("+get +del", "~onbeat:idempotency:*"),
+    ("+zrem", "~onbeat:jobs"),
+    ("+srem", "~onbeat:active"),
+    ("+decrby", "~onbeat:spec_bytes"),
+    ("+hget +hincrby +hdel", "~onbeat:owners"),
+    ("+hexists +hset", "~onbeat:removed"),
+    ("+xadd", "~onbeat:{*}:events ~onbeat:changes"),
+    ("+set", "~onbeat:persisted"),
+)
+"""What the removal of a job's keys needs: of gateways, and of the tasks that forget ended jobs."""
+
 RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     GATEWAY: (
         ("+time +info", ""),
+        *REMOVAL,
         (WATCH, f"%R~onbeat:{{*}}:* %R~onbeat:jobs %R~onbeat:active %R~onbeat:journal %R~{S}:*"),
-        ("+set +get +del", "~onbeat:idempotency:*"),
-        # remove_job looks first whether the job has ended.
-        ("+unlink", f"~onbeat:{{*}}:* ~{S}:{{*}}:*"),
-        ("+set", "~onbeat:{*}:spec ~onbeat:persisted"),
+        (WATCH, f"%R~{TASK_KEYS.replace(' ~', ' %R~')}"),
+        ("+set", "~onbeat:idempotency:*"),
+        ("+set", "~onbeat:{*}:spec"),
         ("+hset +hsetnx +hdel", "~onbeat:{*}:job"),
-        ("+xadd", "~onbeat:{*}:events ~onbeat:changes ~onbeat:journal"),
-        ("+zadd +zrem", "~onbeat:jobs"),
-        ("+sadd +srem", "~onbeat:active"),
-        ("+get +incrby +decrby", "~onbeat:spec_bytes"),
-        ("+hget +hincrby +hdel", "~onbeat:owners"),
-        ("+hexists +hset", "~onbeat:removed"),
-        ("+hdel", f"~{S}:generators ~{S}:stage_workers ~{S}:consumers"),
+        ("+xadd", "~onbeat:journal"),
+        ("+zadd", "~onbeat:jobs"),
+        ("+sadd", "~onbeat:active"),
+        ("+get +incrby", "~onbeat:spec_bytes"),
+        # A task is created and cancelled by functions alone: they go by the record.
+        ("+hset +unlink", "~onbeat:task:*"),
+        ("+zadd +zrem", "~onbeat:tasks ~onbeat:open_tasks"),
+        ("+hset +hdel +hincrby", "~onbeat:task_names ~onbeat:task_counts ~onbeat:clock"),
+        ("+hdel", f"~{S}:generators ~{S}:stage_workers ~{S}:consumers ~{S}:task_workers"),
         # A resume, and a cancel, ends the epoch before it and empties the open iteration.
         ("+hset", "~onbeat:{*}:fence"),
         ("+xgroup|create +xgroup|destroy +xtrim", f"~{S}:{{*}}:rollouts*"),
@@ -152,6 +179,16 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+hset +hdel", f"~{S}:generators"),
     ),
     STAGE: (*WORKERS, ("+hincrby", f"~{S}:{{*}}:items*"), ("+hset +hdel", f"~{S}:stage_workers")),
+    TASKS: (
+        ("+time +info", ""),
+        *REMOVAL,
+        (WATCH, f"%R~onbeat:{{*}}:* %R~onbeat:jobs %R~onbeat:active %R~{S}:*"),
+        (f"{WATCH} +zrangebyscore +hset +hdel +hincrby +zadd +zrem +unlink", f"~{TASK_KEYS}"),
+        ("+hgetall +hdel", "~onbeat:removed"),
+        ("+hset +hdel", f"~{S}:task_workers"),
+    ),
+    # What Celery's worker and its senders need, and no script: a list for each queue.
+    CELERY: (("+multi +exec +discard", ""), ("+lpush +rpop +brpop +llen +exists +del", "~onbeat:celery:*")),
     LOADER: (("+function|load +function|list", ""),),
 }
 """Role → (commands, keys and channels). A command passes that one of these lines allows with all of its keys."""

@@ -155,8 +155,8 @@ local function drop_reservation(key)
   if reserved and string.sub(reserved, 1, #JOB_ID + 1) == JOB_ID .. ' ' then redis.call('DEL', reservation) end
 end
 
--- Where processes of a kind say that they live: generators | stage_workers | consumers.
-local KINDS = { generators = true, stage_workers = true, consumers = true }
+-- Where processes of a kind say that they live: generators | stage_workers | consumers | task_workers.
+local KINDS = { generators = true, stage_workers = true, consumers = true, task_workers = true }
 local function presence_key(kind)
   return KINDS[kind] and 'onbeat:' .. SEAL .. ':' .. kind or error('not a kind of process')
 end
@@ -425,6 +425,43 @@ end
 -- 'removed' of one whose files are to go.
 local function wake_consumers(what)
   redis.pcall('XADD', CHANGES, 'MAXLEN', '100', '*', 'what', what)
+end
+
+-- Tasks: see tasks.lua.
+local TASKS, OPEN_TASKS, TASK_NAMES, TASK_COUNTS, CLOCK =
+  'onbeat:tasks', 'onbeat:open_tasks', 'onbeat:task_names', 'onbeat:task_counts', 'onbeat:clock'
+local TASK_ENDED = { done = true, failed = true, cancelled = true }
+-- A task that nobody has begun after so long may have lost its message.
+local RESEND_MS = 15000
+
+local function task_key(id)
+  if type(id) ~= 'string' or not string.match(id, '^task%-%x%x%x%x%x%x%x%x%x%x%x%x$') then return error('not a task id') end
+  return 'onbeat:task:' .. id
+end
+
+-- The task is over: nothing waits for it, and what was asked may be asked again.
+local function close_task(id, state, kind, same)
+  redis.call('ZREM', OPEN_TASKS, id)
+  redis.call('HDEL', TASK_NAMES, same)
+  redis.call('HINCRBY', TASK_COUNTS, state .. ' ' .. kind, 1)
+end
+
+-- Tells the watchers of the call's job; a task of no job, and of one that was removed, is told to nobody.
+local function tell_of_task(event)
+  if event ~= '' and JOB_ID ~= '' and redis.call('HEXISTS', JOB, 'state') == 1 then tell(event) end
+end
+
+-- The id of the oldest task that waits in a queue, which its caller sends a message for; but_for: one that it leaves alone.
+local function oldest_waiting(queue, but_for)
+  local oldest, since = '', math.huge
+  for _, id in ipairs(redis.call('ZRANGE', OPEN_TASKS, 0, -1)) do
+    local its_queue, state, created = unpack(redis.call('HMGET', task_key(id), 'queue', 'state', 'created_ms'))
+    if id ~= but_for and its_queue == queue and state == 'queued' and tonumber(created) < since then
+      oldest, since = id, tonumber(created)
+    end
+  end
+  if oldest ~= '' then redis.call('ZADD', OPEN_TASKS, whole(now_ms() + RESEND_MS), oldest) end
+  return oldest
 end
 
 -- What is leased: batches by generators, as stage 0, and items of a job's own stages by stage workers.

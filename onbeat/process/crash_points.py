@@ -48,6 +48,8 @@ CRASH_POINTS = {
     "environment.lost_child": "the sessions of a child that is gone, not begun again",
     "stage.after_claim": "leased items that no stage worker works on",
     "stage.after_compute": "columns in memory, which no other process has",
+    "tasks.begun": "a task runs under a lease, nothing of it is done",
+    "tasks.worked": "a task's work is done, its record doesn't say so",
     "stage.after_put": "columns that are put, the stage worker's own books not closed",
 }
 """Name → the state that a death there leaves."""

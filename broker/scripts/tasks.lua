@@ -1,0 +1,165 @@
+-- Tasks: work that a request or the clock starts (broker/task_store.py). The records here are what is true; Celery's messages only say
+-- that there may be one to begin. Keys, all of the server:
+--   onbeat:task:ID      hash   kind queue job who arguments (TaskArguments) state reason created_ms started_ms ended_ms attempts worker
+--                              turn (number of its newest attempt, which no other has), lease_until, cancel, progress (TaskProgress),
+--                              result (TaskResult), entry (of the clock), same (its field in task_names)
+--   onbeat:tasks        zset   task id -> the ms of its creation: every record that there is
+--   onbeat:open_tasks   zset   task id that is queued or running -> the ms at which its message is sent again, or its lease is over
+--   onbeat:task_names   hash   what is asked, by whom -> task id: a request that comes again is answered the same task while it is open
+--   onbeat:task_counts  hash   'STATE KIND' -> how many have ended so; 'ms KIND' -> how long their last attempts took together
+--   onbeat:clock        hash   owner, lease_until, entries (packed ClockEntry list); of each entry 'last NAME' (ms of its newest task's
+--                              creation), 'task NAME' (that task) and 'done NAME' (ms at which one was done last)
+
+-- create_task: {task_id, kind, queue, who, entry, interval_ms, phase_ms, max_waiting, max_kept}, payloads TaskArguments, JobEvent or '';
+--   entry: the clock's entry that is to be run, or ''; its periods begin at phase_ms, and then every interval_ms
+--   -> {created, id} | {already, id}: the same is open | {full, how many wait in the queue} | {early, ms of the period's end}
+-- A clock's entry is run once in each of its periods, whoever asks.
+local arguments, event, now = payload(), payload(), now_ms()
+if a.entry ~= '' then
+  local last = tonumber(redis.call('HGET', CLOCK, 'last ' .. a.entry)) or 0
+  local period = math.floor((now - a.phase_ms) / a.interval_ms)
+  if last > 0 and period == math.floor((last - a.phase_ms) / a.interval_ms) then
+    return { 'early', whole((period + 1) * a.interval_ms + a.phase_ms) }
+  end
+end
+-- The client's repeat after a lost answer, or the entry's task of the period before.
+local same = a.kind .. ' ' .. a.queue .. ' ' .. a.who .. ' ' .. arguments
+local open = redis.call('HGET', TASK_NAMES, same)
+if open then
+  if a.entry ~= '' then redis.call('HSET', CLOCK, 'last ' .. a.entry, whole(now)) end
+  return { 'already', open }
+end
+local num_waiting = 0
+for _, id in ipairs(redis.call('ZRANGE', OPEN_TASKS, 0, -1)) do
+  local queue, state = unpack(redis.call('HMGET', task_key(id), 'queue', 'state'))
+  if queue == a.queue and state == 'queued' then num_waiting = num_waiting + 1 end
+end
+if num_waiting >= a.max_waiting then return { 'full', num_waiting } end
+redis.call('HSET', task_key(a.task_id), 'kind', a.kind, 'queue', a.queue, 'job', JOB_ID, 'who', a.who, 'arguments', arguments,
+  'state', 'queued', 'created_ms', whole(now), 'attempts', 0, 'turn', 0, 'entry', a.entry, 'same', same)
+redis.call('ZADD', TASKS, whole(now), a.task_id)
+redis.call('ZADD', OPEN_TASKS, whole(now + RESEND_MS), a.task_id)
+redis.call('HSET', TASK_NAMES, same, a.task_id)
+if a.entry ~= '' then redis.call('HSET', CLOCK, 'last ' .. a.entry, whole(now), 'task ' .. a.entry, a.task_id) end
+tell_of_task(event)
+-- The oldest ended ones make room.
+local num_over = redis.call('ZCARD', TASKS) - a.max_kept
+for _, id in ipairs(num_over > 0 and redis.call('ZRANGE', TASKS, 0, num_over + a.max_waiting) or {}) do
+  if num_over > 0 and not redis.call('ZSCORE', OPEN_TASKS, id) then
+    redis.call('UNLINK', task_key(id))
+    redis.call('ZREM', TASKS, id)
+    num_over = num_over - 1
+  end
+end
+return { 'created', a.task_id }
+
+-- begin_task: {task_id, worker, lease_ms, max_attempts}; worker: the process that would run it, one task of each queue at a time
+--   -> {begun, turn, attempts, kind, job, who, TaskArguments} | {exhausted, the same}: it is begun to be failed
+--    | {ended, state} | {held} | {busy} | {unknown}
+local key, now = task_key(a.task_id), now_ms()
+local state, queue, lease_until, attempts, turn, kind, job, who, arguments =
+  unpack(redis.call('HMGET', key, 'state', 'queue', 'lease_until', 'attempts', 'turn', 'kind', 'job', 'who', 'arguments'))
+if not state then return { 'unknown' } end
+if TASK_ENDED[state] then return { 'ended', state } end
+if state == 'running' and (tonumber(lease_until) or 0) > now then return { 'held' } end
+for _, id in ipairs(redis.call('ZRANGE', OPEN_TASKS, 0, -1)) do
+  local worker, its_queue, its_state, its_end = unpack(redis.call('HMGET', task_key(id), 'worker', 'queue', 'state', 'lease_until'))
+  if worker == a.worker and its_queue == queue and its_state == 'running' and (tonumber(its_end) or 0) > now then
+    redis.call('ZADD', OPEN_TASKS, whole(now + RESEND_MS), a.task_id)
+    return { 'busy' }
+  end
+end
+attempts, turn = tonumber(attempts), tonumber(turn) + 1
+local is_exhausted = attempts >= a.max_attempts
+if not is_exhausted then attempts = attempts + 1 end
+redis.call('HSET', key, 'state', 'running', 'attempts', attempts, 'turn', turn, 'worker', a.worker, 'started_ms', whole(now),
+  'lease_until', whole(now + a.lease_ms), 'progress', '')
+redis.call('ZADD', OPEN_TASKS, whole(now + a.lease_ms), a.task_id)
+return { is_exhausted and 'exhausted' or 'begun', turn, attempts, kind, job, who, arguments }
+
+-- renew_task: {task_id, turn, lease_ms}, payload TaskProgress -> {renewed, 1 where it was asked to end, else 0} | {lost}
+local key, now, progress = task_key(a.task_id), now_ms(), payload()
+local state, turn, cancel = unpack(redis.call('HMGET', key, 'state', 'turn', 'cancel'))
+if state ~= 'running' or tonumber(turn) ~= a.turn then return { 'lost' } end
+redis.call('HSET', key, 'lease_until', whole(now + a.lease_ms), 'progress', progress)
+redis.call('ZADD', OPEN_TASKS, whole(now + a.lease_ms), a.task_id)
+return { 'renewed', cancel == '1' and 1 or 0 }
+
+-- end_task: {task_id, turn, state, reason, uncounted}, payloads TaskProgress, TaskResult or '', JobEvent or '';
+--   state: done | failed | cancelled, or queued of an attempt that another is to follow; uncounted: whether that was not its fault
+--   -> {ended, id of the oldest task that waits in its queue, or ''} | {lost}
+-- Only the newest attempt ends a task: one that was taken for dead changes nothing.
+local key, now = task_key(a.task_id), now_ms()
+local progress, result, event = payload(), payload(), payload()
+local state, turn, attempts, kind, queue, started, same, entry, cancel =
+  unpack(redis.call('HMGET', key, 'state', 'turn', 'attempts', 'kind', 'queue', 'started_ms', 'same', 'entry', 'cancel'))
+if state ~= 'running' or tonumber(turn) ~= a.turn then return { 'lost' } end
+local becomes = a.state
+if becomes == 'queued' and cancel == '1' then becomes = 'cancelled' end
+redis.call('HSET', key, 'state', becomes, 'reason', a.reason, 'progress', progress, 'lease_until', 0)
+if becomes == 'queued' then
+  if a.uncounted then redis.call('HSET', key, 'attempts', math.max(0, tonumber(attempts) - 1)) end
+  redis.call('ZADD', OPEN_TASKS, whole(now), a.task_id)
+else
+  redis.call('HSET', key, 'ended_ms', whole(now), 'result', result)
+  close_task(a.task_id, becomes, kind, same)
+  redis.call('HINCRBY', TASK_COUNTS, 'ms ' .. kind, whole(math.max(0, now - (tonumber(started) or now))))
+  if becomes == 'done' and entry ~= '' then redis.call('HSET', CLOCK, 'done ' .. entry, whole(now)) end
+  tell_of_task(event)
+end
+return { 'ended', oldest_waiting(queue, becomes == 'queued' and a.task_id or '') }
+
+-- cancel_task: {task_id, reason}, payload JobEvent -> {cancelled} | {cancelling} | {ended, state} | {unknown}
+-- One that waits ends here; one that runs is told at its next renewal.
+local key, event = task_key(a.task_id), payload()
+local state, kind, same, lease_until = unpack(redis.call('HMGET', key, 'state', 'kind', 'same', 'lease_until'))
+if not state then return { 'unknown' } end
+if TASK_ENDED[state] then return { 'ended', state } end
+if state == 'running' and (tonumber(lease_until) or 0) > now_ms() then
+  redis.call('HSET', key, 'cancel', 1)
+  return { 'cancelling' }
+end
+redis.call('HSET', key, 'state', 'cancelled', 'reason', a.reason, 'ended_ms', whole(now_ms()), 'cancel', 1)
+close_task(a.task_id, 'cancelled', kind, same)
+tell_of_task(event)
+return { 'cancelled' }
+
+-- due_tasks: {most} -> {due, n x (task id, queue)}: tasks whose message may be lost, and those whose worker is gone, queued again
+local now, out = now_ms(), { 'due' }
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', OPEN_TASKS, '-inf', whole(now), 'LIMIT', 0, math.min(a.most, 100))) do
+  local state, queue, worker, lease_until, cancel, kind, same =
+    unpack(redis.call('HMGET', task_key(id), 'state', 'queue', 'worker', 'lease_until', 'cancel', 'kind', 'same'))
+  if not state or TASK_ENDED[state] then
+    redis.call('ZREM', OPEN_TASKS, id)
+  elseif state == 'running' and (tonumber(lease_until) or 0) > now then
+    redis.call('ZADD', OPEN_TASKS, lease_until, id)
+  elseif state == 'running' and cancel == '1' then
+    redis.call('HSET', task_key(id), 'state', 'cancelled', 'reason', 'it was asked to end', 'ended_ms', whole(now))
+    close_task(id, 'cancelled', kind, same)
+  else
+    if state == 'running' then redis.call('HSET', task_key(id), 'state', 'queued', 'reason', 'worker ' .. worker .. ' ended while it ran') end
+    redis.call('ZADD', OPEN_TASKS, whole(now + RESEND_MS), id)
+    out[#out + 1] = id
+    out[#out + 1] = queue
+  end
+end
+return out
+
+-- hold_clock: {owner, lease_ms}, payload packed list of ClockEntry -> {held, 1 where the clock is the owner's, else 0}
+-- Two clocks may stand beside each other; one of them ticks.
+local entries, now = payload(), now_ms()
+local owner, lease_until = unpack(redis.call('HMGET', CLOCK, 'owner', 'lease_until'))
+local left = (tonumber(lease_until) or 0) - now
+-- A lease from before a clock stepped back counts as over.
+if owner and owner ~= a.owner and left > 0 and left <= 10 * a.lease_ms then return { 'held', 0 } end
+redis.call('HSET', CLOCK, 'owner', a.owner, 'lease_until', whole(now + a.lease_ms), 'entries', entries)
+return { 'held', 1 }
+
+-- send_message: {queue, max_waiting}, payload a message of Celery's -> {sent} | {full}
+-- Celery's own way refuses at maxmemory; tasks that free memory must still be heard of. So it is bounded here, in number and length.
+local message = payload()
+if type(a.queue) ~= 'string' or not string.match(a.queue, '^[%w@._-]+$') then return error('not a queue') end
+local key = 'onbeat:celery:' .. a.queue
+if redis.call('LLEN', key) >= math.min(a.max_waiting, 1000) then return { 'full' } end
+redis.call('LPUSH', key, message)
+return { 'sent' }

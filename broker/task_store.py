@@ -1,0 +1,391 @@
+"""Tasks: their records, which are what is true of them, and the clock that starts some of them.
+
+    create ─▶ queued ──begin──▶ running ──end──▶ done | failed | cancelled
+                ▲                  │
+                └── due, give_back ┘  its worker is gone, or was asked to end
+
+A record is found again whatever becomes of Celery's message: `due` answers the tasks whose message may be lost. Only
+the newest attempt of a task renews and ends it (`turn`); one that was taken for dead is told so, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from broker import keys
+from broker.connection.client import Broker
+from broker.ledger import read_of
+from broker.presence import TaskPresence
+from contracts.encoding.wire import changed, decode, encode
+from contracts.errors import Conflict, FencedOff, NotFound, Unavailable
+from contracts.events import TaskChanged
+from contracts.tasks.kinds import TASK_ID, TaskKind, TaskQueue, TaskState
+from contracts.tasks.records import (
+    MAX_ATTEMPTS,
+    MAX_REASON_CHARS,
+    MAX_RESULT_BYTES,
+    ClockEntry,
+    ClockReport,
+    QueueSeen,
+    TaskArguments,
+    TaskProgress,
+    TaskResult,
+    TaskStatus,
+)
+
+MAX_WAITING = 100
+"""Tasks that wait in one queue; beyond them a new one is refused."""
+MAX_KEPT = 1000
+"""Records that are kept, those of ended tasks too."""
+MAX_DUE = 100
+LEASE_S = 15.0
+"""How long an attempt counts as alive without a renewal; it renews every three seconds."""
+CLOCK = "the clock"
+"""The name of who asks for the tasks of the clock's entries. No key can have it: it has a space."""
+RETRY_AFTER_S = 30
+NO_PROGRESS = TaskProgress()
+
+
+def check_task_id(task_id: str) -> str:
+    """Returns the id. Raises NotFound: another form is no task's, and would make another key."""
+    if not TASK_ID.fullmatch(task_id):
+        raise NotFound(f"`{task_id[:80]!a}` is no task's id", field="task_id", cure="`onbeat tasks` lists them")
+    return task_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One attempt at a task, as `TaskStore.begin` gives it to a worker."""
+
+    task_id: str
+    turn: int
+    """Its number; no other attempt of the task has it."""
+    number: int
+    """Which of MAX_ATTEMPTS it is, counted from 1."""
+    kind: TaskKind
+    who: str
+    arguments: TaskArguments
+    is_exhausted: bool = False
+    """The attempts are used up: it is begun to be ended as failed."""
+
+
+class TaskStore:
+    """Every task of the stack. Thread-safe."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._redis: Any = broker.redis
+
+    def create(
+        self,
+        kind: TaskKind,
+        arguments: TaskArguments,
+        *,
+        who: str,
+        queue: str = "",
+        entry: ClockEntry | None = None,
+    ) -> tuple[str, bool]:
+        """Creates a task; who sends its message is told the id.
+
+        Args:
+            kind: What it does.
+            arguments: What it is asked for. The same kind, asked for by the same person with the same arguments, is the
+                same task while it is open.
+            who: The name of the key that asks.
+            queue: The queue of one host; "" takes that of the kind.
+            entry: The clock's entry that it is a run of.
+
+        Returns:
+            The task's id, and True if it is new. "" where the entry was run in this period already.
+
+        Raises:
+            Unavailable: MAX_WAITING tasks wait in the queue.
+        """
+        task_id = f"task-{uuid.uuid4().hex[:12]}"
+        outcome, answer = self._broker.run(
+            "create_task",
+            encode(arguments),
+            self._event(task_id, kind, TaskState.QUEUED, who) if arguments.job_id else b"",
+            job=arguments.job_id,
+            task_id=task_id,
+            kind=kind.value,
+            queue=queue or kind.queue.value,
+            who=who,
+            entry=entry.name if entry else "",
+            interval_ms=int(entry.interval_s * 1000) if entry else 1,
+            phase_ms=int(entry.phase_s * 1000) if entry else 0,
+            max_waiting=MAX_WAITING,
+            max_kept=MAX_KEPT,
+        )
+        if outcome == b"early":
+            return "", False
+        if outcome == b"full":
+            raise Unavailable(
+                f"{answer} tasks wait in the queue {queue or kind.queue.value}",
+                field=kind.value,
+                cure="wait until some are done, start another worker of tasks, or cancel some: `onbeat tasks`",
+            )
+        return answer.decode(), outcome == b"created"
+
+    def status(self, task_id: str) -> TaskStatus:
+        """Raises NotFound, also for a task whose record was removed: the newest MAX_KEPT stay."""
+        with self._broker.call():
+            fields: dict[bytes, bytes] = self._redis.hgetall(keys.task(check_task_id(task_id)))
+        if b"state" not in fields:
+            raise _unknown(task_id)
+        return _status(task_id, fields)
+
+    def newest(self, limit: int, *, where: Callable[[TaskStatus], bool] = lambda _: True) -> list[TaskStatus]:
+        """Returns at most so many of the tasks that `where` takes, newest first."""
+        with self._broker.call():
+            ids = [name.decode() for name in self._redis.zrevrange(keys.TASKS, 0, -1)]
+        return [status for status in self._statuses(ids) if where(status)][:limit]
+
+    def open(self) -> list[TaskStatus]:
+        """Returns the tasks that are queued or running, oldest first."""
+        with self._broker.call():
+            ids = [name.decode() for name in self._redis.zrange(keys.OPEN_TASKS, 0, -1)]
+        return sorted(self._statuses(ids), key=lambda status: (status.created_s, status.task_id))
+
+    def cancel(self, task_id: str, *, by: str) -> TaskStatus:
+        """Ends a task that waits, and has one that runs end soon. Repeating it changes nothing.
+
+        Raises:
+            NotFound: There is no such task.
+            Conflict: It has ended otherwise.
+        """
+        before = self.status(task_id)
+        reason = f"cancelled by {by}"
+        event = self._event(task_id, before.kind, TaskState.CANCELLED, by, reason) if before.arguments.job_id else b""
+        outcome, *rest = self._broker.run(
+            "cancel_task", event, job=before.arguments.job_id, task_id=task_id, reason=reason
+        )
+        if outcome == b"unknown":
+            raise _unknown(task_id)
+        if outcome == b"ended" and rest[0].decode() != TaskState.CANCELLED.value:
+            raise Conflict(f"a task that is {rest[0].decode()} cannot be cancelled", field="state")
+        return self.status(task_id)
+
+    def begin(self, task_id: str, *, worker: str) -> Attempt | None:
+        """Takes a task for a worker; None where there is nothing to begin.
+
+        That is a task that has ended, that another worker runs, or that waits until this worker is done with another
+        one of its queue. worker: the id of the process.
+        """
+        outcome, *rest = self._broker.run(
+            "begin_task",
+            task_id=check_task_id(task_id),
+            worker=worker,
+            lease_ms=int(LEASE_S * 1000),
+            max_attempts=MAX_ATTEMPTS,
+        )
+        if outcome not in (b"begun", b"exhausted"):
+            return None
+        turn, number, kind, _, who, arguments = rest
+        with read_of(task_id):
+            return Attempt(
+                task_id=task_id,
+                turn=turn,
+                number=number,
+                kind=TaskKind(kind.decode()),
+                who=who.decode(errors="replace"),
+                arguments=decode(arguments, TaskArguments),
+                is_exhausted=outcome == b"exhausted",
+            )
+
+    def renew(self, attempt: Attempt, progress: TaskProgress) -> bool:
+        """Returns True where the task was asked to end. Raises FencedOff where another attempt has taken its place."""
+        outcome, *rest = self._broker.run(
+            "renew_task", encode(progress), task_id=attempt.task_id, turn=attempt.turn, lease_ms=int(LEASE_S * 1000)
+        )
+        if outcome == b"lost":
+            raise FencedOff(f"attempt {attempt.number} of {attempt.task_id} was taken for dead", field="turn")
+        return bool(rest[0])
+
+    def end(
+        self,
+        attempt: Attempt,
+        state: TaskState,
+        *,
+        progress: TaskProgress = NO_PROGRESS,
+        result: TaskResult | None = None,
+        reason: str = "",
+    ) -> str:
+        """Ends a task, tells its job's watchers, and returns the task that waits next in its queue, or "".
+
+        Raises FencedOff where another attempt has taken its place.
+        """
+        body = b"" if result is None else encode(result)
+        if len(body) > MAX_RESULT_BYTES:
+            state, body = TaskState.FAILED, b""
+            reason = f"its result has more than {MAX_RESULT_BYTES} bytes"
+        reason = reason[:MAX_REASON_CHARS]
+        job_id = attempt.arguments.job_id
+        event = self._event(attempt.task_id, attempt.kind, state, attempt.who, reason) if job_id else b""
+        return self._end(attempt, state.value, reason, progress, body, event)
+
+    def give_back(self, attempt: Attempt, *, reason: str, progress: TaskProgress = NO_PROGRESS) -> str:
+        """Queues a task again whose worker was asked to end: the attempt doesn't count. As `end` otherwise."""
+        return self._end(attempt, TaskState.QUEUED.value, reason, progress, b"", b"", uncounted=True)
+
+    def retry(self, attempt: Attempt, *, reason: str, progress: TaskProgress = NO_PROGRESS) -> str:
+        """Queues a task again that met what may pass, such as a store that is away. The attempt counts.
+
+        As `end` otherwise; the last attempt fails.
+        """
+        if attempt.number >= MAX_ATTEMPTS:
+            return self.end(attempt, TaskState.FAILED, progress=progress, reason=reason)
+        return self._end(attempt, TaskState.QUEUED.value, reason[:MAX_REASON_CHARS], progress, b"", b"")
+
+    def due(self) -> list[tuple[str, str]]:
+        """Returns (task, queue) of those that nobody has begun for a while, and of those whose worker is gone.
+
+        Whoever asks sends their messages again; no other one is answered the same for a while.
+        """
+        _, *rest = self._broker.run("due_tasks", most=MAX_DUE)
+        words = [word.decode() for word in rest]
+        return list(zip(words[::2], words[1::2], strict=True))
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Returns how many tasks have ended: (state, kind) → number; ("ms", kind) → milliseconds together."""
+        with self._broker.call():
+            stored: dict[bytes, bytes] = self._redis.hgetall(keys.TASK_COUNTS)
+        split = {name.decode(errors="replace").partition(" ")[::2]: value for name, value in stored.items()}
+        return {names: int(value) for names, value in split.items() if value.lstrip(b"-").isdigit()}
+
+    def queues(self) -> list[QueueSeen]:
+        """Returns every queue that has tasks, or that a live worker takes from, and those of the kinds."""
+        live = TaskPresence(self._broker).live()
+        tasks = self.open()
+        names = {queue.value for queue in TaskQueue} | {task.queue for task in tasks}
+        names |= {queue for worker in live for queue in worker.queues}
+        now_s = self._broker.now_s()
+        seen: list[QueueSeen] = []
+        for name in sorted(names):
+            waiting = [task.created_s for task in tasks if task.queue == name and task.state is TaskState.QUEUED]
+            seen.append(
+                QueueSeen(
+                    queue=name,
+                    waiting=len(waiting),
+                    running=sum(task.queue == name and task.state is TaskState.RUNNING for task in tasks),
+                    oldest_s=max(0.0, now_s - min(waiting)) if waiting else 0.0,
+                    workers=sum(name in worker.queues for worker in live),
+                )
+            )
+        return seen
+
+    def hold_clock(self, owner: str, entries: Sequence[ClockEntry], *, lease_s: float) -> bool:
+        """Returns True while the clock is the owner's: of several that stand beside each other, one ticks."""
+        lease_ms = int(lease_s * 1000)
+        return bool(self._broker.run("hold_clock", encode(list(entries)), owner=owner, lease_ms=lease_ms)[1])
+
+    def clock(self) -> ClockReport:
+        """Returns what the clock starts, when each ran last, and whose it is."""
+        with self._broker.call():
+            fields: dict[bytes, bytes] = self._redis.hgetall(keys.CLOCK)
+        with read_of("onbeat:clock"):
+            entries = decode(fields[b"entries"], tuple[ClockEntry, ...]) if b"entries" in fields else ()
+            lease_s = int(fields.get(b"lease_until", b"0")) / 1000 - self._broker.now_s()
+            return ClockReport(
+                entries=tuple(_as_run(entry, fields) for entry in entries),
+                holder=fields.get(b"owner", b"").decode() if lease_s > 0 else "",
+                lease_s=max(0.0, lease_s),
+            )
+
+    def _statuses(self, ids: Sequence[str]) -> list[TaskStatus]:
+        """Those of the ids whose records are there."""
+        with self._broker.call():
+            pipe: Any = self._redis.pipeline(transaction=False)
+            for task_id in ids:
+                pipe.hgetall(keys.task(check_task_id(task_id)))
+            answers = pipe.execute() if ids else []
+        return [_status(task_id, fields) for task_id, fields in zip(ids, answers, strict=True) if b"state" in fields]
+
+    def _end(
+        self,
+        attempt: Attempt,
+        state: str,
+        reason: str,
+        progress: TaskProgress,
+        result: bytes,
+        event: bytes,
+        *,
+        uncounted: bool = False,
+    ) -> str:
+        outcome, *rest = self._broker.run(
+            "end_task",
+            encode(progress),
+            result,
+            event,
+            job=attempt.arguments.job_id,
+            task_id=attempt.task_id,
+            turn=attempt.turn,
+            state=state,
+            reason=reason,
+            uncounted=uncounted,
+        )
+        if outcome == b"lost":
+            raise FencedOff(f"attempt {attempt.number} of {attempt.task_id} was taken for dead", field="turn")
+        return rest[0].decode()
+
+    @staticmethod
+    def _event(task_id: str, kind: TaskKind, state: TaskState, by: str, reason: str = "") -> bytes:
+        event = TaskChanged(at_s=time.time(), task_id=task_id, kind=kind, state=state, by=by, reason=reason[:500])
+        return encode(event)
+
+
+def _unknown(task_id: str) -> NotFound:
+    return NotFound(
+        f"there is no task {task_id}; of ended ones the newest {MAX_KEPT} are kept",
+        field="task_id",
+        cure="`onbeat tasks` lists them",
+    )
+
+
+def _status(task_id: str, fields: dict[bytes, bytes]) -> TaskStatus:
+    def text(name: bytes) -> str:
+        return fields.get(name, b"").decode(errors="replace")
+
+    def seconds(name: bytes) -> float:
+        return int(fields.get(name) or 0) / 1000
+
+    with read_of(task_id):
+        state = TaskState(text(b"state"))
+        return TaskStatus(
+            task_id=task_id,
+            kind=TaskKind(text(b"kind")),
+            queue=text(b"queue"),
+            state=state,
+            reason=text(b"reason"),
+            arguments=decode(fields[b"arguments"], TaskArguments),
+            who=text(b"who"),
+            created_s=seconds(b"created_ms"),
+            started_s=seconds(b"started_ms"),
+            ended_s=seconds(b"ended_ms"),
+            attempts=int(fields.get(b"attempts") or 0),
+            worker=text(b"worker"),
+            is_cancelling=fields.get(b"cancel") == b"1" and not state.is_final,
+            progress=decode(fields[b"progress"], TaskProgress) if fields.get(b"progress") else TaskProgress(),
+            result=decode(fields[b"result"], TaskResult) if fields.get(b"result") else None,
+        )
+
+
+def _as_run(entry: ClockEntry, fields: dict[bytes, bytes]) -> ClockEntry:
+    """The entry with the times of its runs."""
+
+    def seconds(name: str) -> float:
+        return int(fields.get(f"{name} {entry.name}".encode()) or 0) / 1000
+
+    last_s = seconds("last")
+    period = (last_s - entry.phase_s) // entry.interval_s
+    return changed(
+        entry,
+        last_s=last_s,
+        done_s=seconds("done"),
+        next_s=(period + 1) * entry.interval_s + entry.phase_s if last_s else 0.0,
+        last_task=fields.get(f"task {entry.name}".encode(), b"").decode(errors="replace"),
+    )

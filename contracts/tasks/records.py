@@ -1,0 +1,176 @@
+"""What is asked of a task, and what is known of it: the record in Redis (broker/task_store.py) as HTTP answers it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import UNSET, Meta, UnsetType, field
+
+from contracts.answers import AuditVerdict
+from contracts.encoding.digests import Digest
+from contracts.encoding.wire import Line, Record
+from contracts.tasks.kinds import TaskKind, TaskState
+
+MAX_ATTEMPTS = 3
+"""How often a task is begun whose workers die of it, or beside it; then it has failed."""
+MAX_ARGUMENT_BYTES = 1024
+MAX_RESULT_BYTES = 64 * 1024
+MAX_REASON_CHARS = 4096
+TaskId = Annotated[str, Meta(pattern=r"^task-[0-9a-f]{12}$(?![\s\S])")]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class TaskArguments(Record, frozen=True, kw_only=True):
+    """What a task is asked to do, in names and numbers. Each kind reads its own."""
+
+    job_id: Annotated[str, Meta(max_length=64)] = ""
+    """The job of `verify`, `export` and `delete`."""
+    version: Annotated[int, Meta(ge=0)] | None = None
+    """Of `export`: the policy version; None: the newest that is kept."""
+    best: bool = False
+    """Of `export`: the kept version of the best held-out score."""
+    adapters: bool = False
+    """Of `export`: LoRA adapters as peft has them, not merged."""
+
+
+class ExportRequest(Record, frozen=True, kw_only=True):
+    """Body of `POST /v1/jobs/{id}/export`; a request may leave it out."""
+
+    version: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    """Policy version, one that is kept; None: the newest."""
+    best: bool = False
+    """The kept version of the best held-out score; it excludes `version`."""
+    adapters: bool = False
+    """LoRA adapters as peft has them, not merged."""
+
+
+class TaskProgress(Record, frozen=True, kw_only=True):
+    """How far a task has come, in files and bytes; 0 of what isn't known yet."""
+
+    files_done: Count = 0
+    files_total: Count = 0
+    bytes_done: Count = 0
+    bytes_total: Count = 0
+
+
+class ExportedFiles(Record, frozen=True, kw_only=True):
+    """The folder that an export wrote."""
+
+    policy_version: Count
+    weights_digest: Digest
+    """Of the version, as its manifest and the audit chain have it; verified over the files that were written."""
+    adapters_digest: str = ""
+    """Of the adapters; "" in a whole model."""
+    source: str
+    """The folder below the run root that the version was read from."""
+    base: str = ""
+    """The folder of the model that the job started with, as the worker sees it."""
+    files: dict[Annotated[str, Meta(max_length=128)], Count]
+    """Name → size in bytes."""
+    num_bytes: Count
+    has_chain: bool = True
+    """Whether the digest was compared with the job's audit chain."""
+    until_s: float = 0.0
+    """Unix time from which the files may be removed."""
+    host: str = ""
+    """The host whose run root has them."""
+
+
+class BackupMade(Record, frozen=True, kw_only=True):
+    """What a backup holds."""
+
+    directory: str
+    num_jobs: Count
+    num_bytes: Count
+    has_redis: bool
+
+
+class TaskResult(Record, frozen=True, kw_only=True):
+    """What came of a task; each kind sets its own."""
+
+    verdict: AuditVerdict | UnsetType = UNSET
+    """Of `verify`."""
+    exported: ExportedFiles | UnsetType = UNSET
+    """Of `export`."""
+    backup: BackupMade | UnsetType = UNSET
+    """Of `backup`."""
+    num_jobs: Count | UnsetType = UNSET
+    """Jobs, or their files, that `forget`, `sweep`, `delete`, `clear_objects` or `verify_kept` has seen to."""
+    num_bytes: Count | UnsetType = UNSET
+    """Bytes that `clear_objects` freed."""
+
+
+class TaskStatus(Record, frozen=True, kw_only=True):
+    """The answer to `GET /v1/tasks/{id}`."""
+
+    task_id: TaskId
+    kind: TaskKind
+    queue: str
+    """The queue that it waits in, or was taken from."""
+    state: TaskState
+    reason: str = ""
+    """Why it failed, was cancelled or was begun again; what a queued task waits for; "" where all is well."""
+    arguments: TaskArguments = field(default_factory=TaskArguments)
+    who: str
+    """The name of the key that asked for it; "the clock"."""
+    created_s: float
+    """Unix time by the server's clock, as the others."""
+    started_s: float = 0.0
+    """Of its newest attempt; 0.0 before the first."""
+    ended_s: float = 0.0
+    """0.0 where it hasn't ended."""
+    attempts: int = 0
+    worker: str = ""
+    """The worker of its newest attempt."""
+    is_cancelling: bool = False
+    """Whether it was asked to end, and hasn't."""
+    progress: TaskProgress = field(default_factory=TaskProgress)
+    result: TaskResult | None = None
+    """None where it isn't done; an old one is removed with the record."""
+
+
+class TaskList(Record, frozen=True, kw_only=True):
+    """The answer to `GET /v1/tasks`."""
+
+    tasks: tuple[TaskStatus, ...]
+    """Newest first."""
+
+
+class ClockEntry(Record, frozen=True, kw_only=True):
+    """What the clock starts again and again."""
+
+    name: Line
+    kind: TaskKind
+    interval_s: Annotated[float, Meta(gt=0.0)]
+    phase_s: float = 0.0
+    """When a period begins, in seconds of Unix time, counted by intervals: 10,800 of a day is 3:00 UTC."""
+    last_s: float = 0.0
+    """Unix time at which its newest task was created; 0.0 before the first."""
+    done_s: float = 0.0
+    """When one of its tasks was done last; 0.0 before the first."""
+    next_s: float = 0.0
+    """When it is due; 0.0: at once."""
+    last_task: str = ""
+    """The task of that run; "" before the first."""
+
+
+class ClockReport(Record, frozen=True, kw_only=True):
+    """The answer to `GET /v1/clock`."""
+
+    entries: tuple[ClockEntry, ...]
+    holder: str = ""
+    """The process whose lease the clock runs under; "" while none holds it."""
+    lease_s: float = 0.0
+    """Until that lease ends."""
+
+
+class QueueSeen(Record, frozen=True, kw_only=True):
+    """One queue, as the page and the metrics show it."""
+
+    queue: str
+    waiting: Count
+    running: Count
+    oldest_s: float
+    """Age of the oldest task that waits; 0.0 while none does."""
+    workers: Count
+    """Live workers that take from it."""

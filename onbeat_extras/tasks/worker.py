@@ -1,0 +1,216 @@
+"""A worker of tasks: Celery's, with a pool of processes, one for each queue, and one task a process.
+
+    Celery's message ─▶ main ─▶ child: RunningAttempt ─▶ work of the kind
+    every LOOK_S ─▶ main: sign of life; messages again for tasks that nobody has begun, or whose worker is gone
+    SIGTERM ─▶ main reads no message more; children give their tasks back ─▶ exit, within END_S whatever Redis does
+
+Everything that waits in the main process is bounded: it runs between Celery's reads, and its event loop stands still
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+from celery import bootsteps, signals
+
+from broker.connection.client import Broker, connect, connect_within
+from broker.presence import TaskPresence
+from broker.task_store import TaskStore
+from contracts.errors import OnbeatError
+from contracts.monitor import TaskWorkerSeen
+from contracts.settings import StackSettings
+from contracts.tasks.kinds import TaskQueue, TaskState, queue_of_host
+from onbeat.http_service.own_metrics import metrics_of
+from onbeat.process import crash_points
+from onbeat.process.launcher import end_with_parent
+from onbeat.telemetry import logs
+from onbeat_extras.tasks.attempt import GRACE_S, RunningAttempt
+from onbeat_extras.tasks.messages import TASK_NAMES, TaskMessages, make_celery_app
+from onbeat_extras.tasks.works import work_of
+
+LOOK_S = 3.0
+LOOK_PATIENCE_S = 2.0
+"""How long the look waits for Redis: Celery's loop stands still meanwhile."""
+CHILD_PATIENCE_S = 5.0
+END_S = 10.0
+"""Longest that the process takes to end from its SIGTERM on, whatever Redis does."""
+HARD_LIMIT_S = 60.0
+"""Time between a soft limit, which the task answers, and the hard one, at which its process is killed."""
+FILES_LIMIT_S = 6 * 3600.0
+CLOCK_LIMIT_S = 600.0
+OOM_SCORE = 1000
+"""Where memory is short the kernel ends a task first: it is begun again, and no job waits for it."""
+
+log = logging.getLogger(__name__)
+
+
+def soft_limits(settings: StackSettings) -> dict[TaskQueue, float]:
+    """Returns how long a task of each queue may take, in seconds; then it has failed."""
+    return {
+        TaskQueue.CHECK: settings.verify_timeout_s,
+        TaskQueue.FILES: FILES_LIMIT_S,
+        TaskQueue.CLOCK: CLOCK_LIMIT_S,
+    }
+
+
+def queues_of(settings: StackSettings, names: Sequence[TaskQueue]) -> tuple[str, ...]:
+    """Returns the queues that a worker of this host takes from.
+
+    Where hosts share no run root, files of this host are reached from here alone: they have a queue of their own.
+    """
+    queues = [name.value for name in names]
+    if settings.objects and TaskQueue.FILES in names:
+        queues.append(queue_of_host(TaskQueue.FILES, socket.gethostname()))
+    return tuple(queues)
+
+
+def run_worker(settings: StackSettings, names: Sequence[TaskQueue]) -> int:
+    """Works until a signal, and returns the exit code. Raises OnbeatError where Redis does not answer or refuses."""
+    broker = connect_within(settings, patience_s=LOOK_PATIENCE_S)
+    broker.check()
+    queues = queues_of(settings, names)
+    worker_id = settings.process_id("tasks")
+    metrics_of(settings, "tasks")
+    app = make_celery_app(settings, queues)
+
+    def run_task(task_id: str) -> None:
+        run_in_child(settings, worker_id, task_id)
+
+    for queue, soft_s in soft_limits(settings).items():
+        hard_s = soft_s + HARD_LIMIT_S
+        app.task(run_task, name=TASK_NAMES[queue], soft_time_limit=soft_s, time_limit=hard_s)
+    look = Look(broker, settings, worker_id=worker_id, queues=queues)
+    app.steps["consumer"].add(look.step())
+    signals.worker_shutting_down.connect(WorkerEnd(look).begin, weak=False)
+    signals.worker_process_init.connect(_begin_child, weak=False)
+    log.info("worker of tasks %s takes from %s", worker_id, ", ".join(queues))
+    worker = app.Worker(
+        pool="prefork",
+        concurrency=len(names),
+        without_heartbeat=True,
+        without_gossip=True,
+        without_mingle=True,
+        # The name stands in Celery's own log alone.
+        hostname=worker_id,
+        loglevel=logging.getLogger().level,
+    )
+    worker.start()
+    look.leave()
+    return int(worker.exitcode or 0)
+
+
+def _begin_child(**_: Any) -> None:
+    """Prepares a child of the pool, once it is forked: it ends with its main process, and before anything else where
+    memory is short."""
+    end_with_parent(signal.SIGKILL)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # no Linux
+        file.write(str(OOM_SCORE))
+
+
+def run_in_child(settings: StackSettings, worker_id: str, task_id: str) -> None:
+    """Runs a task in this process, unless its record says that there is nothing to begin."""
+    logs.configure(settings, service="tasks")
+    crash_points.arm(settings.crash_at)
+    # Connections of the main process are not this one's.
+    broker = connect(settings, patience_s=CHILD_PATIENCE_S)
+    try:
+        store = TaskStore(broker)
+        attempt = store.begin(task_id, worker=worker_id)
+        if attempt is None:
+            return
+        log.info("task %s (%s) of %s is begun, attempt %d", task_id, attempt.kind.value, attempt.who, attempt.number)
+        following = RunningAttempt(store, attempt).run(work_of(attempt.kind, broker, settings))
+        if following:
+            TaskMessages(settings).send(following, store.status(following).queue)
+    finally:
+        broker.close()
+
+
+class Look:
+    """The main process' look at the records, between Celery's reads."""
+
+    def __init__(self, broker: Broker, settings: StackSettings, *, worker_id: str, queues: Sequence[str]) -> None:
+        self._store = TaskStore(broker)
+        self._presence = TaskPresence(broker)
+        self._messages = TaskMessages(settings)
+        self._worker_id = worker_id
+        self._queues = tuple(queues)
+
+    def step(self) -> type[bootsteps.StartStopStep]:
+        """Returns the step of Celery's start by which the look is had again and again."""
+        look = self
+
+        class LookStep(bootsteps.StartStopStep):
+            requires = ("celery.worker.consumer.tasks:Tasks",)
+
+            def start(self, parent: Any) -> None:
+                look.look()
+                self.timer = parent.timer.call_repeatedly(LOOK_S, look.look)
+
+            def stop(self, parent: Any) -> None:
+                if getattr(self, "timer", None) is not None:
+                    self.timer.cancel()
+                    self.timer = None
+
+        return LookStep
+
+    def look(self) -> None:
+        """Says that this worker lives, and sends messages again. A server that is away costs one look."""
+        try:
+            tasks = [task for task in self._store.open() if task.state is TaskState.RUNNING]
+            running = tuple(task.task_id for task in tasks if task.worker == self._worker_id)
+            seen = TaskWorkerSeen(
+                worker_id=self._worker_id, host=socket.gethostname(), queues=self._queues, running=running
+            )
+            self._presence.beat(seen)
+            for task_id, queue in self._store.due():
+                log.info("task %s is to be begun from %s", task_id, queue)
+                self._messages.send(task_id, queue)
+        except OnbeatError as error:
+            log.warning("cannot look at the tasks now: %s", error)
+
+    def leave(self) -> None:
+        """Says that this worker ends."""
+        with contextlib.suppress(OnbeatError):
+            self._presence.leave(self._worker_id)
+
+
+class WorkerEnd:
+    """The end of a worker, which waits for no server: Celery's own waits for its tasks, and for Redis to come back."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self._begun = False
+
+    def begin(self, **_: Any) -> None:
+        """Has the children give their tasks back, and sees to the end. Celery calls it from its signal handler."""
+        if self._begun:
+            return
+        self._begun = True
+        threading.Thread(target=self._run, name="worker end", daemon=True).start()
+
+    def _run(self) -> None:
+        until_s = time.monotonic() + END_S
+        children = psutil.Process().children(recursive=True)
+        for child in children:
+            with contextlib.suppress(psutil.Error):
+                child.terminate()
+        psutil.wait_procs(children, timeout=GRACE_S + 2.0)
+        while time.monotonic() < until_s:
+            time.sleep(0.1)
+        log.warning("Celery does not end: this process does")
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        logging.shutdown()
+        os._exit(0)
