@@ -108,7 +108,7 @@ class RunningAttempt:
             except SoftTimeLimitExceeded:
                 self._stop_signals()
                 return self._end(TaskState.FAILED, reason="it was not done within its limit of time")
-            except Unavailable:
+            except Unavailable as error:
                 self._stop_signals()
                 reason = str(error)
                 return self._tell(lambda: self._store.retry(attempt, reason=reason, progress=self._record()))
