@@ -242,9 +242,9 @@ class TaskStore:
         return self._end(attempt, TaskState.QUEUED.value, reason[:MAX_REASON_CHARS], progress, b"", b"")
 
     def due(self) -> list[tuple[str, str]]:
-        """Returns (task, queue) of those that nobody has begun for a while, and of those whose worker is gone.
+        """Returns (task, queue) of the tasks that no worker has begun for a while, and of those whose worker is gone.
 
-        Whoever asks sends their messages again; no other one is answered the same for a while.
+        The caller sends their messages again; no other caller is answered the same tasks for a while.
         """
         _, *rest = self._broker.run("due_tasks", most=MAX_DUE)
         words = [word.decode() for word in rest]

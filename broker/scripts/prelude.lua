@@ -431,7 +431,7 @@ end
 local TASKS, OPEN_TASKS, TASK_NAMES, TASK_COUNTS, CLOCK =
   'onbeat:tasks', 'onbeat:open_tasks', 'onbeat:task_names', 'onbeat:task_counts', 'onbeat:clock'
 local TASK_ENDED = { done = true, failed = true, cancelled = true }
--- A task that nobody has begun after so long may have lost its message.
+-- The message of a task that no worker has begun after so long may be lost.
 local RESEND_MS = 15000
 
 local function task_key(id)
@@ -446,7 +446,7 @@ local function close_task(id, state, kind, same)
   redis.call('HINCRBY', TASK_COUNTS, state .. ' ' .. kind, 1)
 end
 
--- Tells the watchers of the call's job; a task of no job, and of one that was removed, is told to nobody.
+-- Tells the watchers of the call's job; a job that was removed has none.
 local function tell_of_task(event)
   if event ~= '' and JOB_ID ~= '' and redis.call('HEXISTS', JOB, 'state') == 1 then tell(event) end
 end

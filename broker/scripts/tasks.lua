@@ -13,7 +13,7 @@
 -- create_task: {task_id, kind, queue, who, entry, interval_ms, phase_ms, max_waiting, max_kept}, payloads TaskArguments, JobEvent or '';
 --   entry: the clock's entry that is to be run, or ''; its periods begin at phase_ms, and then every interval_ms
 --   -> {created, id} | {already, id}: the same is open | {full, how many wait in the queue} | {early, ms of the period's end}
--- A clock's entry is run once in each of its periods, whoever asks.
+-- A clock's entry is run once in each of its periods, however many clocks ask.
 local arguments, event, now = payload(), payload(), now_ms()
 if a.entry ~= '' then
   local last = tonumber(redis.call('HGET', CLOCK, 'last ' .. a.entry)) or 0

@@ -26,11 +26,11 @@ class TaskArguments(Record, frozen=True, kw_only=True):
     job_id: Annotated[str, Meta(max_length=64)] = ""
     """The job of `verify`, `export` and `delete`."""
     version: Annotated[int, Meta(ge=0)] | None = None
-    """Of `export`: the policy version; None: the newest that is kept."""
+    """The policy version of an `export`; None: the newest that is kept."""
     best: bool = False
-    """Of `export`: the kept version of the best held-out score."""
+    """An `export` takes the kept version of the best held-out score."""
     adapters: bool = False
-    """Of `export`: LoRA adapters as peft has them, not merged."""
+    """An `export` writes LoRA adapters as peft has them, not merged."""
 
 
 class ExportRequest(Record, frozen=True, kw_only=True):
@@ -58,9 +58,9 @@ class ExportedFiles(Record, frozen=True, kw_only=True):
 
     policy_version: Count
     weights_digest: Digest
-    """Of the version, as its manifest and the audit chain have it; verified over the files that were written."""
+    """The version's, as its manifest and the audit chain have it; verified over the files that were written."""
     adapters_digest: str = ""
-    """Of the adapters; "" in a whole model."""
+    """The adapters' own; "" in a whole model."""
     source: str
     """The folder below the run root that the version was read from."""
     base: str = ""
@@ -89,11 +89,11 @@ class TaskResult(Record, frozen=True, kw_only=True):
     """What came of a task; each kind sets its own."""
 
     verdict: AuditVerdict | UnsetType = UNSET
-    """Of `verify`."""
+    """The verdict of a `verify`."""
     exported: ExportedFiles | UnsetType = UNSET
-    """Of `export`."""
+    """The folder of an `export`."""
     backup: BackupMade | UnsetType = UNSET
-    """Of `backup`."""
+    """The copy that a `backup` made."""
     num_jobs: Count | UnsetType = UNSET
     """Jobs, or their files, that `forget`, `sweep`, `delete`, `clear_objects` or `verify_kept` has seen to."""
     num_bytes: Count | UnsetType = UNSET
@@ -116,7 +116,7 @@ class TaskStatus(Record, frozen=True, kw_only=True):
     created_s: float
     """Unix time by the server's clock, as the others."""
     started_s: float = 0.0
-    """Of its newest attempt; 0.0 before the first."""
+    """When its newest attempt began; 0.0 before the first."""
     ended_s: float = 0.0
     """0.0 where it hasn't ended."""
     attempts: int = 0

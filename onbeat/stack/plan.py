@@ -38,6 +38,7 @@ DECIDED = {
     "port": "each of its services has one of its own; --port is the gateway's",
     "name": "each of its processes has one of its own, as generator-1",
     "metrics_port": "each of its processes has one of its own, with --metrics",
+    "celery_url": "it makes the users of its Redis, and ONBEAT_REDIS_URL is used for Celery's messages too",
     "trainer_metrics_port": "its trainer has one of its own, with --metrics",
 }
 """Setting that the stack decides itself → why."""

@@ -185,7 +185,7 @@ def make_celery_app(settings: StackSettings, queues: Sequence[str] = ()) -> Cele
         broker_connection_max_retries=None,
         broker_transport_options={
             "address": Secret(url),
-            "global_keyprefix": keys.CELERY_PREFIX,
+            "global_keyprefix": keys.CELERY_QUEUE.removesuffix("Q"),
             "ack_emulation": False,
             "priority_steps": [0],
             "socket_connect_timeout": CONNECT_TIMEOUT_S,

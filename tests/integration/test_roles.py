@@ -12,8 +12,20 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, ResponseError
 from redis.retry import Retry
 
+from broker import keys
 from broker.connection.client import Broker, connect
-from broker.connection.roles import GATEWAY, GENERATOR, LOADER, ROLES, SCRIPT_ROLES, STAGE, TRAINER, rules
+from broker.connection.roles import (
+    CELERY,
+    GATEWAY,
+    GENERATOR,
+    LOADER,
+    ROLES,
+    SCRIPT_ROLES,
+    STAGE,
+    TASKS,
+    TRAINER,
+    rules,
+)
 from broker.connection.script_texts import PRELUDE, function_name, library_text, scripts
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
@@ -82,10 +94,13 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "XREADGROUP": ("GROUP", "g", "c", "STREAMS", FIRST, ">"),
     "XREVRANGE": (FIRST, "+", "-"),
     "XTRIM": (FIRST, "MAXLEN", "0"),
+    "LLEN": (FIRST,),
+    "LPUSH": (FIRST, "v"),
     "ZADD": (FIRST, "1", "m"),
     "ZCOUNT": (FIRST, "0", "1"),
     "ZMSCORE": (FIRST, "m"),
     "ZRANGE": (FIRST, "0", "1"),
+    "ZRANGEBYSCORE": (FIRST, "-inf", "1", "LIMIT", "0", "1"),
     "ZREM": (FIRST, "m"),
     "ZREMRANGEBYRANK": (FIRST, "0", "0"),
     "ZSCORE": (FIRST, "m"),
@@ -117,6 +132,13 @@ NAMED |= {
     "CHANGES": CHANGES,
     "reservation": idempotency("k"),
     "woken": wake_channel("w"),
+    "TASKS": keys.TASKS,
+    "OPEN_TASKS": keys.OPEN_TASKS,
+    "TASK_NAMES": "onbeat:task_names",
+    "TASK_COUNTS": keys.TASK_COUNTS,
+    "CLOCK": keys.CLOCK,
+    "task_key": keys.task("task-000000000000"),
+    "key": keys.task("task-000000000000"),
 }
 NAMED |= {"SPEC": KEYS.spec, "SHARDS": KEYS.shards, "CHUNKS": KEYS.chunks}
 """Variable → its key; the others are made where they are used, or are of a slot."""
@@ -137,9 +159,8 @@ def raw(server: EmbeddedRedis, role: str) -> redis.Redis:
 
 
 def brokers(server: EmbeddedRedis) -> dict[str, Broker]:
-    return {
-        role: connect(StackSettings(redis_url=server.url_of(role))) for role in (GATEWAY, TRAINER, GENERATOR, STAGE)
-    }
+    roles = (GATEWAY, TRAINER, GENERATOR, STAGE, TASKS)
+    return {role: connect(StackSettings(redis_url=server.url_of(role))) for role in roles}
 
 
 @pytest.fixture
@@ -152,9 +173,40 @@ def job(redis_server: EmbeddedRedis) -> Job:
     return job
 
 
+TASKS_MAY = {
+    "look at the server",
+    "forge an event",
+    "unlink a job",
+    "drop the columns",
+    "read who submitted what",
+    "wake the consumers",
+    "read a job",
+}
+"""What the workers of tasks may do by hand: they forget ended jobs, as gateways do."""
+
+
 def attacks(job_id: str, seal: str = SEAL) -> dict[str, tuple[tuple[str, ...], tuple[Any, ...]]]:
+    """Those of the roles of a job, and those of tasks and of Celery's messages."""
+    not_of_tasks = (TRAINER, GENERATOR, STAGE, CELERY, LOADER)
+    not_celery = (GATEWAY, TRAINER, GENERATOR, STAGE, TASKS, LOADER)
+    task, messages = keys.task("task-000000000000"), "onbeat:celery:check"
+    return {
+        what: (tuple({*roles, CELERY, *(() if what in TASKS_MAY else (TASKS,))}), command)
+        for what, (roles, command) in attacks_on_a_job(job_id, seal).items()
+    } | {
+        "forge a task": (not_of_tasks, ("HSET", task, "state", "done")),
+        "end a task": (not_of_tasks, ("ZREM", keys.OPEN_TASKS, "task-000000000000")),
+        "take the clock": (not_of_tasks, ("HSET", keys.CLOCK, "owner", "x")),
+        "read a task": (not_of_tasks, ("HGETALL", task)),
+        "send a message of Celery's": (not_celery, ("LPUSH", messages, "x")),
+        "take a message of Celery's": (not_celery, ("RPOP", messages)),
+        "tell all workers to end": (ROLES, ("PUBLISH", "onbeat:celery:/0.celery.pidbox", "x")),
+    }
+
+
+def attacks_on_a_job(job_id: str, seal: str = SEAL) -> dict[str, tuple[tuple[str, ...], tuple[Any, ...]]]:
     """What is tried → (the roles that must not, the command)."""
-    keys = JobKeys(job_id, seal=seal)
+    of_job = JobKeys(job_id, seal=seal)
     not_gateway = (TRAINER, GENERATOR, STAGE, LOADER)
     not_trainer = (GATEWAY, GENERATOR, STAGE, LOADER)
     nobody = ROLES
@@ -163,43 +215,46 @@ def attacks(job_id: str, seal: str = SEAL) -> dict[str, tuple[tuple[str, ...], t
         "forge a job": (not_gateway, ("SET", OpenKeys("job-forged").spec, "{}")),
         "list a job of one's own": (not_gateway, ("ZADD", "onbeat:jobs", 0, "../escape")),
         "make a job active": ((GENERATOR, STAGE, LOADER), ("SADD", "onbeat:active", "../escape")),
-        "set a job's state": ((GENERATOR, STAGE, LOADER), ("HSET", keys.job, "state", "succeeded")),
-        "open the fence": ((GENERATOR, STAGE, LOADER), ("HSET", keys.fence, "state", "open", "version", 9)),
-        "take the epoch": ((GENERATOR, STAGE, LOADER), ("HINCRBY", keys.fence, "epoch", 1)),
-        "announce weights": (not_trainer, ("HSET", keys.weights, 0, b"forged")),
-        "put a chunk": (not_trainer, ("HSET", keys.chunks, "0/m/0", b"forged")),
-        "announce a shard": (not_trainer, ("XADD", keys.shards, "*", "shard", b"forged")),
-        "write the audit chain": (not_trainer, ("XADD", keys.audit, "*", "record", b"forged", "digest", "d")),
-        "cut the audit chain": (nobody, ("XTRIM", keys.audit, "MAXLEN", 0)),
-        "forge an event": ((GENERATOR, STAGE, LOADER), ("XADD", keys.events, "*", "event", b"forged")),
+        "set a job's state": ((GENERATOR, STAGE, LOADER), ("HSET", of_job.job, "state", "succeeded")),
+        "open the fence": ((GENERATOR, STAGE, LOADER), ("HSET", of_job.fence, "state", "open", "version", 9)),
+        "take the epoch": ((GENERATOR, STAGE, LOADER), ("HINCRBY", of_job.fence, "epoch", 1)),
+        "announce weights": (not_trainer, ("HSET", of_job.weights, 0, b"forged")),
+        "put a chunk": (not_trainer, ("HSET", of_job.chunks, "0/m/0", b"forged")),
+        "announce a shard": (not_trainer, ("XADD", of_job.shards, "*", "shard", b"forged")),
+        "write the audit chain": (not_trainer, ("XADD", of_job.audit, "*", "record", b"forged", "digest", "d")),
+        "cut the audit chain": (nobody, ("XTRIM", of_job.audit, "MAXLEN", 0)),
+        "forge an event": ((GENERATOR, STAGE, LOADER), ("XADD", of_job.events, "*", "event", b"forged")),
         "publish past the fence": (
             (GATEWAY, TRAINER, LOADER),
-            ("XADD", keys.slots[0].rollouts, "*", "batch", b"forged"),
+            ("XADD", of_job.slots[0].rollouts, "*", "batch", b"forged"),
         ),
-        "remove another's rollouts": ((GENERATOR, STAGE, LOADER), ("XTRIM", keys.slots[0].rollouts, "MAXLEN", 0)),
+        "remove another's rollouts": ((GENERATOR, STAGE, LOADER), ("XTRIM", of_job.slots[0].rollouts, "MAXLEN", 0)),
         "put a column past the scripts": (
             (GATEWAY, TRAINER, LOADER),
-            ("HSET", keys.slots[0].items, "c/0/0/train/0/0", b"forged"),
+            ("HSET", of_job.slots[0].items, "c/0/0/train/0/0", b"forged"),
         ),
         "take a generator's prompt": (
             (GATEWAY, TRAINER, LOADER),
-            ("HSET", keys.slots[0].items, "l/0/0/train/0/0", b"forged"),
+            ("HSET", of_job.slots[0].items, "l/0/0/train/0/0", b"forged"),
         ),
-        "hide a stage's work": ((GATEWAY, LOADER), ("ZREM", keys.slots[0].work, "0/0/train/0/0")),
-        "drop the columns": ((GENERATOR, STAGE, LOADER), ("UNLINK", keys.slots[0].items)),
+        "hide a stage's work": ((GATEWAY, LOADER), ("ZREM", of_job.slots[0].work, "0/0/train/0/0")),
+        "drop the columns": ((GENERATOR, STAGE, LOADER), ("UNLINK", of_job.slots[0].items)),
         "take a stage worker's name off": ((GENERATOR, LOADER), ("HDEL", sealed_name(STAGE_WORKERS, seal), "s")),
         "sign for a stage worker": (
             (GATEWAY, TRAINER, GENERATOR, LOADER),
             ("HSET", sealed_name(STAGE_WORKERS, seal), "s", b"forged"),
         ),
-        "delete a rollout": (nobody, ("XDEL", keys.slots[0].rollouts, "1-0")),
-        "delete a job's ledger": ((GENERATOR, STAGE, LOADER), ("DEL", keys.slots[0].ledger)),
-        "unlink a job": ((TRAINER, GENERATOR, STAGE, LOADER), ("UNLINK", keys.slots[0].ledger, keys.fence, keys.audit)),
-        "rename a key": (nobody, ("RENAME", keys.slots[0].ledger, keys.audit)),
-        "expire a key": (nobody, ("EXPIRE", keys.audit, 1)),
+        "delete a rollout": (nobody, ("XDEL", of_job.slots[0].rollouts, "1-0")),
+        "delete a job's ledger": ((GENERATOR, STAGE, LOADER), ("DEL", of_job.slots[0].ledger)),
+        "unlink a job": (
+            (TRAINER, GENERATOR, STAGE, LOADER),
+            ("UNLINK", of_job.slots[0].ledger, of_job.fence, of_job.audit),
+        ),
+        "rename a key": (nobody, ("RENAME", of_job.slots[0].ledger, of_job.audit)),
+        "expire a key": (nobody, ("EXPIRE", of_job.audit, 1)),
         "read who submitted what": ((TRAINER, GENERATOR, STAGE, LOADER), ("GET", "onbeat:idempotency:k")),
         "wake the consumers": ((GENERATOR, STAGE, LOADER), ("XADD", "onbeat:changes", "*", "what", "asked")),
-        "read a job": ((LOADER,), ("HGETALL", keys.job)),
+        "read a job": ((LOADER,), ("HGETALL", of_job.job)),
         "read the settings": (nobody, ("CONFIG", "GET", "*")),
         "change the settings": (nobody, ("CONFIG", "SET", "dir", "/tmp")),
         "read the users": (nobody, ("ACL", "LIST")),
@@ -215,7 +270,7 @@ def attacks(job_id: str, seal: str = SEAL) -> dict[str, tuple[tuple[str, ...], t
             (GATEWAY, TRAINER, GENERATOR, STAGE),
             ("FUNCTION", "LOAD", "#!lua name=l\nredis.register_function('f', function() end)"),
         ),
-        "name a key to a function": (nobody, ("FCALL", "f", 1, keys.spec)),
+        "name a key to a function": (nobody, ("FCALL", "f", 1, of_job.spec)),
         "look into another database": (nobody, ("SELECT", 1)),
         "empty the server": (nobody, ("FLUSHALL",)),
         "empty the database": (nobody, ("FLUSHDB",)),
@@ -232,10 +287,10 @@ def attacks(job_id: str, seal: str = SEAL) -> dict[str, tuple[tuple[str, ...], t
         "pause everybody": (nobody, ("CLIENT", "PAUSE", 60_000)),
         "listen to channels": (nobody, ("SUBSCRIBE", "any")),
         "listen to all channels": (nobody, ("PSUBSCRIBE", "*")),
-        "call those who wait for weights": (not_trainer, ("PUBLISH", keys.shards, "")),
+        "call those who wait for weights": (not_trainer, ("PUBLISH", of_job.shards, "")),
         "wake another's workers": ((GATEWAY, LOADER), ("PUBLISH", wake_channel("w"), "")),
-        "move a key to another server": (nobody, ("MIGRATE", "127.0.0.1", 1, keys.spec, 0, 1000)),
-        "restore a key": (nobody, ("RESTORE", keys.slots[0].ledger, 0, b"")),
+        "move a key to another server": (nobody, ("MIGRATE", "127.0.0.1", 1, of_job.spec, 0, 1000)),
+        "restore a key": (nobody, ("RESTORE", of_job.slots[0].ledger, 0, b"")),
         "write into another namespace": (nobody, ("SET", "somebody:else", "1")),
         "take a right that is no key": (nobody, ("SET", f"onbeat:role:{TRAINER}", "1")),
     }
@@ -258,7 +313,7 @@ def test_a_script_of_another_role_is_refused_at_its_head(
     keys = job.broker.job_keys(job.job_id)
     before = {key: operator.dump(key) for key in every_key(keys)}
     told = encode({"epoch": job.trainer.trainer_epoch})
-    for role in {GATEWAY, TRAINER, GENERATOR, STAGE} - set(SCRIPT_ROLES[script]):
+    for role in {GATEWAY, TRAINER, GENERATOR, STAGE, TASKS, CELERY} - set(SCRIPT_ROLES[script]):
         with raw(redis_server, role) as client, pytest.raises(ResponseError, match=f"may run {script}"):
             client.fcall(function_name(script), 0, job.job_id, "1", told, "", "", "")
     for role in (LOADER,):
@@ -314,14 +369,17 @@ def test_a_role_may_do_all_that_its_scripts_do(script: str, operator: redis.Redi
                 assert answer == b"OK", f"{script} as {role}: {command} {' '.join(arguments)}: {answer}"
 
 
+DRY = (GATEWAY, TRAINER, GENERATOR, STAGE, TASKS, CELERY)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def dry_users(redis_server: EmbeddedRedis) -> Iterator[None]:
     """Users with the roles' rights under the seal of the samples; no password opens one."""
     operator = redis.Redis.from_url(redis_server.url)
-    for role in (GATEWAY, TRAINER, GENERATOR, STAGE):
+    for role in DRY:
         operator.execute_command("ACL", "SETUSER", f"dry-{role}", "reset", *_words(rules(role, SEAL)))
     yield
-    operator.acl_deluser(*(f"dry-{role}" for role in (GATEWAY, TRAINER, GENERATOR, STAGE)))
+    operator.acl_deluser(*(f"dry-{role}" for role in DRY))
 
 
 def _words(text: str) -> list[str]:
@@ -338,6 +396,8 @@ def _keys_of(script: str, variable: str) -> list[str]:
         return every_key(KEYS)
     if script in ("beat", "present"):
         return [sealed_name("generators", SEAL)] if variable == "GENERATOR" else []
+    if script == "send_message":
+        return ["onbeat:celery:check"]
     if variable in NAMED:
         return [NAMED[variable]]
     return [getattr(KEYS, variable)] if variable else [""]
