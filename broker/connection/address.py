@@ -45,6 +45,11 @@ def read_address(url: str, *, field: str = "ONBEAT_REDIS_URL") -> dict[str, Any]
     return address
 
 
+def user_of(url: str) -> str:
+    """Returns the user that a Redis address names; "" where there is none. Raises InvalidInput as `read_address`."""
+    return str(read_address(url).get("username") or "")
+
+
 def _watched(url: str) -> dict[str, Any]:
     """The same of a server that sentinels watch. Raises ValueError."""
     parts = urlsplit(url)

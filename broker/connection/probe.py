@@ -1,4 +1,4 @@
-"""Which server answers at an address, and whether it is new enough."""
+"""Which server answers at an address, whether it is new enough, and which roles its user has."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import InvalidResponse
+from redis.exceptions import InvalidResponse, NoPermissionError
 
-from broker.connection.client import connect
+from broker.connection.client import Broker, connect
+from broker.connection.roles import ROLES, marker
 from broker.connection.server_errors import is_a_cluster
 from contracts.errors import Unavailable
 from contracts.settings import StackSettings
@@ -56,3 +57,27 @@ def check_version(server: RedisServer) -> None:
         raise Unavailable(
             f"{server.label} is too old", field="redis", cure=f"{server.name} {needed} or newer is needed"
         )
+
+
+def roles_of(broker: Broker) -> tuple[str, ...]:
+    """Returns the roles whose functions this user may run: one for a process, all for the operator. Raises as a call of
+    the broker."""
+    roles = []
+    with broker.call():
+        for role in ROLES:
+            try:
+                broker.redis.get(marker(role))
+            except NoPermissionError:
+                continue
+            roles.append(role)
+    return tuple(roles)
+
+
+def visible_info(broker: Broker, part: str) -> dict[str, Any] | None:
+    """Returns a part of what INFO says; None where this user may not ask for it. Raises as a call of the broker."""
+    with broker.call():
+        try:
+            answer: Any = broker.redis.info(part)
+        except NoPermissionError:
+            return None
+    return answer

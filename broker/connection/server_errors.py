@@ -92,7 +92,9 @@ def _of_response(error: exceptions.ResponseError) -> OnbeatError:
         return InvalidInput("names another database than 0", field="ONBEAT_REDIS_URL", cure="end it with /0")
     if isinstance(error, exceptions.NoPermissionError) or str(error).startswith(REFUSED_IN_FUNCTION):
         return InvalidInput(
-            f"this user may not do that: {error}", field="ONBEAT_REDIS_URL", cure="see broker/connection/roles.py"
+            f"this user may not do that: {error}",
+            field="ONBEAT_REDIS_URL",
+            cure="give each process the user of its own role (docs/operate.md, Redis)",
         )
     if UNKNOWN_FUNCTION in str(error):
         return BrokerUnavailable(

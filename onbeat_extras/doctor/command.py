@@ -1,6 +1,7 @@
 """`onbeat doctor`: what of this machine would hurt a job, before one does.
 
-settings, machine, versions, Redis, cages ─▶ a finding each: ok, warn or bad, with the cure ─▶ exit code
+settings ─▶ the service of this process ─┬▶ machine, versions, Redis, cages, as that service needs them
+                                         └▶ a finding each: ok, warn or bad, with the cure ─▶ exit code
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from onbeat.terminal.output import FAILED, console_for, emit
 from onbeat.terminal.words import one_line
 from onbeat_extras.doctor import cages, machine, server, versions
 from onbeat_extras.doctor.finding import Finding, Level, bad, refused
+from onbeat_extras.doctor.service import SERVICES, Service, service_named, service_of
+from onbeat_extras.doctor.service import look as look_at_service
 
 STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.BAD: "bold red"}
 
@@ -31,14 +34,24 @@ def doctor(
     run_dir: options.RunDir = None,
     model_root: options.ModelRoot = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port that the gateway is to have.")] = 0,
+    service: Annotated[
+        str | None,
+        typer.Option(
+            "--service",
+            metavar="NAME",
+            help=f"Judge by what it needs: {', '.join(each.name for each in SERVICES)}. [the one of these settings]",
+        ),
+    ] = None,
     json_output: options.Json = False,
 ) -> None:
     """Say what of this machine would hurt a job; exit code 1 where something would make it fail.
 
-    Nothing is changed. Set what a stack would have: ONBEAT_REDIS_URL, ONBEAT_DEVICE, ONBEAT_RUN_ROOT.
+    Nothing is changed. In a container it judges what its service needs. Before `onbeat up`, set what a stack would
+    have: ONBEAT_REDIS_URL, ONBEAT_DEVICE, ONBEAT_RUN_ROOT.
     """
     logging.getLogger("reward_service").setLevel(logging.ERROR)  # a finding says what its cages lack
-    findings = list(look(run_root_from(os.environ, run_dir), model_root, port))
+    chosen = service_named(service) if service is not None else None
+    findings = list(look(run_root_from(os.environ, run_dir), model_root, port, chosen))
     has_bad = any(finding.level is Level.BAD for finding in findings)
     if json_output:
         emit({"healthy": not has_bad, "findings": findings})
@@ -48,7 +61,8 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
-def look(run_root: Path, model_root: Path | None, port: int) -> Iterator[Finding]:
+def look(run_root: Path, model_root: Path | None, port: int, chosen: Service | None = None) -> Iterator[Finding]:
+    """chosen: the service whose needs count; None: that of the settings."""
     settings = StackSettings()
     try:
         settings = settings_from(os.environ)
@@ -56,11 +70,13 @@ def look(run_root: Path, model_root: Path | None, port: int) -> Iterator[Finding
     except OnbeatError as error:
         yield refused("settings", error)
     settings = replace(settings, model_root=str(options.model_root_or_default(model_root)), run_root=str(run_root))
+    service = chosen or service_of(settings)
+    yield look_at_service(service, is_chosen=chosen is not None)
     for subject, looked in (
+        ("machine", lambda: machine.look(settings, run_root, port, service)),
         ("versions", lambda: versions.look(settings)),
-        ("machine", lambda: machine.look(settings, run_root, port)),
-        ("redis", lambda: server.look(settings)),
-        ("cages", lambda: [cages.look(settings)]),
+        ("redis", lambda: server.look(settings, service)),
+        ("cages", lambda: [cages.look(settings)] if service.scores else []),
     ):
         yield from _all(subject, looked)
 
@@ -70,7 +86,7 @@ def _all(subject: str, looked: Callable[[], Iterable[Finding]]) -> Iterator[Find
     try:
         yield from looked()
     except (OnbeatError, OSError, ImportError) as error:
-        yield bad(subject, f"can't be looked at: {error}", "mend that first")
+        yield bad(subject, f"can't be looked at: {error}", "fix that first")
 
 
 def line(finding: Finding) -> Text:

@@ -16,11 +16,15 @@ from onbeat.process.launcher import check_threads_stand_still
 from onbeat.stack.access import read_stack_file
 from onbeat.stack.ports import is_free
 from onbeat_extras.doctor.finding import GIB, Finding, bad, gib, ok, refused, warn
+from onbeat_extras.doctor.service import REWARD_SERVICE, STACK, Access, Service
 
 CGROUP = Path("/sys/fs/cgroup")
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_DISK, LITTLE_DISK = 1 * GIB, 10 * GIB
 LEAST_MEMORY, LITTLE_MEMORY = GIB // 2, 2 * GIB
+LEAST_WITHOUT_MODEL = GIB // 16
+LEAST_TEMPORARY, LITTLE_TEMPORARY = GIB // 16, GIB // 4
+"""What a process needs of the folder of temporary files: it keeps small things there, mostly in memory."""
 LITTLE_SHARED_MEMORY = GIB // 8
 """Containers have half as much where nothing is said."""
 FEW_FILES = 1024
@@ -28,20 +32,27 @@ FEW_FILES = 1024
 SWAPPED = 0.25
 
 
-def look(settings: StackSettings, run_root: Path, port: int) -> Iterator[Finding]:
-    """port: of the gateway; 0: any free one."""
+def look(settings: StackSettings, run_root: Path, port: int, service: Service) -> Iterator[Finding]:
+    """port: of the gateway; 0: any free one. Memory is measured before what is looked at next imports torch."""
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    available = min(memory.available, left_bytes(CGROUP))
     yield cores(usable_cores(), os.getloadavg()[0], quota_cores(CGROUP))
     yield threads(settings)
-    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
-    yield of_memory(min(memory.available, left_bytes(CGROUP)), swap_share=swap.percent / 100)
-    yield folder("run root", run_root)
-    yield folder("temporary folder", Path(tempfile.gettempdir()))
-    if SHARED_MEMORY.is_dir():
+    yield of_memory(available, swap_share=swap.percent / 100, holds_model=service.holds_model)
+    if service.run_root is Access.WRITES:
+        yield folder("run root", run_root)
+    elif service.run_root is Access.READS:
+        yield read_folder("run root", run_root)
+    yield temporary_folder(Path(tempfile.gettempdir()))
+    if SHARED_MEMORY.is_dir() and (service is STACK or settings.device == "cuda"):
         yield shared_memory(psutil.disk_usage(str(SHARED_MEMORY)).free)
     yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    yield of_port(port)
-    yield stack_there(run_root)
-    yield model_root(settings)
+    if port or service is STACK:
+        yield of_port(port)
+    if service is STACK:
+        yield stack_there(run_root)
+    if service is not REWARD_SERVICE:
+        yield model_root(settings)
 
 
 def cores(usable: int, load: float, quota: float | None) -> Finding:
@@ -68,7 +79,12 @@ def threads(settings: StackSettings) -> Finding:
     return ok("threads", "shared among the processes of a stack")
 
 
-def of_memory(available: float, *, swap_share: float) -> Finding:
+def of_memory(available: float, *, swap_share: float, holds_model: bool = True) -> Finding:
+    """available: bytes; holds_model: False for a process that keeps no weights in memory."""
+    if not holds_model:
+        if available < LEAST_WITHOUT_MODEL:
+            return bad("memory", f"{gib(available)} are free", "raise this process's limit, or end other processes")
+        return ok("memory", f"{gib(available)} free")
     if available < LEAST_MEMORY:
         return bad("memory", f"{gib(available)} are free", "end other processes, or take a larger machine")
     if available < LITTLE_MEMORY:
@@ -84,7 +100,9 @@ def folder(subject: str, path: Path) -> Finding:
     """Looks at the nearest folder that is there: `up` makes what is missing."""
     there = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return bad(subject, f"{there} can't be written", "choose another --run-dir, or another TMPDIR")
+        return bad(
+            subject, f"{there} can't be written", "choose another --run-dir, or give this user the right to write"
+        )
     free = psutil.disk_usage(str(there)).free
     if free < LEAST_DISK:
         return bad(
@@ -93,6 +111,26 @@ def folder(subject: str, path: Path) -> Finding:
     if free < LITTLE_DISK:
         return warn(subject, f"{gib(free)} are free at {there}", "set `retention`, or choose another disk")
     return ok(subject, f"{gib(free)} free at {there}")
+
+
+def read_folder(subject: str, path: Path) -> Finding:
+    """A folder that another process writes; mounted read-only it is as it should be."""
+    if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
+        return bad(subject, f"{path.absolute()} can't be read", "mount the trainer's there, or set ONBEAT_RUN_ROOT")
+    return ok(subject, f"{path.absolute()} can be read; nothing is written to it here")
+
+
+def temporary_folder(path: Path) -> Finding:
+    subject = "temporary folder"
+    if not os.access(path, os.W_OK | os.X_OK):
+        return bad(subject, f"{path} can't be written", "choose another TMPDIR")
+    free = psutil.disk_usage(str(path)).free
+    says = f"{free / 2**20:.0f} MiB are free at {path}"
+    if free < LEAST_TEMPORARY:
+        return bad(subject, says, "remove what lies there, or choose another TMPDIR")
+    if free < LITTLE_TEMPORARY:
+        return warn(subject, says, "remove what lies there, or choose another TMPDIR")
+    return ok(subject, f"{gib(free)} free at {path}")
 
 
 def shared_memory(free: float) -> Finding:
@@ -154,9 +192,25 @@ def quota_cores(group: Path) -> float | None:
 
 
 def left_bytes(group: Path) -> float:
-    """What the control group may still take of memory, in bytes; infinite without a limit."""
+    """What the control group may still take of memory, in bytes; infinite without a limit.
+
+    The group's count has the pages of files that were read, which the kernel drops as soon as memory is needed: after a
+    model was loaded, they fill all that is left. They count as free.
+    """
     try:
         most = (group / "memory.max").read_text().strip()
-        return float("inf") if most == "max" else float(most) - float((group / "memory.current").read_text())
+        if most == "max":
+            return float("inf")
+        used = float((group / "memory.current").read_text())
     except (OSError, ValueError):
         return float("inf")
+    return float(most) - max(0.0, used - _droppable_bytes(group))
+
+
+def _droppable_bytes(group: Path) -> float:
+    """The group's pages of files that the kernel may drop; 0.0 where the group doesn't say."""
+    try:
+        lines = [line.split() for line in (group / "memory.stat").read_text().splitlines()]
+        return sum(float(value) for name, value in lines if name in ("inactive_file", "active_file"))
+    except (OSError, ValueError):
+        return 0.0

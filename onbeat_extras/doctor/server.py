@@ -1,4 +1,7 @@
-"""Redis: whether it answers, is new enough, keeps what it is told, and has the time that leases go by."""
+"""Redis: whether it answers, is new enough, keeps what it is told, and has the time that leases go by.
+
+A process of one role is asked for what its user may see: generators and stage workers call functions and see little of
+the server's state, which the gateway's doctor judges."""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ from contextlib import closing
 from typing import Any
 
 from broker.connection.client import Broker, connect
-from broker.connection.probe import probe
+from broker.connection.probe import probe, visible_info
+from broker.keys import GENERATORS
 from contracts.errors import FenceViolation, InvalidInput, OnbeatError
 from contracts.settings import StackSettings
 from onbeat.stack.redis import find_server_binary
 from onbeat_extras.doctor.finding import Finding, bad, gib, ok, refused, warn
+from onbeat_extras.doctor.service import PATIENCE_S, REWARD_SERVICE, Service
 
-PATIENCE_S = 3.0
 SLOW_S = 0.005
 """A round trip; a batch takes some dozens."""
 NUM_TRIPS = 5
@@ -23,23 +27,46 @@ WRONG_S, OFF_S = 5.0, 0.5
 EVICTS_NOTHING = "noeviction"
 
 
-def look(settings: StackSettings) -> Iterator[Finding]:
+def look(settings: StackSettings, service: Service) -> Iterator[Finding]:
     """The server of ONBEAT_REDIS_URL, or the program of which a stack starts one of its own."""
+    if service is REWARD_SERVICE:
+        yield ok("redis", "the reward service has no connection to it")
+        return
     if not settings.redis_url:
-        yield _own_server()
+        yield _missing_address(service) if service.role else _own_server()
         return
     try:
-        server = probe(settings.redis_url, patience_s=PATIENCE_S)
-        yield ok("redis", f"{server.label} answers, and has functions")
+        if not service.role:
+            server = probe(settings.redis_url, patience_s=PATIENCE_S)
+            yield ok("redis", f"{server.label} answers, and has functions")
         with closing(connect(settings, patience_s=PATIENCE_S)) as broker:
-            with broker.call():
-                info: Any = broker.redis.info("memory") | broker.redis.info("persistence")
-            yield of_memory(info)
-            yield of_file(info, _appendfsync(broker))
-            yield _replicas(broker, settings)
+            if service.role:
+                broker.run("present", kind=GENERATORS)  # a function that every role may run
+                yield ok("redis", f"answers, and runs Onbeat's functions for the role {service.role}")
+            yield from _state(broker, settings)
             yield from _times(broker)
     except OnbeatError as error:
         yield refused("redis", error)
+
+
+def _missing_address(service: Service) -> Finding:
+    cure = f"give it redis://{service.role}:PASSWORD@HOST:PORT/0"
+    return bad("redis", f"ONBEAT_REDIS_URL is not set, and {service.name} works through Redis", cure)
+
+
+def _state(broker: Broker, settings: StackSettings) -> Iterator[Finding]:
+    """Yields what the server says of its memory, its file and its replicas to this user."""
+    memory, persistence, replication = (visible_info(broker, part) for part in ("memory", "persistence", "replication"))
+    if memory is not None:
+        yield of_memory(memory)
+    if persistence is not None:
+        yield of_file(persistence, _appendfsync(broker))
+    if replication is not None:
+        yield _replicas(broker, settings, replication)
+    if persistence is None or replication is None:
+        yield ok(
+            "redis file", "this user may not see the server's file and replicas; onbeat doctor in the gateway does"
+        )
 
 
 def _own_server() -> Finding:
@@ -90,20 +117,19 @@ def _appendfsync(broker: Broker) -> str:
         return ""
 
 
-def _replicas(broker: Broker, settings: StackSettings) -> Finding:
-    with broker.call():
-        state: Any = broker.redis.info("replication")
-        num_replicas = state.get("connected_slaves", 0)
-        if num_replicas and not settings.redis_replicas:
-            return warn(
-                "redis replicas",
-                f"{num_replicas} are connected, and nothing waits for them: a failover may lose a commit",
-                f"ONBEAT_REDIS_REPLICAS={num_replicas}",
-            )
-        try:
+def _replicas(broker: Broker, settings: StackSettings, replication: Mapping[str, Any]) -> Finding:
+    num_replicas = replication.get("connected_slaves", 0)
+    if num_replicas and not settings.redis_replicas:
+        return warn(
+            "redis replicas",
+            f"{num_replicas} are connected, and nothing waits for them: a failover may lose a commit",
+            f"ONBEAT_REDIS_REPLICAS={num_replicas}",
+        )
+    try:
+        with broker.call():
             broker.durability.check()
-        except InvalidInput as error:
-            return refused("redis replicas", error)
+    except InvalidInput as error:
+        return refused("redis replicas", error)
     return ok("redis replicas", f"{num_replicas}, of which {settings.redis_replicas} are waited for")
 
 

@@ -205,6 +205,31 @@ def test_packages_write_through_loggers_and_not_by_print() -> None:
     assert [fact.place for fact in facts("call") if fact.text == "print"] == []
 
 
+def messages_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, text) of what a module says to its user: what it raises, logs, and finds."""
+    for node in ast.walk(tree):
+        is_call = isinstance(node, ast.Call)
+        is_said = is_call and (
+            dotted(node.func).startswith("log.")
+            or dotted(node.func) in ("ok", "warn", "bad")
+            or any(keyword.arg == "cure" for keyword in node.keywords)
+        )
+        if is_said or isinstance(node, ast.Raise):
+            for part in ast.walk(node):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.lineno, part.value
+
+
+def test_no_message_names_a_source_file() -> None:
+    named = [
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for path in package_files()
+        for line, text in messages_of(ast.parse(path.read_text()))
+        if re.search(r"\b(?:\w+/)+\w+\.(?:py|lua)\b", text)
+    ]
+    assert named == [], "say what to do: who reads a message may have no source"
+
+
 def test_no_bare_except() -> None:
     assert [fact.place for fact in facts("bare")] == []
 

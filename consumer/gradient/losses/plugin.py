@@ -54,7 +54,9 @@ def load_loss(name: str) -> PolicyLoss:
     if not isinstance(loaded, PolicyLoss):
         raise _refusal(name, f"is a {type(loaded).__name__}, not a consumer.gradient.losses.base.PolicyLoss")
     if loaded.normaliser not in NORMALISERS:
-        raise _refusal(name, "has a normaliser that is none of consumer/gradient/losses/base.py")
+        raise _refusal(
+            name, "has a normaliser that is none of RESPONSE_MEAN, TOKEN_MEAN, CONSTANT and BATCH_TOKEN_MEAN"
+        )
     loss = replace(loaded, surrogate=_guarded(name, loaded.surrogate))
     for problem, is_broken in _broken_promises(loss.surrogate):
         if is_broken:

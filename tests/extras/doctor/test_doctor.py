@@ -19,6 +19,7 @@ from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.doctor import cages, machine, server, versions
 from onbeat_extras.doctor.finding import GIB, Finding, Level
+from onbeat_extras.doctor.service import STACK
 from tests.unit.onbeat.terminal.test_output import HOSTILE, assert_is_text
 
 REDIS = {"aof_enabled": 1, "aof_last_write_status": "ok"}
@@ -115,7 +116,7 @@ def test_the_pins_of_a_clone_are_read() -> None:
 def test_a_real_server_is_looked_at_and_its_faults_are_found(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path / "redis") as redis:
         settings = StackSettings(redis_url=redis.url)
-        levels = {finding.subject: finding.level for finding in server.look(settings)}
+        levels = {finding.subject: finding.level for finding in server.look(settings, STACK)}
         assert levels.pop("redis memory") is WARN
         levels.pop("redis distance")  # of a machine that is busy
         assert set(levels.values()) == {OK}
@@ -123,13 +124,13 @@ def test_a_real_server_is_looked_at_and_its_faults_are_found(tmp_path: Path) -> 
         with closing(connect(settings)) as broker:
             broker.redis.config_set("appendonly", "no")
             broker.redis.config_set("maxmemory-policy", "allkeys-lru")
-        found = {finding.subject: finding.level for finding in server.look(settings)}
+        found = {finding.subject: finding.level for finding in server.look(settings, STACK)}
         assert (found["redis file"], found["redis memory"]) == (BAD, BAD)
         asked = StackSettings(redis_url=redis.url, redis_replicas=1)
-        assert {one.subject: one for one in server.look(asked)}["redis replicas"].says.startswith(
+        assert {one.subject: one for one in server.look(asked, STACK)}["redis replicas"].says.startswith(
             "ONBEAT_REDIS_REPLICAS"
         )
-    (away,) = server.look(settings)
+    (away,) = server.look(settings, STACK)
     assert (away.level, "ONBEAT_REDIS_URL" in away.cure) == (BAD, True)
 
 
