@@ -26,6 +26,7 @@ from contracts.errors import OnbeatError, Unavailable
 from contracts.jobs import TrainerExit
 from contracts.settings import PREFIX, StackSettings, settings_from
 from onbeat.process import crash_points
+from onbeat.process.container_name import named
 from onbeat.process.launcher import NUMERIC_THREADS, end_with_parent, importing
 from onbeat.telemetry.logs import configure
 
@@ -74,7 +75,7 @@ def main(arguments: list[str]) -> int:
         log.error("one argument is needed: the job id")
         return TrainerExit.FAILED
     try:
-        settings = settings_from(os.environ)
+        settings = named(settings_from(os.environ), part=service)
         configure(settings, service=service)
         crash_points.arm(settings.crash_at)
         return run(settings, arguments[0])

@@ -26,6 +26,8 @@ from contracts.errors import InvalidInput
 from contracts.spec_tables.root import DATASET_MB, SpecRoot
 
 PREFIX = "ONBEAT_"
+MAX_NAME = 64
+"""Most characters of the name of a process."""
 OPERATOR = "the operator"
 """The name of a service's own key, in logs and in jobs. No line of the file of keys can have it: it has a space."""
 KEY_FORM = re.compile(r"[\x21-\x7e]+")
@@ -55,9 +57,9 @@ ENGINE_OPTIONS = sorted({option for kind in ENGINES.values() for option in kind.
 class StackSettings(Record, frozen=True, kw_only=True):
     """Field `redis_url` is read from ONBEAT_REDIS_URL, and so on."""
 
-    name: Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9._-]*$(?![\s\S])")] = ""
-    """What this process is called in its log, on the page and, with random characters behind it, in ids; "": its
-    service, in ids host and process number."""
+    name: Annotated[str, Meta(max_length=MAX_NAME, pattern=r"^[A-Za-z0-9._-]*$(?![\s\S])")] = ""
+    """What this process is called in its log, on the page and, with random characters behind it, in ids; "": in a
+    container of Docker or podman the container's name, else host and process number."""
     redis_url: str = ""
     """redis://user:password@host:port/0, rediss:// by TLS, unix://user:password@/path?db=0 for a socket file, or
     redis+sentinel://user:password@host:port,host:port/NAME/0 for a primary that sentinels watch; "" without a broker.
@@ -233,8 +235,11 @@ class StackSettings(Record, frozen=True, kw_only=True):
         The name, or host and process number, are for people; random characters, because a container's process is always
         number 1, and a name is that of the next life too: what a dead process has claimed comes again to no other.
         """
-        known = self.name or "-".join(filter(None, (what, socket.gethostname(), str(os.getpid()))))
-        return f"{known}-{uuid.uuid4().hex[:8]}"
+        return f"{self.process_name(what)}-{uuid.uuid4().hex[:8]}"
+
+    def process_name(self, what: str = "") -> str:
+        """The name of this process in its log and, before random characters, in its ids; `what` as of process_id."""
+        return self.name or "-".join(filter(None, (what, socket.gethostname(), str(os.getpid()))))
 
     @property
     def most_ranks(self) -> int:

@@ -47,6 +47,7 @@ from contracts.spec_submission import check_engines, fork_problem, unusable_fork
 from contracts.spec_tables.datasets import JsonlDataset, dataset_field, environment_field, with_environments
 from contracts.spec_tables.environment import EnvironmentSpec, environment_at
 from onbeat.audit.folder import read_spec as read_spec_of
+from onbeat.http_service.asker import asker_headers
 from onbeat.http_service.bodies import JSON, media_type_of, read_body
 from onbeat.http_service.outgoing import make_client
 from onbeat.http_service.problems import Problem
@@ -340,7 +341,7 @@ def with_packages(spec: JobSpec, settings: StackSettings) -> JobSpec:
 
 def _packages(settings: StackSettings) -> dict[str, str]:
     """Asks the reward service; {} where it does not say."""
-    headers = {"Authorization": f"Bearer {settings.reward_key}", "Accept": JSON}
+    headers = {"Authorization": f"Bearer {settings.reward_key}", "Accept": JSON} | asker_headers(settings)
     try:
         with make_client(settings.reward_url, headers=headers, timeout=PLUGINS_TIMEOUT_S) as http:
             answer = http.get("/v1/rewards")
@@ -357,6 +358,7 @@ def _tried(
 ) -> Unscorable | None:
     """Scores an empty completion by them; None where that went well, or the service does not say within timeout_s."""
     headers = {"Authorization": f"Bearer {settings.reward_key}", "Content-Type": JSON, "Accept": JSON}
+    headers |= asker_headers(settings)
     request = encode_json(RewardRequest(components=components, items=(TRIAL,), item_timeout_s=item_timeout_s))
     try:
         with make_client(settings.reward_url, headers=headers, timeout=timeout_s) as http:

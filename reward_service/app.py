@@ -38,7 +38,7 @@ def create_app(
 
     Raises InvalidInput for settings without a key, and for an operator's part in an environment that can't be read.
     """
-    rules = AccessRules.of(settings, key=settings.reward_key, key_setting="ONBEAT_REWARD_KEY")
+    rules = AccessRules.of(settings, key=settings.reward_key, key_setting="ONBEAT_REWARD_KEY", works_for_processes=True)
     app = FastAPI(
         title="Onbeat reward service", docs_url=None, redoc_url=None, openapi_url=None, lifespan=_close_pools_at_the_end
     )

@@ -29,6 +29,7 @@ from consumer.supervisor.trainer_process import LogRelay, TrainerProcess
 from contracts.errors import OnbeatError, Unavailable
 from contracts.settings import StackSettings, settings_from
 from onbeat.http_service.own_metrics import metrics_of
+from onbeat.process.container_name import named
 from onbeat.process.entry_points import OURS, all_of
 from onbeat.telemetry import logs
 
@@ -150,7 +151,7 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
 
 def main() -> int:
     try:
-        settings = settings_from(os.environ)
+        settings = named(settings_from(os.environ))
         logs.configure(settings, service="consumer")
         return run(settings)
     except OnbeatError as error:

@@ -1,6 +1,6 @@
 """Who may ask an HTTP service: checked before anything of the request reaches the app.
 
-request ─ Host ─ Origin, Sec-Fetch-Site ─ key ─ its scope ─▶ app ─▶ a line of who changed what
+request ─ Host ─ Origin, Sec-Fetch-Site ─ key ─ its scope ─▶ app ─▶ a line of who changed what, or had work done
            │421           │403              │401   │403
 
 A web page in an operator's browser reaches services on loopback: by a name of its own that it lets point here (DNS
@@ -27,6 +27,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.errors import InvalidInput
 from contracts.settings import KEY_FORM, OPERATOR, StackSettings
+from onbeat.http_service.asker import HEADER as ASKER_HEADER
+from onbeat.http_service.asker import WorkLog, asker_of
 from onbeat.http_service.problems import Problem, problem_response
 from onbeat.telemetry.correlation import HEADER, about_request
 from onbeat.telemetry.logs import shown
@@ -130,9 +132,20 @@ class AccessRules:
     metrics_key: bytes = b""
     """Opens METRICS_PATH too, and nothing else; b"" opens nothing."""
     keys: KeyFile
+    works_for_processes: bool = False
+    """True where those that ask are processes of the stack, which all have the service's key and each say their name:
+    its requests are work, of which the log has a summary, and not changes that a person makes."""
 
     @classmethod
-    def of(cls, settings: StackSettings, *, key: str, key_setting: str, has_page: bool = False) -> AccessRules:
+    def of(
+        cls,
+        settings: StackSettings,
+        *,
+        key: str,
+        key_setting: str,
+        has_page: bool = False,
+        works_for_processes: bool = False,
+    ) -> AccessRules:
         """Raises InvalidInput for a service without a key: any process could use it. `key_setting` is its variable."""
         if not key:
             raise InvalidInput("is not set", field=key_setting, cure="give the service a long random key")
@@ -143,7 +156,14 @@ class AccessRules:
             raise InvalidInput(f"is that of {key_setting}, which opens all", field=METRICS_KEY, cure="make another one")
         keys = KeyFile(settings.keys_file if key_setting == API_KEY else "")
         names, metrics_key = allowed_names(settings), settings.metrics_key.encode()
-        return cls(key=key.encode(), names=names, has_page=has_page, metrics_key=metrics_key, keys=keys)
+        return cls(
+            key=key.encode(),
+            names=names,
+            has_page=has_page,
+            metrics_key=metrics_key,
+            keys=keys,
+            works_for_processes=works_for_processes,
+        )
 
 
 class Access:
@@ -154,15 +174,19 @@ class Access:
         self._app = app
         self._rules = rules
         self._notes = notes
+        self._work = WorkLog() if rules.works_for_processes else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = self._app
+        if scope["type"] == "lifespan" and self._work is not None:
+            send = _said_at_the_end(send, self._work)
         if scope["type"] == "http":
             try:
                 caller = self._check(scope["method"], scope["path"], Headers(scope=scope))
                 scope[CALLER] = caller
                 if scope["method"] not in LOOKS:
-                    send = _logged(send, caller.name, scope, self._notes)
+                    who = caller.name if self._work is None else _process_that_asks(scope)
+                    send = _logged(send, who, scope, self._notes, self._work)
             except Problem as refused:
                 answer = problem_response(refused.status, refused.detail, field=refused.field, cure=refused.cure)
                 if refused.status is HTTPStatus.UNAUTHORIZED:
@@ -212,17 +236,44 @@ class Access:
         raise Problem(HTTPStatus.UNAUTHORIZED, what, field="Authorization", cure="send `Authorization: Bearer KEY`")
 
 
-def _logged(send: Send, who: str, scope: Scope, notes: Sequence[Note]) -> Send:
-    """Has the log say who changed what, and how it was answered; a submission with its job."""
+def _process_that_asks(scope: Scope) -> str:
+    """Returns what the request says of its process, for a log; its address where it says nothing of use."""
+    client = scope.get("client")
+    return (
+        asker_of(Headers(scope=scope).getlist(ASKER_HEADER))
+        or f"a process at {client[0] if client else 'an unknown address'}"
+    )
+
+
+def _logged(send: Send, who: str, scope: Scope, notes: Sequence[Note], work: WorkLog | None) -> Send:
+    """Has the log say who changed what, and how it was answered; a submission with its job.
+
+    work: counts in the place of that what was answered for a process; what was refused has a line all the same.
+    """
     what = f"{scope['method']} {scope['path']}"
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             made = Headers(raw=message["headers"]).get("location", "")
-            facts = {"who": who, "what": what, "status": message["status"], "made": made}
-            log.info("%s: %s %d %s", who, shown(what), message["status"], made, extra={"facts": facts})
-            for note in notes if message["status"] < HTTPStatus.MULTIPLE_CHOICES else ():
+            is_answered = message["status"] < HTTPStatus.MULTIPLE_CHOICES
+            if work is not None and is_answered:
+                work.count(who, what)
+            else:
+                facts = {"who": who, "what": what, "status": message["status"], "made": made}
+                log.info("%s: %s %d %s", who, shown(what), message["status"], made, extra={"facts": facts})
+            for note in notes if is_answered else ():
                 await note(who, scope, made)
+        await send(message)
+
+    return sending
+
+
+def _said_at_the_end(send: Send, work: WorkLog) -> Send:
+    """Has the log say what was counted since its last line, when the service ends."""
+
+    async def sending(message: Message) -> None:
+        if message["type"].startswith("lifespan.shutdown"):
+            work.say()
         await send(message)
 
     return sending

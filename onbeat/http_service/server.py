@@ -33,6 +33,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from contracts.answers import MEDIA_TYPE, problem_body
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import StackSettings, settings_from
+from onbeat.process.container_name import named
 from onbeat.process.signals import exit_cleanly_on_signals
 from onbeat.telemetry import logs
 
@@ -97,7 +98,7 @@ def serve(service: str, make_app: MakeApp, *, default_port: int, on_signal: Call
     on_signal: called with the first signal, before requests in flight are waited for.
     """
     try:
-        settings = settings_from(os.environ)
+        settings = named(settings_from(os.environ))
         logs.configure(settings, service=service)
         _ask_for_files()
         listener = listen(settings.host, settings.port or default_port)

@@ -12,6 +12,7 @@ from contracts.errors import DeadlineExceeded, EnvironmentUnavailable
 from contracts.settings import StackSettings
 from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.environments.client import EnvironmentClient, reward_service
+from onbeat.http_service.asker import asker_headers
 from onbeat.http_service.outgoing import make_async_client
 from onbeat.process.dependency import Dependency
 from onbeat.process.waiting import run_apart
@@ -64,7 +65,7 @@ class EnvironmentService:
 
 def environment_http(settings: StackSettings) -> httpx.AsyncClient:
     """Connections to the reward service; each request says how long it may take."""
-    return make_async_client(settings.reward_url, max_answer_bytes=MAX_ANSWER_BYTES)
+    return make_async_client(settings.reward_url, headers=asker_headers(settings), max_answer_bytes=MAX_ANSWER_BYTES)
 
 
 def client_for(

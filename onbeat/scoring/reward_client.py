@@ -34,6 +34,7 @@ from contracts.rewards import UP_TO_LUCK, Result, RewardItem, RewardRequest, Rew
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.environments.client import MEDIA_TYPE, reward_service
+from onbeat.http_service.asker import asker_headers
 from onbeat.http_service.outgoing import check_status, in_doubt, make_async_client, said, unanswered
 from onbeat.process.waiting import backoff
 from onbeat.telemetry.correlation import trace_headers
@@ -57,7 +58,7 @@ Post = Callable[[RewardRequest], Awaitable[Results]]
 
 def reward_http(settings: StackSettings) -> httpx.AsyncClient:
     """Connections to the reward service; each request says how long it may take."""
-    return make_async_client(settings.reward_url)
+    return make_async_client(settings.reward_url, headers=asker_headers(settings))
 
 
 def tries_of(spec: JobSpec) -> int:

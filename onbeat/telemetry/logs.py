@@ -1,7 +1,7 @@
 """Log lines of a process: human one-liners or one JSON object a line, on stderr. Payloads are never logged.
 
     2026-07-04T12:03:44+02:00 trainer        info    iteration 7 of 20: reward 0.610, 3834 tokens, 1.9 s, version 8
-    {"at": "2026-07-04T10:03:44.200+00:00", "at_s": 1783159424.2, "service": "trainer", "level": "info", …}
+    {"at": "2026-07-04T10:03:44.200+00:00", "level": "info", "message": "iteration 7 of 20: …", "service": "trainer", …}
 
 What a line shows may come from a model, a data set or a client: control characters are escaped, so that no text makes a
 line of its own or moves a terminal's cursor.
@@ -37,8 +37,10 @@ def configure(settings: StackSettings, *, service: str, stream: TextIO | None = 
     A second call replaces the first, so that a test or a forked process may call it again.
     """
     handler = logging.StreamHandler(stream) if stream else StderrHandler()
-    kind = JsonLines if settings.log_format == "json" else HumanLines
-    handler.setFormatter(kind(service, settings.name or service))
+    if settings.log_format == "json":
+        handler.setFormatter(JsonLines(service, settings.process_name()))
+    else:
+        handler.setFormatter(HumanLines(service, settings.name or service))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
@@ -79,19 +81,23 @@ class HumanLines(ServiceFormatter):
 
 
 class JsonLines(ServiceFormatter):
-    """One object a line; the exception text is a field, so that a line stays a line."""
+    """One object a line; the exception text is a field, so that a line stays a line.
+
+    Time, level and message come first: a terminal shows the beginning of a line, and cuts the rest.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        fields: dict[str, object] = {**current_facts(), **getattr(record, "facts", {})}
-        fields.update(
-            at=iso(record.created),
-            at_s=round(record.created, 3),
-            service=self.service,
-            name=self.name,
-            level=record.levelname.lower(),
-            logger=record.name,
-            message=record.getMessage(),
-        )
+        own: dict[str, object] = {
+            "at": iso(record.created),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+            "service": self.service,
+            "name": self.name,
+        }
+        last: dict[str, object] = {"logger": record.name, "at_s": round(record.created, 3)}
+        facts = {**current_facts(), **getattr(record, "facts", {})}
+        # A fact can't pass for a field that every line has.
+        fields = own | {name: value for name, value in facts.items() if name not in own} | last
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         line = json.dumps(fields, default=str, ensure_ascii=False)

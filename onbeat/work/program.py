@@ -17,6 +17,7 @@ from contracts.errors import InvalidInput, OnbeatError
 from contracts.jobs import WorkerExit
 from contracts.settings import StackSettings, settings_from
 from onbeat.process import crash_points
+from onbeat.process.container_name import named
 from onbeat.process.signals import exit_cleanly_on_signals
 from onbeat.telemetry.logs import configure
 from onbeat.work.calls import BrokerCalls
@@ -35,7 +36,7 @@ def run_worker(service: str, prepare: Callable[[StackSettings], Serve], *, is_pa
     """
     configure(StackSettings(), service=service)
     try:
-        settings = settings_from(os.environ)
+        settings = named(settings_from(os.environ))
         configure(settings, service=service)
         serve = prepare(settings)
         crash_points.arm(settings.crash_at)

@@ -114,7 +114,7 @@ def as_log_line(line: str, log_format: str) -> str:
     beside the trainer's log becomes the message of one."""
     if log_format == "json" and not line.startswith("{"):
         now_s = time.time()
-        fields = {"at": iso(now_s), "at_s": round(now_s, 3), "service": "trainer", "level": "info", "message": line}
+        fields = {"at": iso(now_s), "level": "info", "message": line, "service": "trainer", "at_s": round(now_s, 3)}
         line = json.dumps(fields)
     if log_format == "json":
         return UNSHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", line)

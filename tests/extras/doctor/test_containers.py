@@ -30,7 +30,7 @@ from tests.unit.test_compose import ON_GPUS, OURS, ROLES, interpolated
 ON_A_CPU = [name for name in OURS if name not in ON_GPUS]
 """A healthy container of the others needs a GPU."""
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
-"""Of prctl(2): a program that is started without this capability may not write what its modes forbid, root or not."""
+"""Numbers of prctl(2): a program that is started without this capability is held to the modes of files, root or not."""
 LIMIT_S = 300
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
 import sys
 from datetime import datetime, timedelta
 
@@ -28,6 +29,34 @@ def test_a_json_line_is_one_object_with_facts_and_service() -> None:
     assert (found["service"], found["level"], found["iteration"]) == ("trainer", "info", 7)
     at = datetime.fromisoformat(found["at"])
     assert (at.timestamp(), at.utcoffset()) == (found["at_s"], timedelta())
+
+
+@pytest.mark.usefixtures("restored_process")
+def test_a_json_line_begins_with_time_level_and_message_and_no_fact_passes_for_them() -> None:
+    stream = io.StringIO()
+    logs.configure(StackSettings(log_format="json", name="onbeat-producer-2"), service="producer", stream=stream)
+    facts = {"batch_id": "7/train/2", "message": "forged", "name": "forged", "logger": "forged"}
+    logging.getLogger("producer").warning("claimed", extra={"facts": facts})
+    line = json.loads(stream.getvalue())
+    assert list(line)[:5] == ["at", "level", "message", "service", "name"]
+    assert (line["message"], line["name"], line["logger"]) == ("claimed", "onbeat-producer-2", "producer")
+    assert line["batch_id"] == "7/train/2"
+
+
+@pytest.mark.usefixtures("restored_process")
+def test_lines_of_several_processes_of_a_service_differ_by_their_names_which_begin_their_ids() -> None:
+    program = (
+        "import logging, sys; from contracts.settings import StackSettings; from onbeat.telemetry import logs; "
+        "settings = StackSettings(log_format='json'); logs.configure(settings, service='producer'); "
+        "logging.getLogger('x').info(settings.process_id())"
+    )
+    lines = [
+        json.loads(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=300).stderr)
+        for _ in range(3)
+    ]
+    assert {line["service"] for line in lines} == {"producer"}
+    assert len({line["name"] for line in lines}) == 3
+    assert all(line["message"].startswith(f"{line['name']}-") for line in lines)
 
 
 @pytest.mark.usefixtures("restored_process")
