@@ -24,7 +24,7 @@ from onbeat.terminal.words import one_line, plural
 from onbeat_extras.looking.job_list import WHOLE
 from onbeat_extras.looking.letters import DeadLetter, ask_for_letters
 from onbeat_extras.looking.letters import retry as retry_letter
-from onbeat_extras.looking.stream_report import live_report, report_line, report_tables
+from onbeat_extras.looking.stream_report import MAX_COLUMNS, live_report, report_line, report_tables
 
 T = TypeVar("T")
 
@@ -46,7 +46,10 @@ def streams(
     api_key: options.ApiKey = None,
     run_dir: options.RunDir = None,
 ) -> None:
-    """Show a job's Redis streams: length, pending, age, leases, rejections, bytes. With --follow once a second."""
+    """Show a job's batches and streams in Redis: lengths, ages, leases, rejections, bytes, and the names of their keys.
+
+    With --follow once a second.
+    """
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
         report = client.streams(job)
         console = console_for(json_output=False)
@@ -56,7 +59,7 @@ def streams(
                 return
             if not console.is_terminal:
                 console.width = WHOLE
-            console.print(*report_tables(report))
+            console.print(*report_tables(report, max_columns=None if console.is_terminal else MAX_COLUMNS))
             return
         if json_output or not console.is_terminal:
             for report, _ in _until_over(client, job, lambda: client.streams(job)):

@@ -12,9 +12,15 @@ from rich.text import Text
 
 from onbeat.terminal.words import UNKNOWN, by_reason, count, duration, lag_in_words, number, one_line, size
 
+MAX_COLUMNS = 120
+"""A wider table is no table for a reader of lines, in a file or a pipe."""
 
-def report_tables(report: Mapping[str, Any]) -> Iterator[Table]:
-    """One table of the plain values, then one for each list of records."""
+
+def report_tables(report: Mapping[str, Any], *, max_columns: int | None = None) -> Iterator[Table]:
+    """One table of the plain values, then one for each list of records.
+
+    max_columns: of a line. Records that would be wider have a line for each item; None: a terminal folds their cells.
+    """
     report = _shown(report)
     plain = {key: value for key, value in report.items() if not _is_records(value)}
     if plain:
@@ -27,7 +33,11 @@ def report_tables(report: Mapping[str, Any]) -> Iterator[Table]:
     for key, value in report.items():
         if _is_records(value):
             is_process = key in ("generators", "stage_workers")
-            yield _records_table(key, [_folded(one) for one in value] if is_process else value)
+            records = [_folded(one) for one in value] if is_process else value
+            if max_columns is not None and _num_columns(records) > max_columns:
+                yield from _records_in_lines(key, value)
+            else:
+                yield _records_table(key, records)
 
 
 def live_report(report: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -41,7 +51,7 @@ def live_report(report: Mapping[str, Any]) -> Iterator[RenderableType]:
         parts = [f"{_words(key)} {cell(key, report[key])}" for key in keys if key in report]
         yield Text("   ".join(parts), no_wrap=True, overflow="ellipsis")
     for key, value in report.items():
-        if _is_records(value):
+        if _is_records(value) and key != "redis_keys":
             rows = [_briefly(one) for one in value] if key == "generators" else value
             yield _records_table(key, rows[:MAX_LIVE_ROWS])
             if len(value) > MAX_LIVE_ROWS:
@@ -61,6 +71,8 @@ def _briefly(generator: Mapping[str, Any]) -> dict[str, Any]:
     return {name: generator[name] for name in names if name in generator}
 
 
+BETWEEN = 2
+"""Blanks between two columns of a table."""
 LIVE_LINES = (
     ("policy_version", "trainer_lease_s", "batches_expected", "batches_published"),
     ("batches_accepted", "accepted_bytes", "batches_rejected"),
@@ -138,6 +150,42 @@ def _records_table(title: str, records: Sequence[Mapping[str, Any]]) -> Table:
     for record in records:
         table.add_row(*(cell(column, record.get(column)) for column in columns))
     return table
+
+
+def _num_columns(records: Sequence[Mapping[str, Any]]) -> int:
+    """Columns that a table of these records takes with every cell on one line."""
+    names = dict.fromkeys(key for record in records for key in record)
+    widths = (max(len(_words(name)), *(len(cell(name, record.get(name))) for record in records)) for name in names)
+    return sum(width + BETWEEN for width in widths)
+
+
+def _records_in_lines(title: str, records: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
+    """A table for each record: a line for each of its items, without empty ones."""
+    for at, record in enumerate(records, start=1):
+        counted = f" {at} of {len(records)}" if len(records) > 1 else ""
+        table = Table(
+            title=f"{_words(title)}{counted}", title_justify="left", title_style="bold", box=None, show_header=False
+        )
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(overflow="fold")
+        for key, value in record.items():
+            for name, text in _items(key, value):
+                table.add_row(one_line(name), text)
+        yield table
+
+
+def _items(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """(name, text) of each item of a record's value: those of a mapping and of a list of records one by one."""
+    if value in ("", None, [], {}, ()):
+        return
+    if isinstance(value, Mapping) and not all(isinstance(part, int) for part in value.values()):
+        for name, part in value.items():
+            yield f"{_words(key)} {name}", cell(str(name), part)
+    elif _is_records(value):
+        for record in value:
+            yield _words(key), cell(key, record)
+    else:
+        yield _words(key), cell(key, value)
 
 
 def _is_records(value: Any) -> bool:

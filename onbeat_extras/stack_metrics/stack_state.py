@@ -135,10 +135,10 @@ OF_JOBS = {
 }
 """A gauge of each active job, `onbeat_job_NAME` → what it says."""
 OF_STREAMS = {
-    "entries": "Entries of a stream.",
-    "pending": "Those that were delivered and are not acknowledged.",
+    "entries": "Entries of a stream; of `prompts`, which are a hash, the batches that are neither published nor dead.",
+    "pending": "Those that were delivered and are not acknowledged; of `prompts` those that a generator has leased.",
     "waiting": "Those that were delivered to no process: the backlog.",
-    "bytes": "Memory of the stream on the server.",
+    "bytes": "Memory of the stream, or of the hash, on the server.",
     "oldest_age_seconds": "Since the oldest batch of an open iteration came.",
 }
 JOB_FAMILIES = (

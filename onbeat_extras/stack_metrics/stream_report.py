@@ -1,4 +1,4 @@
-"""One moment of a job's Redis streams: the fence, what lies where, who holds what, what was counted. It only reads.
+"""One moment of a job in Redis: the fence, what lies where, who holds what, what was counted. It only reads.
 
 Streams are counted by us: what the server calls the lag of a group counts deleted entries, or isn't known after them,
 and would show a backlog where there is none.
@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from broker.connection.client import Broker
 from broker.fence import read_fence
 from broker.job_store import unknown_job
-from broker.keys import STAGE_BAND, TRAINER_GROUP, OpenKeys, SlotKeys, item_fields, num_open_of
+from broker.keys import STAGE_BAND, TRAINER_GROUP, JobKeys, OpenKeys, SlotKeys, item_fields, num_open_of
 from broker.ledger import BatchRecord, Expected, Published, read_of
 from broker.monitor import counted, seconds
 from broker.presence import Presence
@@ -34,23 +34,37 @@ from onbeat_extras.stack_metrics.stage_report import StageLease, StageState, las
 router = APIRouter(prefix="/v1", tags=["jobs"])
 MAX_LEASES = 1000
 KEPT_STREAMS = ("dead", "audit", "events")
-"""Streams of the job; those of the window are `rollouts`, one for each slot, with `prompts` beside them."""
+"""Streams of the job; those of the window are `rollouts`, one for each slot, with the hashes `prompts` beside them."""
 
 
 class StreamState(Record, frozen=True, kw_only=True):
-    """One stream, or the batches for generators; `prompts` and `rollouts` are those of all open iterations together."""
+    """One stream of a job, or its batches for generators, which are a hash; `prompts` and `rollouts` are those of all
+    open iterations together."""
 
     name: str
-    """prompts, rollouts, dead, audit or events."""
+    """prompts, rollouts, dead, audit or events; `RedisKeys` says what each of them is in Redis."""
     num_entries: int
     num_pending: int
-    """Delivered to a consumer and not yet acknowledged; 0 for a stream from which no process claims."""
+    """Delivered to a consumer and not yet acknowledged, of prompts leased by a generator; 0 for a stream from which no
+    process claims."""
     num_waiting: int
     """Not delivered to any consumer yet. We count them: the server's own lag is unknown after deletes."""
     oldest_age_s: float | None = None
     """Age of the oldest batch of an open iteration that lies on the stream; None where there is none."""
     memory_bytes: int
     """Memory of the whole key on the server."""
+
+
+class RedisKeys(Record, frozen=True, kw_only=True):
+    """What part of a job is which keys of Redis, for a look at them by redis-cli."""
+
+    name: str
+    """As the keys' table calls it: prompts, work, ledger, rollouts, dead, audit or events."""
+    type: str
+    """The answer of Redis' command TYPE: stream, hash or zset, a sorted set."""
+    pattern: str
+    """A pattern for `redis-cli --scan --pattern`, which matches its keys and no others. Where it has a second `*`, the
+    names have the seal there, a secret that no answer shows."""
 
 
 class PromptLease(Record, frozen=True, kw_only=True):
@@ -82,6 +96,7 @@ class StreamReport(JobCounts, frozen=True, kw_only=True):
     rewinds: int = 0
     """Times that a trainer resumed from before the fence."""
     streams: tuple[StreamState, ...] = ()
+    redis_keys: tuple[RedisKeys, ...] = ()
     leases: tuple[PromptLease, ...] = ()
     """Oldest iteration first, and in it the oldest entry; the first thousand."""
     generators: tuple[GeneratorSeen, ...] = ()
@@ -99,7 +114,7 @@ class StreamReport(JobCounts, frozen=True, kw_only=True):
 
 @router.get("/jobs/{job_id}/streams", **openapi.answers(openapi.record(StreamReport)))
 def streams(job_id: KnownJob, services: HasServices) -> Response:
-    """Show the job's Redis streams: lengths, pending, ages, leases, rejections by reason, bytes."""
+    """Show the job's batches and streams in Redis: lengths, ages, leases, rejections, bytes, and their keys."""
     return json_answer(stream_report(services.broker, job_id))
 
 
@@ -146,9 +161,32 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
             streams=(_sum([slot.prompts for slot in slots]), _sum([slot.rollouts for slot in slots]), *states),
             leases=tuple(islice(leases, MAX_LEASES)),
             generators=tuple(Presence(broker).live()),
+            redis_keys=redis_keys(job_id),
             **counted(StreamReport, fence, last_audit, counters),
             **_stages(broker, job_id, spec),
         )
+
+
+REDIS_TYPES = {
+    "prompts": "hash",
+    "work": "zset",
+    "ledger": "hash",
+    "rollouts": "stream",
+    "dead": "stream",
+    "audit": "stream",
+    "events": "stream",
+}
+"""Part of a job → the type of its keys (broker/keys.py); the first four have a key for each open iteration."""
+
+
+def redis_keys(job_id: str) -> tuple[RedisKeys, ...]:
+    """Where the job's parts are in Redis. Raises NotFound for what is no job's id."""
+    keys = JobKeys(job_id, seal="*")
+    (slot,) = keys.slots
+    patterns = {
+        name: f"{getattr(slot, name)}*" if name in SlotKeys._fields else getattr(keys, name) for name in REDIS_TYPES
+    }
+    return tuple(RedisKeys(name=name, type=kind, pattern=patterns[name]) for name, kind in REDIS_TYPES.items())
 
 
 def _stages(broker: Broker, job_id: str, packed: bytes | None) -> dict[str, Any]:

@@ -822,6 +822,12 @@ export interface RecordingSpec {
   max_version_bytes: number;
 }
 
+export interface RedisKeys {
+  name: string;
+  type: string;
+  pattern: string;
+}
+
 export interface RedisSeen {
   version: string;
   uptime_s: number;
@@ -1037,6 +1043,7 @@ export interface StreamReport {
   batches_redispatched: number;
   rewinds: number;
   streams: StreamState[];
+  redis_keys: RedisKeys[];
   leases: PromptLease[];
   generators: GeneratorSeen[];
   rows_waiting?: number;

@@ -14,7 +14,7 @@ from onbeat.cli import run
 from onbeat.client.gateway import GatewayClient
 from onbeat.terminal.output import TextConsole
 from onbeat.terminal.words import UNKNOWN
-from onbeat_extras.looking.stream_report import cell, live_report, report_line, report_tables
+from onbeat_extras.looking.stream_report import MAX_COLUMNS, cell, live_report, report_line, report_tables
 from tests.contract.golden_files import golden
 from tests.e2e.stand_in_gateway import JOB
 from tests.extras.looking.test_panel import WINDOW, shown
@@ -110,3 +110,32 @@ def test_a_list_of_records_is_a_table_of_its_own_with_a_column_for_each_key() ->
     plain, stages = report_tables({"iteration": 3, "stage_leases": [{"stage": "judge"}, {"lease_s": 30}]})
     assert plain.title is None
     assert (stages.title, [column.header for column in stages.columns]) == ("stage leases", ["stage", "lease"])
+
+
+def test_a_line_of_a_pipe_fits_or_holds_one_item(
+    gateway: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = "transformers 5.0, torch 2.9, " + "cpu " * 30
+    generator = GeneratorSeen(
+        worker_id="onbeat-producer-2-1a2b3c4d",
+        engine=engine,
+        services=(ServiceSeen(name="judge", away_s=3.0, why="no answer"), ServiceSeen(name="store", away_s=1.0)),
+        leaves_alone={"job-1": "no folder models/nope", "job-2": HOSTILE},
+        tokens_per_s=81.5,
+    )
+    report = msgspec.to_builtins(golden("StreamReport")) | {"generators": [msgspec.to_builtins(generator)] * 2}
+    monkeypatch.setattr(GatewayClient, "streams", lambda *_: report)
+    assert run(["streams", JOB]) == 0
+    text = capsys.readouterr().out
+    assert_is_text(text)
+    lines = [line.rstrip() for line in text.splitlines()]
+    longer = [line for line in lines if len(line) > MAX_COLUMNS]
+    assert {line.split()[0] for line in longer} <= {"engine", "leaves"}, "one value, however long, stays whole"
+    assert "generators 2 of 2" in lines
+    blocks = [line.split() for line in lines[lines.index("generators 2 of 2") :]]
+    assert ["worker", "id", "onbeat-producer-2-1a2b3c4d"] in blocks
+    assert ["leaves", "alone", "job-1", "no", "folder", "models/nope"] in blocks
+    assert [line[:3] for line in blocks if line[:1] == ["services"]] == [
+        ["services", "name", "judge"],
+        ["services", "name", "store"],
+    ]

@@ -129,3 +129,22 @@ def test_a_job_without_stages_reports_none(redis_server: EmbeddedRedis) -> None:
     report: Any = json.decode(json.encode(stream_report(job.brokers["gateway"], job.job_id)))
     assert not {"stages", "stage_leases", "stage_workers", "rows_waiting", "columns_bytes"} & report.keys()
     assert job.arrived() == ["0/train/0"]
+
+
+def test_each_key_that_a_report_names_is_what_it_says_and_no_answer_shows_the_seal(redis_server: EmbeddedRedis) -> None:
+    operator = connect(StackSettings(redis_url=redis_server.url))
+    job = LaggingJob(operator, lagging_spec(1))
+    job.start()
+    job.sample(count=NUM_TRAIN)
+    other = LaggingJob(operator, lagging_spec(1))
+    other.start()
+    types: dict[str, set[str]] = {}
+    report = stream_report(operator, job.job_id)
+    for keys in report.redis_keys:
+        names = [name.decode() for name in operator.redis.scan_iter(match=keys.pattern, count=10_000)]
+        assert all(f"{{{job.job_id}}}" in name for name in names)
+        types[keys.name] = {operator.redis.type(name).decode() for name in names}
+        assert types[keys.name] <= {keys.type}, keys
+    assert {name for name, found in types.items() if not found} == {"dead", "audit"}, "there are none of these yet"
+    assert operator.seal not in json.encode(report).decode()
+    operator.close()
