@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 import socket
 import struct
 import threading
@@ -9,12 +12,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from contracts.settings import MAX_NAME, StackSettings, settings_from
+import consumer.__main__
+import consumer.supervisor.__main__
+from contracts.errors import InvalidInput
+from contracts.settings import MAX_NAME, PREFIX, StackSettings, settings_from
+from onbeat.http_service.server import serve
 from onbeat.process import container_name as module
 from onbeat.process.container_name import container_name, named
+from onbeat.stack.ports import free_port
+from onbeat.work.program import run_worker
 
 HASH = "52f153826d04"
 ADDRESS = "172.18.0.3"
@@ -159,3 +169,49 @@ def test_a_given_name_is_kept_and_a_containers_name_stands_in_logs_and_ids(monke
     assert settings_from({"ONBEAT_NAME": long.name}).name == long.name
     monkeypatch.setattr(module, "container_name", lambda: "")
     assert named(StackSettings(), part="trainer").name == ""
+
+
+def refuse(settings: StackSettings) -> NoReturn:
+    """Stands for a part of a process that finds a bad setting, and for one that says something."""
+    logging.getLogger("any").warning("here")
+    raise InvalidInput("is not set", field="ONBEAT_ANY")
+
+
+def worker() -> int:
+    return run_worker("producer", refuse)
+
+
+def service() -> int:
+    return serve("gateway", refuse, default_port=free_port())
+
+
+def trainer() -> int:
+    return consumer.__main__.main(["job-none"])
+
+
+def supervisor() -> int:
+    return consumer.supervisor.__main__.main()
+
+
+MAINS: dict[str, tuple[Callable[[], int], str]] = {
+    "generators and stage workers": (worker, "onbeat-any-1"),
+    "gateway and reward service": (service, "onbeat-any-1"),
+    "a consumer": (supervisor, "onbeat-any-1"),
+    "a trainer": (trainer, "onbeat-any-1.trainer"),
+}
+
+
+@pytest.mark.usefixtures("restored_process")
+@pytest.mark.parametrize(("main", "name"), MAINS.values(), ids=list(MAINS))
+def test_each_process_in_a_container_has_its_name_in_its_log(
+    main: Callable[[], int], name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for variable in [variable for variable in os.environ if variable.startswith(PREFIX)]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv(f"{PREFIX}LOG_FORMAT", "json")
+    monkeypatch.setattr(module, "container_name", lambda: "onbeat-any-1")
+    monkeypatch.setattr(consumer.__main__, "run", lambda settings, _: refuse(settings))
+    monkeypatch.setattr(consumer.supervisor.__main__, "run", refuse)
+    assert main() != 0
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
+    assert {line["name"] for line in lines if line["message"] == "here" or "ONBEAT_ANY" in line["message"]} == {name}
