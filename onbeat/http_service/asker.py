@@ -31,8 +31,9 @@ log = logging.getLogger(__name__)
 
 
 def asker_headers(settings: StackSettings) -> dict[str, str]:
-    """What a client of a service says of its process, in each request."""
-    return {HEADER: settings.process_name()}
+    """Returns the header in which a client names its process; {} where its host's name has another form."""
+    name = settings.process_name()
+    return {HEADER: name} if NAME_FORM.fullmatch(name) else {}
 
 
 def asker_of(names: Sequence[str]) -> str:
@@ -79,9 +80,8 @@ class WorkLog:
         for (who, route), number in sorted(counts.items()):
             requests.setdefault(who, {})[route] = number
         in_words = "; ".join(f"{who}: {_in_words(routes)}" for who, routes in requests.items())
-        log.info(
-            "answered in %.0f s: %s", seconds, in_words, extra={"facts": {"seconds": round(seconds), "who": requests}}
-        )
+        facts = {"seconds": round(seconds), "requests": requests}
+        log.info("answered in %.0f s: %s", seconds, in_words, extra={"facts": facts})
 
 
 def _in_words(routes: Mapping[str, int]) -> str:

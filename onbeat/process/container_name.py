@@ -46,7 +46,8 @@ PTR, INTERNET = 12, 1
 def named(settings: StackSettings, *, part: str = "") -> StackSettings:
     """Returns the settings with the container's name, where they have none and there is a container with one.
 
-    part: of which there are several in that container, as a worker's trainer and its ranks; "" for its main process.
+    part: the name of this process among several of that container, as a worker's trainer and its ranks; "" for the
+    container's main process.
     """
     if settings.name:
         return settings
@@ -73,15 +74,14 @@ def container_name(
         return ""
     hostname = hostname or socket.gethostname()
     lines = [line for line in _lines(root / "etc/hosts") if hostname in line[1:]]
-    beside = [name for line in lines for name in line[1:]]
-    if name := _chosen(beside, hostname):
-        return name
+    in_hosts = [name for line in lines for name in line[1:]]
+    container = _chosen(in_hosts, hostname)
     ends_s = time.monotonic() + within_s
     for address in _reachable(line[0] for line in lines):
         for server in _own_resolvers(root):
-            if name := _chosen(_names_of(address, server, port=port, ends_s=ends_s), hostname):
-                return name
-    return ""
+            if not container:
+                container = _chosen(_names_of(address, server, port=port, ends_s=ends_s), hostname)
+    return container
 
 
 def _chosen(names: list[str], hostname: str) -> str:
@@ -99,7 +99,8 @@ def _lines(path: Path) -> list[list[str]]:
             text = file.read(MAX_HOSTS_BYTES).decode(errors="replace")
     except OSError:
         return []
-    return [words for line in text.splitlines() if (words := line.partition("#")[0].split())]
+    lines = [line.partition("#")[0].split() for line in text.splitlines()]
+    return [words for words in lines if words]
 
 
 def _reachable(addresses: Iterator[str]) -> Iterator[str]:
@@ -155,9 +156,9 @@ def _pointers(message: bytes, number: int) -> list[str]:
 
     Raises ValueError, IndexError or struct.error for a message that isn't whole.
     """
-    found, flags, num_questions, num_answers, _, _ = struct.unpack_from("!6H", message)
+    answered, flags, num_questions, num_answers, _, _ = struct.unpack_from("!6H", message)
     # Of the flags, 0x8000 marks an answer and the last four bits are its error.
-    if found != number or not flags & 0x8000 or flags & 0x000F:
+    if answered != number or not flags & 0x8000 or flags & 0x000F:
         return []
     at = 12
     for _ in range(num_questions):
@@ -166,9 +167,9 @@ def _pointers(message: bytes, number: int) -> list[str]:
     names = []
     for _ in range(num_answers):
         _, at = _name_at(message, at)
-        kind, group, _, num_bytes = struct.unpack_from("!2HIH", message, at)
-        at += 10
-        if (kind, group) == (PTR, INTERNET):
+        record_type, record_class, _, num_bytes = struct.unpack_from("!2HIH", message, at)
+        at += 10  # type, class, seconds that it stays true, and the size of its data
+        if (record_type, record_class) == (PTR, INTERNET):
             names.append(_name_at(message, at)[0])
         at += num_bytes
     return names

@@ -39,7 +39,7 @@ def look(settings: StackSettings, run_root: Path, port: int, service: Service) -
     yield cores(usable_cores(), os.getloadavg()[0], quota_cores(CGROUP))
     yield threads(settings)
     yield of_memory(available, swap_share=swap.percent / 100, holds_model=service.holds_model)
-    if service.run_root is Access.WRITES:
+    if service.run_root is Access.WRITES or (service.fills_run_root and settings.objects):
         yield folder("run root", run_root)
     elif service.run_root is Access.READS:
         yield read_folder("run root", run_root)

@@ -39,6 +39,8 @@ class Service(Record, frozen=True, kw_only=True):
     run_root: Access
     holds_model: bool
     """True where the process keeps weights in memory."""
+    fills_run_root: bool = False
+    """True where the process brings files of runs from an object store, if there is one, into a run root of its own."""
     scores: bool = False
     """True where the process starts scorers and environments in cages."""
 
@@ -49,7 +51,7 @@ REWARD_SERVICE = Service(name="reward_service", run_root=Access.NONE, holds_mode
 SERVICES = (
     STACK,
     REWARD_SERVICE,
-    Service(name="gateway", role=GATEWAY, run_root=Access.READS, holds_model=False),
+    Service(name="gateway", role=GATEWAY, run_root=Access.READS, fills_run_root=True, holds_model=False),
     Service(name="consumer", role=TRAINER, run_root=Access.WRITES, holds_model=True),
     Service(name="producer", role=GENERATOR, run_root=Access.READS, holds_model=True),
     Service(name="stages", role=STAGE, run_root=Access.NONE, holds_model=True),

@@ -56,15 +56,15 @@ class StreamState(Record, frozen=True, kw_only=True):
 
 
 class RedisKeys(Record, frozen=True, kw_only=True):
-    """What part of a job is which keys of Redis, for a look at them by redis-cli."""
+    """The keys of Redis that a part of a job is, for a look at them by redis-cli."""
 
     name: str
     """As the keys' table calls it: prompts, work, ledger, rollouts, dead, audit or events."""
     type: str
     """The answer of Redis' command TYPE: stream, hash or zset, a sorted set."""
     pattern: str
-    """A pattern for `redis-cli --scan --pattern`, which matches its keys and no others. Where it has a second `*`, the
-    names have the seal there, a secret that no answer shows."""
+    """A pattern for `redis-cli --scan --pattern`, which matches no other keys. A `*` before the job's id stands
+    for the seal, a secret that no answer shows."""
 
 
 class PromptLease(Record, frozen=True, kw_only=True):
@@ -180,7 +180,7 @@ REDIS_TYPES = {
 
 
 def redis_keys(job_id: str) -> tuple[RedisKeys, ...]:
-    """Where the job's parts are in Redis. Raises NotFound for what is no job's id."""
+    """Returns the keys of each part of the job. Raises NotFound for what is no job's id."""
     keys = JobKeys(job_id, seal="*")
     (slot,) = keys.slots
     patterns = {

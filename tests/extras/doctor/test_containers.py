@@ -1,6 +1,6 @@
-"""`onbeat doctor` where a container's process stands: each service of docker-compose.yml, healthy and spoilt.
+"""`onbeat doctor` where a container's process stands: each service of docker-compose.yml and deploy/kubernetes.
 
-A service's own settings and mounts come from the file. Its Redis is a real server with a user for each role.
+Settings and mounts come from these files, healthy and spoilt. The Redis is a real server with a user for each role.
 """
 
 from __future__ import annotations
@@ -24,11 +24,17 @@ from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.doctor import machine, server
 from onbeat_extras.doctor.finding import GIB, Level
 from onbeat_extras.doctor.service import REWARD_SERVICE, SERVICES, STACK, service_named, service_of
+from tests.kubernetes import environment as pod_environment
+from tests.kubernetes import pods, secrets
 from tests.refusals import refusal_of
 from tests.unit.test_compose import ON_GPUS, OURS, ROLES, interpolated
+from tests.unit.test_kubernetes import FOLDER as KUBERNETES
+from tests.unit.test_kubernetes import FOUND as MANIFESTS
+from tests.unit.test_kubernetes import ROLES as POD_ROLES
 
 ON_A_CPU = [name for name in OURS if name not in ON_GPUS]
 """A healthy container of the others needs a GPU."""
+APPS = [*POD_ROLES, "reward"]
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
 """Numbers of prctl(2): a program that is started without this capability is held to the modes of files, root or not."""
 LIMIT_S = 300
@@ -57,17 +63,37 @@ def settings_of(name: str, redis: EmbeddedRedis) -> dict[str, str]:
     return environment
 
 
-def mounted(name: str, root: Path) -> None:
-    """The service's file system below `root`: its volumes, which it may write or not, and a root that it may not."""
+def mounts_of(name: str) -> dict[str, bool]:
+    """Folder of the service's container in docker-compose.yml → True where it is mounted read-only."""
+    volumes = (volume.split(":") for volume in OURS[name].get("volumes", ()))
+    return {target: mode == ["ro"] for _, target, *mode in volumes}
+
+
+def pod_settings(app: str, redis: EmbeddedRedis) -> dict[str, str]:
+    """The variables of an app's container in deploy/kubernetes, at this server."""
+    environment = pod_environment(MANIFESTS, secrets(KUBERNETES), app)
+    if app in POD_ROLES:
+        environment[f"{PREFIX}REDIS_URL"] = redis.url_of(POD_ROLES[app])
+    return environment
+
+
+def pod_mounts(app: str) -> dict[str, bool]:
+    """Folder of an app's container in deploy/kubernetes → True where it is mounted read-only."""
+    (container,) = pods(MANIFESTS)[app]["spec"]["containers"]
+    return {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
+
+
+def make_root(root: Path, mounts: dict[str, bool]) -> None:
+    """A container's file system below `root`: its mounts, which it may write or not, and a root that it may not."""
     for folder in ("tmp", "app", "keys"):
         (root / folder).mkdir(parents=True)
     (root / "tmp").chmod(0o1777)
     (root / "keys" / "keys").touch()
-    for volume in OURS[name].get("volumes", ()):
-        _, target, *mode = volume.split(":")
+    for target, is_read_only in mounts.items():
         folder = root / target.removeprefix("/")
         folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o555 if mode == ["ro"] else 0o755)
+        if folder != root / "tmp":
+            folder.chmod(0o555 if is_read_only else 0o755)
     (root / "app").chmod(0o555)
     root.chmod(0o555)
 
@@ -80,7 +106,7 @@ def bound_by_modes() -> None:
 def doctor(environment: dict[str, str], root: Path, *flags: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """(exit code, finding by subject) of doctor in the container below `root`."""
     there = {
-        key: str(root / value.removeprefix("/")) if value.startswith(("/runs", "/app", "/keys")) else value
+        key: str(root / value.removeprefix("/")) if value.startswith(("/runs", "/app", "/keys", "/cache")) else value
         for key, value in environment.items()
     }
     environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "TMPDIR": str(root / "tmp")} | there
@@ -102,7 +128,7 @@ def doctor(environment: dict[str, str], root: Path, *flags: str) -> tuple[int, d
 def test_doctor_finds_nothing_bad_in_a_container_of_a_healthy_stack(
     name: str, redis: EmbeddedRedis, root: Path
 ) -> None:
-    mounted(name, root)
+    make_root(root, mounts_of(name))
     code, findings = doctor(settings_of(name, redis), root)
     bad = [finding for finding in findings.values() if finding["level"] == "bad"]
     assert (code, bad) == (0, [])
@@ -112,17 +138,36 @@ def test_doctor_finds_nothing_bad_in_a_container_of_a_healthy_stack(
     assert ("run root" in findings) is (name in ("gateway", "consumer", "producer"))
 
 
+@pytest.mark.parametrize("app", APPS)
+def test_doctor_finds_nothing_bad_in_a_pod_of_a_healthy_stack(app: str, redis: EmbeddedRedis, root: Path) -> None:
+    make_root(root, pod_mounts(app))
+    code, findings = doctor(pod_settings(app, redis), root)
+    bad = [finding for finding in findings.values() if finding["level"] == "bad"]
+    assert (code, bad) == (0, [])
+    assert findings["service"]["level"] == "ok"
+
+
 @pytest.mark.parametrize(
-    ("service", "mounts_of", "problem"),
+    ("service", "other", "problem"),
     [("consumer", "gateway", "can't be written"), ("producer", "stages", "can't be read")],
 )
 def test_a_run_root_that_a_trainer_may_not_write_or_a_generator_lacks_is_bad(
-    service: str, mounts_of: str, problem: str, redis: EmbeddedRedis, root: Path
+    service: str, other: str, problem: str, redis: EmbeddedRedis, root: Path
 ) -> None:
-    mounted(mounts_of, root)
+    make_root(root, mounts_of(other))
     code, findings = doctor(settings_of(service, redis), root)
     assert (code, findings["run root"]["level"]) == (1, "bad")
     assert problem in findings["run root"]["says"]
+
+
+@pytest.mark.parametrize(("objects", "level"), [("", Level.OK), ("s3://bucket/prefix", Level.BAD)])
+def test_a_gateway_whose_files_come_from_an_object_store_needs_a_run_root_that_it_may_write(
+    objects: str, level: Level, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK or Path(path) != tmp_path)
+    settings = StackSettings(objects=objects)
+    findings = {finding.subject: finding for finding in machine.look(settings, tmp_path, 0, service_named("gateway"))}
+    assert findings["run root"].level is level
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import socket
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -89,7 +90,7 @@ async def test_work_that_was_answered_is_one_line_with_the_processes_that_asked(
     assert of_access(lines) == [], "the line comes after a while, or at the end"
     await end(access)
     (line,) = of_access(lines)
-    assert line["who"] == {
+    assert line["requests"] == {
         "onbeat-producer-1": {"POST /v1/score/200": 3},
         "onbeat-producer-2": {"POST /v1/score/200": 2},
     }
@@ -139,8 +140,14 @@ async def test_a_line_comes_by_itself_and_names_are_bounded(lines: io.StringIO) 
         while not of_access(lines):
             await asyncio.sleep(0.01)
     (line,) = of_access(lines)
-    assert len(line["who"]) == MAX_COUNTED + 1
-    assert line["who"][OTHERS] == {OTHERS: 5}
+    assert len(line["requests"]) == MAX_COUNTED + 1
+    assert line["requests"][OTHERS] == {OTHERS: 5}
+
+
+def test_a_host_whose_name_no_header_can_carry_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "Jürgens Büro")
+    assert asker_headers(StackSettings()) == {}
+    assert asker_headers(StackSettings(name="generator-1")) == {HEADER: "generator-1"}
 
 
 def test_the_reward_service_logs_no_line_for_a_score_and_no_operator(
