@@ -17,7 +17,7 @@ from broker.connection.client import Broker
 from broker.keys import OpenKeys, num_open_of
 from broker.ledger import ids_among, read_of
 from contracts.encoding.wire import decode, encode
-from contracts.errors import Conflict, ContractViolation, FencedOff, InvalidInput, NotFound
+from contracts.errors import Conflict, ContractViolation, Fault, FencedOff, InvalidInput, NotFound
 from contracts.events import AuditRecord, JobEvent, StateChanged
 from contracts.jobs import (
     NEXT_STATES,
@@ -228,6 +228,7 @@ class JobStore:
         state: JobState,
         *,
         reason: str = "",
+        fault: Fault | None = None,
         trainer_epoch: int | None = None,
         after: JobState | None = None,
         by: str = "",
@@ -236,6 +237,8 @@ class JobStore:
 
         A final state clears what is in work. trainer_epoch: of the trainer that moves it; raises FencedOff if that one
         is over (I4). Without one, a final state fences off a trainer that lives.
+
+        fault: of a job that fails, the side on which the cause lies.
 
         after: the only state to move from; None stands for all that the lifecycle has. Back to `queued` goes only
         `resume`, which does more than to move. by: the name of the key that asked for it, for the job's events.
@@ -254,6 +257,7 @@ class JobStore:
             num_slots=self._num_slots(job_id),
             state=state.value,
             reason=reason,
+            fault=fault.value if fault else "",
             at_s=now_s,
             epoch=trainer_epoch,
             allowed=allowed,
@@ -266,15 +270,21 @@ class JobStore:
             raise Conflict(f"a {current[0].decode()} job cannot become {state.value}", field="state")
         return outcome == b"set"
 
-    def fail(self, job_id: str, reason: str, *, trainer_epoch: int | None = None) -> None:
+    def fail(self, job_id: str, reason: str, *, fault: Fault = Fault.STACK, trainer_epoch: int | None = None) -> None:
         """Ends the job with its reason: as failed, or as cancelled where it was asked to end; an end that it has stays.
 
-        trainer_epoch: of `move`.
+        Args:
+            job_id: The job.
+            reason: For people.
+            fault: The side on which the cause lies, which decides who is told of it. A cause that isn't known is the
+                stack's.
+            trainer_epoch: Of `move`.
         """
-        for end in (JobState.FAILED, JobState.CANCELLED):
-            with contextlib.suppress(Conflict):
-                self.move(job_id, end, reason=reason, trainer_epoch=trainer_epoch)
-                return
+        with contextlib.suppress(Conflict):
+            self.move(job_id, JobState.FAILED, reason=reason, fault=fault, trainer_epoch=trainer_epoch)
+            return
+        with contextlib.suppress(Conflict):
+            self.move(job_id, JobState.CANCELLED, reason=reason, trainer_epoch=trainer_epoch)
 
     def leave_active(self, job_id: str) -> None:
         """Takes a job that has ended off the active ones; one that was resumed meanwhile stays."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec import UNSET
+
 from broker.connection.client import Broker
 from broker.fence import FenceState, read_fence
 from broker.hosts_side import hosts_waited_for
@@ -14,6 +16,7 @@ from broker.ledger import read_of
 from broker.presence import ConsumerPresence, Presence, StagePresence, awaited_generator, missed_by_all, tried_again
 from contracts.answers import StackState
 from contracts.encoding.wire import decode
+from contracts.errors import Fault
 from contracts.events import AuditRecord
 from contracts.jobs import EvaluationScore, JobCounts, JobState, JobStatus
 from contracts.monitor import GeneratorSeen
@@ -74,6 +77,7 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorSee
             # The last opened iteration may only evaluate: it trains nothing.
             iterations_committed=min(fence.committed + 1, spec.iterations),
             owner=values.get("owner", b"").decode(),
+            fault=Fault(values["fault"].decode()) if values.get("fault") else UNSET,
             created_s=float(values["created_s"]),
             started_s=float(values.get("started_s", 0.0)),
             ended_s=float(values.get("ended_s", 0.0)),

@@ -27,22 +27,46 @@ OnbeatError
 ├── TrainingDiverged        a loss or gradient that is not finite, or beyond the accumulator's range
 └── DeadlineExceeded        a wait that ended without progress; names what it waited for (I8)
 
-Each branch says with which HTTP status a service answers it; below it, the status is inherited or said anew.
+Each branch says with which HTTP status a service answers it; below it, the status is inherited or said anew. Where an
+error ends a job, it also says whose fault that is (`Fault`): who has to be told follows from it.
 """
 
 from __future__ import annotations
 
+import re
+from enum import StrEnum
 from http import HTTPStatus
 from typing import ClassVar
 
 MOST_CHARACTERS = 500
 """A library's line is cut here."""
+SPEC_KEY = re.compile(r"[a-z][a-z0-9_]*(\[\d+\])?(\.[a-z][a-z0-9_]*(\[\d+\])?)*")
+"""`optimizer.groups[0].parameters`: a field of a spec. A setting is in capitals, a path has slashes."""
+PATH_KEY = "path"
+"""The end of the keys that name a model or a file of rows. The gateway read these when it accepted the job."""
+
+
+class Fault(StrEnum):
+    """The side on which the cause of a job's failure lies (decision 44)."""
+
+    JOB = "job"
+    """The job's own spec, data, reward or numbers: its owner can fix it, and other jobs go on."""
+    STACK = "stack"
+    """A process, service, disk or record of the stack, or a cause that isn't known: its operator has to look."""
 
 
 class OnbeatError(Exception):
     """One line that names the field or thing, the problem and the cure."""
 
     status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
+
+    usual_fault: ClassVar[Fault] = Fault.STACK
+    """A cause that isn't known to be the job's counts as the stack's, whose operator then looks."""
+
+    @property
+    def fault(self) -> Fault:
+        """The side that is at fault where this error ends a job."""
+        return self.usual_fault
 
     def __init_subclass__(cls, *, status: HTTPStatus | None = None) -> None:
         """A new branch without a status is refused here, where it is written."""
@@ -61,6 +85,12 @@ class OnbeatError(Exception):
 
 class InvalidInput(OnbeatError, status=HTTPStatus.UNPROCESSABLE_ENTITY):
     """A spec, flag, request body or file that breaks a rule."""
+
+    @property
+    def fault(self) -> Fault:
+        """The job's for a key of its spec. A setting, and a file that the gateway could read, are the stack's."""
+        is_key = SPEC_KEY.fullmatch(self.field or "") is not None
+        return Fault.JOB if is_key and not str(self.field).endswith(PATH_KEY) else Fault.STACK
 
 
 class ContractViolation(OnbeatError, status=HTTPStatus.BAD_GATEWAY):
@@ -155,6 +185,8 @@ class WeightsUnfit(WeightsRejected):
 class BatchFailed(OnbeatError, status=HTTPStatus.BAD_GATEWAY):
     """A batch that could not be generated or scored."""
 
+    usual_fault = Fault.JOB
+
 
 class PrefixBroken(BatchFailed):
     """A turn whose prompt would not begin with exactly what the model has seen and sampled before (I9)."""
@@ -175,9 +207,13 @@ class CompletionUnjudged(BatchFailed):
 class Unhealthy(OnbeatError, status=HTTPStatus.INTERNAL_SERVER_ERROR):
     """A rule of a job's health that the spec ends it by."""
 
+    usual_fault = Fault.JOB
+
 
 class TrainingDiverged(OnbeatError, status=HTTPStatus.INTERNAL_SERVER_ERROR):
     """A loss or gradient that is not finite, or that the exact accumulator cannot represent."""
+
+    usual_fault = Fault.JOB
 
 
 class DeadlineExceeded(OnbeatError, status=HTTPStatus.GATEWAY_TIMEOUT):

@@ -20,6 +20,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, UnsetType, field, to_builtins
 
 from contracts.encoding.wire import Iterations, Line, Record, changed
+from contracts.errors import Fault
 from contracts.rewards import OnUnscorable, with_on_unscorable
 from contracts.spec import JobSpec
 from contracts.spec_tables.trainer import HEALTH_RULES, MOST_WIDER_BITS, WiderSums
@@ -317,3 +318,5 @@ class JobStatus(JobCounts, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     owner: str = ""
     """The name of the key that submitted it, which with the scope submit may change it; "" where no gateway took it."""
+    fault: Fault | UnsetType = UNSET
+    """The side on which the cause of a failed job lies; absent in every other state."""

@@ -41,8 +41,8 @@ tell(payload())
 wake_consumers('asked')
 return { 'created' }
 
--- set_state: {state, reason, at_s, epoch, allowed}, payload JobEvent; epoch: of a trainer that moves
---   it, or none; allowed: state before -> true
+-- set_state: {state, reason, fault, at_s, epoch, allowed}, payload JobEvent; fault: of a job that fails, else '';
+--   epoch: of a trainer that moves it, or none; allowed: state before -> true
 --   -> {set} | {already} | {refused, state} | {fenced}
 -- An epoch comes from a trainer: one that was replaced, or slept through a resume, ends no other's run (I4).
 local state = redis.call('HGET', JOB, 'state')
@@ -50,7 +50,7 @@ if not state then return { 'refused', 'unknown' } end
 if a.epoch and not is_trainer() then return { 'fenced' } end
 if state == a.state then return { 'already', state } end
 if not a.allowed[state] then return { 'refused', state } end
-redis.call('HSET', JOB, 'state', a.state, 'reason', a.reason)
+redis.call('HSET', JOB, 'state', a.state, 'reason', a.reason, 'fault', a.fault)
 if a.state == 'running' then redis.call('HSETNX', JOB, 'started_s', a.at_s) end
 if ENDED[a.state] then
   redis.call('HSET', JOB, 'ended_s', a.at_s)
@@ -81,7 +81,7 @@ end_window()
 if read_fence().committed < 0 then redis.call('HDEL', PROGRESS, 'engine') end
 redis.call('SET', SPEC, after)
 redis.call('SADD', ACTIVE, JOB_ID)
-redis.call('HSET', JOB, 'state', 'queued', 'reason', '', 'trainer_starts', 0)
+redis.call('HSET', JOB, 'state', 'queued', 'reason', '', 'fault', '', 'trainer_starts', 0)
 -- What is wrong with it by now ends it no more.
 redis.call('HSET', JOB, 'health_at_resume', redis.call('HGET', JOB, 'health') or '')
 if horizons ~= '' then redis.call('HSET', JOB, 'horizons', horizons) end

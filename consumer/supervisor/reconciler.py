@@ -24,7 +24,7 @@ from broker.hosts_side import HostsSide
 from broker.job_store import JobStore
 from broker.presence import ConsumerPresence
 from consumer.supervisor.trainer_process import Ended, TrainerProcess
-from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError
+from contracts.errors import Conflict, ContractViolation, Fault, InvalidInput, NotFound, OnbeatError
 from contracts.jobs import JobState, TrainerExit
 from contracts.monitor import ConsumerSeen
 from contracts.settings import StackSettings
@@ -234,13 +234,13 @@ class Reconciler:
         try:
             self.trainer.start(job_id)
         except OnbeatError as error:
-            self._give_up(job_id, str(error))
+            self._give_up(job_id, str(error), fault=error.fault)
         else:
             self.metrics.count("started")
 
-    def _give_up(self, job_id: str, reason: str) -> None:
+    def _give_up(self, job_id: str, reason: str, *, fault: Fault = Fault.STACK) -> None:
         log.error("job %s fails: %s", job_id, reason)
-        self._jobs.fail(job_id, reason)
+        self._jobs.fail(job_id, reason, fault=fault)
         self._jobs.release_start(job_id, self.worker_id)
 
     def _book(self, ended: Ended) -> None:

@@ -126,7 +126,7 @@ def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callabl
         side.renew()
         if held is not None and isinstance(error, (errors.BatchFailed, errors.DeadlineExceeded, errors.Unhealthy)):
             _saved(held)
-        jobs.fail(job_id, str(error), trainer_epoch=side.trainer_epoch)
+        jobs.fail(job_id, str(error), fault=error.fault, trainer_epoch=side.trainer_epoch)
         _clear(held)
         return TrainerExit.FAILED
     else:
@@ -251,7 +251,7 @@ def _end_stuck(silent_s: float, jobs: JobStore, *, side: TrainerSide, job_id: st
     log.error("job %s failed: %s", job_id, late)
 
     def tell() -> None:
-        jobs.fail(job_id, str(late), trainer_epoch=side.trainer_epoch)
+        jobs.fail(job_id, str(late), fault=late.fault, trainer_epoch=side.trainer_epoch)
         side.release()
 
     _say_last(tell)

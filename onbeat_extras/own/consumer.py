@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker.connection.roles import TRAINER
-from contracts.errors import BatchFailed, DeadlineExceeded, FencedOff, InvalidInput, JobEnded
+from contracts.errors import BatchFailed, DeadlineExceeded, Fault, FencedOff, InvalidInput, JobEnded
 from contracts.jobs import JobState
 from contracts.schedule import Schedule
 from contracts.settings import StackSettings
@@ -236,7 +236,7 @@ class Consumer:
 
     def fail(self, reason: str) -> None:
         """Ends the job as failed, with the reason. `onbeat resume` queues it again."""
-        self._tenure.end(JobState.FAILED, reason=reason)
+        self._tenure.end(JobState.FAILED, reason=reason, fault=Fault.JOB)
 
     def _pieces(self) -> Pieces:
         from onbeat.weights.model_folder import load_tokenizer
@@ -308,7 +308,7 @@ class Consumer:
         The fence says the latter to whichever of the keeper's look and the arrivals' claim comes first.
         """
         if isinstance(error, BatchFailed | DeadlineExceeded):
-            self.fail(str(error))
+            self._tenure.end(JobState.FAILED, reason=str(error), fault=error.fault)
         elif isinstance(error, FencedOff):
             self._tenure.run_files.leave()
 

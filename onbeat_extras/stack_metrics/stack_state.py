@@ -32,7 +32,7 @@ from broker.monitor import job_status
 from broker.presence import Presence
 from contracts.encoding.json_lines import last_json_lines
 from contracts.encoding.names import JOB_ID
-from contracts.errors import ContractViolation, NotFound, Unavailable
+from contracts.errors import ContractViolation, Fault, NotFound, Unavailable
 from contracts.events import IterationMetrics
 from contracts.jobs import JobState, JobStatus
 from contracts.monitor import GeneratorSeen
@@ -85,6 +85,9 @@ class Family(NamedTuple):
 
 
 FolderOf = Callable[[str], RunFolder]
+
+WHOSE = ("name", "owner", "tags")
+"""Labels that say whose job an alert is about; Alertmanager routes by them."""
 
 STACK = (
     Family("onbeat_broker_up", GAUGE, "1 while Redis answers the gateway; nothing below is there while it doesn't."),
@@ -142,7 +145,12 @@ OF_STREAMS = {
     "oldest_age_seconds": "Since the oldest batch of an open iteration came.",
 }
 JOB_FAMILIES = (
-    Family("onbeat_job_info", GAUGE, "1 for each active job, with its name.", ("job", "name")),
+    Family(
+        "onbeat_job_info",
+        GAUGE,
+        "1 for each active job, with its name, the name of the key that submitted it, and its tags between commas.",
+        ("job", *WHOSE),
+    ),
     Family("onbeat_job_waits", GAUGE, "1 for what an active job waits for, in words.", ("job", "reason")),
     Family(
         "onbeat_job_health",
@@ -153,8 +161,8 @@ JOB_FAMILIES = (
     Family(
         "onbeat_job_failed_timestamp_seconds",
         GAUGE,
-        "Unix time at which a job failed in the last hour, with its name and its reason.",
-        ("job", "name", "reason"),
+        "Unix time at which a job failed in the last hour, with its reason, and the side at fault: `job` or `stack`.",
+        ("job", *WHOSE, "reason", "fault"),
     ),
     *(Family(f"onbeat_job_{name}", GAUGE, meaning, ("job",)) for name, meaning in OF_JOBS.items()),
     *(Family(f"onbeat_job_stream_{name}", GAUGE, meaning, ("job", "stream")) for name, meaning in OF_STREAMS.items()),
@@ -277,8 +285,15 @@ def _add_failed(samples: _Samples, broker: Broker) -> None:
         with contextlib.suppress(NotFound, ContractViolation):
             status = job_status(broker, job_id, generators=())
             if time.time() - status.ended_s < FAILED_S:
-                labels = (job_id, shown(status.name), shown(status.reason)[:MAX_REASON])
-                samples.add("onbeat_job_failed_timestamp_seconds", status.ended_s, *labels)
+                fault = Fault.STACK if status.fault is UNSET else status.fault  # of a job that an older Onbeat ended
+                labels = (*_whose(status), shown(status.reason)[:MAX_REASON], fault.value)
+                samples.add("onbeat_job_failed_timestamp_seconds", status.ended_s, job_id, *labels)
+
+
+def _whose(status: JobStatus) -> tuple[str, str, str]:
+    """Returns the values of WHOSE. Of eight tags at most, `,a,b,`: a route asks for `tags=~".*,a,.*"`."""
+    tags = [shown(tag).replace(",", ";") for tag in status.tags]
+    return shown(status.name), shown(status.owner), f",{','.join(tags)}," if tags else ""
 
 
 def _add_job(
@@ -305,7 +320,7 @@ def _add_job(
     for name, value in _of_job(spec, status, metrics):
         samples.add(f"onbeat_job_{name}", value, job_id)
     samples.add("onbeat_job_trainer_starts", starts, job_id)
-    samples.add("onbeat_job_info", 1.0, job_id, shown(status.name))
+    samples.add("onbeat_job_info", 1.0, job_id, *_whose(status))
     if status.reason:
         # What is behind the first stop may be a generator's own words, of which any number would make labels.
         samples.add("onbeat_job_waits", 1.0, job_id, re.split("[:;]", status.reason)[0])

@@ -288,6 +288,8 @@ export interface ExternalStage {
   weight: number;
 }
 
+export type Fault = ("job" | "stack");
+
 export interface FileWeights {
   transport: ("file");
 }
@@ -547,6 +549,7 @@ export interface JobStatus {
   disk_bytes: (number | null);
   tags: string[];
   owner: string;
+  fault?: Fault;
 }
 
 export interface JobStory {

@@ -8,22 +8,29 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from msgspec import UNSET
 
 import consumer.trainer.job_run as job_run
 from broker.connection.client import Broker
 from broker.fence import read_fence
 from broker.job_store import JobStore
+from broker.monitor import job_status
 from broker.trainer_side import TrainerSide
 from contracts.errors import (
     BatchFailed,
     BrokerFull,
     BrokerUnavailable,
+    ContractViolation,
+    DeadlineExceeded,
+    Fault,
     FencedOff,
     FenceViolation,
     InvalidInput,
     OnbeatError,
     TrainingDiverged,
     Unavailable,
+    Unhealthy,
+    WeightsRejected,
 )
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
@@ -278,6 +285,30 @@ def test_a_stop_that_cannot_save_is_a_stop(job: OneJob) -> None:
 def test_a_failure_is_a_failure_with_its_reason(job: OneJob) -> None:
     assert job.train(lambda _: StandIn(runs=raising(BatchFailed("is dead")), saves=raising(FULL))) == TrainerExit.FAILED
     assert job.end == (JobState.FAILED, "is dead")
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (BatchFailed("is dead: the reward raised KeyError", field="batch 3/train/0"), Fault.JOB),
+        (TrainingDiverged("a loss is nan"), Fault.JOB),
+        (Unhealthy("the reward collapsed"), Fault.JOB),
+        (InvalidInput("matches no parameter", field="optimizer.groups[0].parameters"), Fault.JOB),
+        (InvalidInput("no folder /models/m", field="model.path"), Fault.STACK),
+        (InvalidInput("torch sees no CUDA device here", field="ONBEAT_DEVICE"), Fault.STACK),
+        (InvalidInput("its weights are others"), Fault.STACK),
+        (DeadlineExceeded("waited 600 s for a generator"), Fault.STACK),
+        (WeightsRejected("its digest differs"), Fault.STACK),
+        (ContractViolation("is damaged", field="/runs/job-1/checkpoints/3"), Fault.STACK),
+    ],
+)
+def test_a_failed_job_says_whether_its_owner_or_the_operator_can_fix_it(
+    job: OneJob, error: OnbeatError, fault: Fault
+) -> None:
+    assert job.train(lambda _: StandIn(runs=raising(error))) == TrainerExit.FAILED
+    assert job_status(job.broker, job.job_id).fault is fault
+    job.jobs.resume(job.job_id)
+    assert job_status(job.broker, job.job_id).fault is UNSET, "it is no failed job any more"
 
 
 def test_the_end_of_a_job_that_another_has_ended_stays(job: OneJob) -> None:

@@ -208,6 +208,7 @@ def test_a_job_whose_trainers_die_fails_with_the_end_of_their_log(
     reason = jobs.fields(job_id)["reason"].decode()
     assert reason.startswith("2 trainers ended without committing a new iteration")
     assert reason.endswith("cannot load the model")
+    assert jobs.fields(job_id)["fault"] == b"stack"
     assert jobs.active_jobs() == []
     log = RunFolder(own_settings.run_root_path, job_id).trainer_log.read_text()
     assert log.count("cannot load the model") == 2

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from broker.connection.roles import TRAINER
-from contracts.errors import Conflict, FencedOff, InvalidInput, JobEnded, OnbeatError
+from contracts.errors import Conflict, Fault, FencedOff, InvalidInput, JobEnded, OnbeatError
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from onbeat.loop.lease_keeper import Cancelled, LeaseKeeper, Stopped
@@ -81,10 +81,13 @@ class Tenure(TrainedJob):
         if state is JobState.CANCELLING:
             self._ends(JobState.CANCELLING)
 
-    def end(self, state: JobState, *, reason: str = "") -> None:
-        """Ends the job under this epoch; one that is being cancelled is cancelled. Raises FencedOff."""
+    def end(self, state: JobState, *, reason: str = "", fault: Fault = Fault.STACK) -> None:
+        """Ends the job under this epoch; one that is being cancelled is cancelled. Raises FencedOff.
+
+        fault: of a job that fails.
+        """
         if state is JobState.FAILED:
-            self.jobs.fail(self.job_id, reason, trainer_epoch=self.side.trainer_epoch)
+            self.jobs.fail(self.job_id, reason, fault=fault, trainer_epoch=self.side.trainer_epoch)
         else:
             self.jobs.move(self.job_id, state, reason=reason, trainer_epoch=self.side.trainer_epoch)
 

@@ -28,7 +28,7 @@ from broker.connection.client import Broker
 from broker.connection.deadlines import within
 from broker.hosts_side import REFUSALS, HostGroup, HostKind, HostsSide
 from broker.job_store import JobStore
-from contracts.errors import NotFound, Unavailable
+from contracts.errors import Fault, NotFound, Unavailable
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
@@ -277,7 +277,7 @@ class HostLauncher:
         if self._jobs.count_trainer_start(self._job_id) > limit:
             self._side.leave(group.formed, "too many starts")
             reason = f"{limit} groups of hosts ended without committing a new iteration (timeouts.max_trainer_starts)"
-            self._jobs.fail(self._job_id, f"{reason}; the last one: {group.reason}")
+            self._jobs.fail(self._job_id, f"{reason}; the last one: {group.reason}", fault=Fault.STACK)
             return TrainerExit.FAILED
         store = TCPStore(
             *(self._own.address, port),

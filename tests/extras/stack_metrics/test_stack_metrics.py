@@ -17,6 +17,7 @@ from broker.connection.roles import GENERATOR
 from broker.presence import ConsumerPresence, Presence
 from contracts.encoding.json_lines import append_json_lines
 from contracts.encoding.wire import encode_json
+from contracts.errors import Fault
 from contracts.jobs import EvaluationScore, HealthProblem, JobState
 from contracts.monitor import ConsumerSeen, GeneratorSeen
 from contracts.run_folder import RunFolder
@@ -83,13 +84,43 @@ def test_a_running_job_says_how_far_it_is_and_a_final_one_only_that_it_is(servic
     assert found["onbeat_job_rejected_total", running, "stale"] == 0
     assert found["onbeat_redis_memory_used_bytes",] > 0
     assert {key[0] for key in found if failed in key} == {"onbeat_job_failed_timestamp_seconds"}
-    assert [key[1:] for key in found if failed in key] == [(failed, "test", "a reason")]
+    (labels,) = [key[1:] for key in found if failed in key]
+    assert labels == ("stack", failed, "test", "", "a reason", "")
+
+
+def test_a_job_says_whose_it_is_and_a_failed_one_whose_fault_it_was(services: Services) -> None:
+    spec = job_spec(tags=("team-a", "one, two"))
+    job_id, _ = services.jobs.create(spec, owner="ann")
+    assert found_labels(services, "onbeat_job_info", job_id) == {
+        "job": job_id,
+        "name": "test",
+        "owner": "ann",
+        "tags": ",team-a,one; two,",
+    }
+    services.jobs.move(job_id, JobState.RUNNING)
+    services.jobs.fail(job_id, "batch 0/train/0 is dead", fault=Fault.JOB)
+    assert found_labels(services, "onbeat_job_failed_timestamp_seconds", job_id) == {
+        "job": job_id,
+        "name": "test",
+        "owner": "ann",
+        "tags": ",team-a,one; two,",
+        "reason": "batch 0/train/0 is dead",
+        "fault": "job",
+    }
+
+
+def found_labels(services: Services, name: str, job_id: str) -> dict[str, str]:
+    """Returns the labels of a job's only sample of a metric."""
+    families = text_string_to_metric_families(ask(services, "/metrics").text)
+    samples = [sample for family in families for sample in family.samples if sample.name == name]
+    (labels,) = [sample.labels for sample in samples if sample.labels["job"] == job_id]
+    return labels
 
 
 def test_a_job_says_its_name_how_far_it_is_what_it_waits_for_and_what_it_holds(services: Services) -> None:
     job_id, _ = services.jobs.create(job_spec(name="an \x41ddition", iterations=7))
     found = scraped(services)
-    assert found["onbeat_job_info", job_id, "an Addition"] == 1
+    assert found["onbeat_job_info", job_id, "an Addition", "", ""] == 1
     assert found["onbeat_job_waits", job_id, "waits for a trainer"] == 1
     assert (found["onbeat_job_iterations", job_id], found["onbeat_job_iterations_committed", job_id]) == (7, 0)
     assert found["onbeat_job_trainer_starts", job_id] == found["onbeat_job_trainer_epoch", job_id] == 0
