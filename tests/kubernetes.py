@@ -25,6 +25,8 @@ VERSION = "1.37"
 PODS = ("Deployment", "StatefulSet")
 SERVICES = ("gateway", "reward_service")
 """Modules that say whether they are ready; each process says whether it lives."""
+APPLIED = "redis"
+"""The overlay over which components are shown."""
 OBJECTS = "onbeat-objects"
 READ_OBJECTS = "onbeat-objects-read"
 """The Secrets of an object store's accounts: an operator's, with the provider's own variables."""
@@ -37,6 +39,7 @@ def closed(required: tuple[str, ...] = (), **properties: Any) -> Document:
 
 
 def of(kind: str, version: str, spec: Document) -> Document:
+    """The schema of an object of this kind and version."""
     metadata = closed(("name",), name={"type": "string"})
     head = {"apiVersion": {"const": version}, "kind": {"const": kind}, "metadata": metadata}
     return closed(("apiVersion", "kind", "metadata", "spec"), **head, spec=spec)
@@ -57,7 +60,18 @@ ENDPOINT = closed(
     interval=TEXT,
     honorLabels={"type": "boolean"},
     authorization=closed(("credentials",), credentials=closed(("name", "key"), name=TEXT, key=TEXT)),
+    relabelings={
+        "type": "array",
+        "items": closed(("targetLabel",), sourceLabels=TEXTS, targetLabel=TEXT, replacement=TEXT),
+    },
 )
+NAMES = {"type": "object", "additionalProperties": TEXT}
+RULE = closed(("alert", "expr", "labels", "annotations"), alert=TEXT, expr=TEXT, labels=NAMES, annotations=NAMES)
+RULE["properties"]["for"] = TEXT
+PATCHES = {
+    "type": "array",
+    "items": closed(("target", "patch"), target=closed(("kind", "name"), kind=TEXT, name=TEXT), patch=TEXT),
+}
 SCHEMAS = {
     "ScaledObject": of(
         "ScaledObject",
@@ -78,7 +92,7 @@ SCHEMAS = {
         "monitoring.coreos.com/v1",
         closed(
             ("selector", "podMetricsEndpoints"),
-            selector=closed(matchLabels={"type": "object", "additionalProperties": TEXT}),
+            selector=closed(matchLabels=NAMES),
             podMetricsEndpoints={"type": "array", "minItems": 1, "items": ENDPOINT},
         ),
     ),
@@ -88,10 +102,26 @@ SCHEMAS = {
         kind={"const": "Kustomization"},
         namespace={"const": "onbeat"},
         resources=TEXTS,
-        patches={
-            "type": "array",
-            "items": closed(("target", "patch"), target=closed(("kind", "name"), kind=TEXT, name=TEXT), patch=TEXT),
-        },
+        patches=PATCHES,
+    ),
+    "Component": closed(
+        ("apiVersion", "kind", "resources"),
+        apiVersion={"const": "kustomize.config.k8s.io/v1alpha1"},
+        kind={"const": "Component"},
+        resources=TEXTS,
+        patches=PATCHES,
+    ),
+    "PrometheusRule": of(
+        "PrometheusRule",
+        "monitoring.coreos.com/v1",
+        closed(
+            ("groups",),
+            groups={
+                "type": "array",
+                "minItems": 1,
+                "items": closed(("name", "rules"), name=TEXT, rules={"type": "array", "minItems": 1, "items": RULE}),
+            },
+        ),
     ),
 }
 """Kinds that Kubernetes doesn't have itself → the fields of theirs that are used here."""
@@ -114,9 +144,12 @@ def built_images() -> set[str]:
 
 
 def documents(folder: Path) -> list[Document]:
-    """What a kustomization brings. Raises FileNotFoundError, and KeyError for what a patch doesn't find."""
-    found: list[Document] = []
+    """The documents that a kustomization brings; a component is shown over the overlay of APPLIED.
+
+    Raises FileNotFoundError, and KeyError for what a patch doesn't find.
+    """
     kustomization = kustomization_of(folder)
+    found = documents(folder.parent / APPLIED) if kustomization["kind"] == "Component" else []
     for name in kustomization["resources"]:
         path = (folder / name).resolve(strict=True)
         found += documents(path) if path.is_dir() else read(path)
@@ -126,18 +159,24 @@ def documents(folder: Path) -> list[Document]:
         if not targets:
             raise KeyError(f"a patch of {kind} {name} has no target")
         for change in yaml.safe_load(patch["patch"]):
-            _remove(targets[0], change)
+            _change(targets[0], change)
     return found
 
 
-def _remove(document: Document, change: Document) -> None:
-    """The one change that patches here make. Raises KeyError."""
+def _change(document: Document, change: Document) -> None:
+    """Makes the changes that patches here ask for: to remove, to replace, to test. Raises KeyError."""
     *parents, last = change["path"].strip("/").split("/")
+    place: Any = document
     for name in parents:
-        document = document[name]
-    if change["op"] != "remove" or last not in document:
+        place = place[int(name)] if isinstance(place, list) else place[name]
+    if last not in place or change["op"] not in ("remove", "replace", "test"):
         raise KeyError(f"a patch can't {change['op']} {change['path']}")
-    del document[last]
+    if change["op"] == "test" and place[last] != change["value"]:
+        raise KeyError(f"{change['path']} is {place[last]}, a patch asks for {change['value']}")
+    if change["op"] == "replace":
+        place[last] = change["value"]
+    elif change["op"] == "remove":
+        del place[last]
 
 
 def secrets(folder: Path, **environment: str) -> dict[str, dict[str, str]]:
@@ -286,6 +325,14 @@ def _reference(
         for metric in re.findall(r"onbeat_\w+", " ".join(one["metadata"]["query"] for one in spec["triggers"])):
             if metric not in {one.name for one in metrics()}:
                 yield f"no metric {metric}"
+    if kind == "Ingress":
+        hosts = {host for certificate in spec["tls"] for host in certificate["hosts"]}
+        for rule in spec["rules"]:
+            if rule["host"] not in hosts:
+                yield f"no certificate is of {rule['host']}"
+            for path in rule["http"]["paths"]:
+                service = path["backend"]["service"]
+                yield from _asked_by(found, known, service["name"], service["port"]["name"], rule["host"])
     if kind == "PodMonitor":
         (app,) = selected(found, spec["selector"])
         for endpoint in spec["podMetricsEndpoints"]:
@@ -294,6 +341,21 @@ def _reference(
                 yield f"{app} has no port {endpoint['port']}"
             if credentials["key"] not in known.get(credentials["name"], {}):
                 yield f"no secret {credentials}"
+
+
+def _asked_by(
+    found: list[Document], known: dict[str, dict[str, str]], service: str, port: str, host: str
+) -> Iterator[str]:
+    """Says why a Service can't be asked at a port under a host's name."""
+    ports_of = {
+        one["metadata"]["name"]: {each["name"] for each in one["spec"]["ports"]}
+        for one in found
+        if one["kind"] == "Service"
+    }
+    if port not in ports_of.get(service, ()):
+        yield f"no Service {service} has port {port}"
+    elif host not in environment(found, known, service)["ONBEAT_ALLOWED_HOSTS"].split(","):
+        yield f"{service} doesn't answer to {host}"
 
 
 def _process(found: list[Document], known: dict[str, dict[str, str]], app: str) -> Iterator[str]:

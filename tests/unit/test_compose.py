@@ -160,7 +160,7 @@ def test_cages_share_no_network_with_redis_and_each_process_is_asked_whether_it_
         assert url == (f"{port}/healthz" if port != "0" else {"gateway": "8000/readyz"}.get(name, "8100/readyz"))
 
 
-def started(name: str, folder: Path, secret: str, value: str) -> list[str]:
+def started(name: str, folder: Path, secret: str, value: str, **variables: str) -> list[str]:
     """What a service's start calls its program with, and leaves it of the secret; `folder` stands for its /tmp."""
     service = COMPOSE["services"][name]
     shell, script = service["entrypoint"]
@@ -170,7 +170,7 @@ def started(name: str, folder: Path, secret: str, value: str) -> list[str]:
     start.write_text(text.replace("/tmp/", f"{folder}/").replace(f"/etc/{name}", str(mounted)))
     program.write_text(f'#!/bin/sh\necho "$@" "${{{secret}-gone}}"\n')
     program.chmod(0o755)
-    environment = {"PATH": f"{folder}:/usr/bin:/bin", secret: value}
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", secret: value} | variables
     done = subprocess.run(
         [shell, start, *service["command"]], env=environment, capture_output=True, check=True, text=True
     )
@@ -183,10 +183,25 @@ def test_prometheus_finds_the_key_where_its_start_puts_it(tmp_path: Path) -> Non
     key_file = scrape["authorization"]["credentials_file"]
     assert key_file.startswith("/tmp/"), "nothing else of the container can be written"
     told = started("prometheus", tmp_path, "ONBEAT_METRICS_KEY", "metrics-word")
-    assert told == [f"--config.file={mounted}", *COMPOSE["services"]["prometheus"]["command"], "gone"]
+    copied = tmp_path / "prometheus.yml"
+    assert copied.read_text() == mounted.read_text()
+    assert told == [f"--config.file={copied}", *COMPOSE["services"]["prometheus"]["command"], "gone"]
     written = tmp_path / Path(key_file).name
     assert written.read_text() == "metrics-word"
     assert written.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("page", ["", "https://docs.example/alerts.html?a=1&b=|2"])
+def test_the_rules_link_to_the_page_of_runbooks_that_prometheus_start_is_told(tmp_path: Path, page: str) -> None:
+    started("prometheus", tmp_path, "ONBEAT_METRICS_KEY", "metrics-word", ALERT_RUNBOOKS=page)
+    rules = yaml.safe_load((tmp_path / "alerts.yml").read_text())
+    shipped = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())
+    for group in shipped["groups"]:
+        for rule in group["rules"]:
+            link = rule["annotations"]["runbook_url"]
+            rule["annotations"]["runbook_url"] = link.replace("docs/alerts.md", page or "docs/alerts.md")
+    assert rules == shipped
+    assert yaml.safe_load((tmp_path / "prometheus.yml").read_text())["rule_files"] == ["alerts.yml"], "next to it"
 
 
 @pytest.mark.parametrize("webhook", ["https://hooks.example/T0/a&b|c", ""])

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from consumer.supervisor.trainer_process import STOP_GRACE_S as TRAINER_GRACE_S
 from contracts.settings import settings_from
 from contracts.spec_limits import TimeoutSpec
 from contracts.weights import ObjectWeights
+from docs.make_monitoring import ALERTS, COMMAND, monitors, rules
 from onbeat.client.spec_file import load_spec
 from producer.generator import STOP_GRACE_S as GENERATOR_GRACE_S
 from tests.kubernetes import (
@@ -44,6 +47,7 @@ HOLDS = {
 """App → the keys of Secrets that its pods are told."""
 WRITERS = {"consumer"}
 """Apps whose pods write to the object store; the others have an account that reads."""
+INGRESS = [one for one in documents(FOLDER / "ingress") if one["kind"] == "Ingress"]
 TYPOS = [
     ("base/consumers.yaml", "podManagementPolicy", "podManagmentPolicy", "podManagmentPolicy"),
     ("base/consumers.yaml", "ONBEAT_NETWORK", "ONBEAT_NETWORKS", "ONBEAT_NETWORKS"),
@@ -69,7 +73,15 @@ TYPOS = [
     ("scaling/producers-by-backlog.yaml", "maxReplicaCount", "maxReplicas", "maxReplicas"),
     ("scaling/producers-by-backlog.yaml", "stream_waiting", "streams_waiting", "no metric"),
     ("scaling/producers-by-backlog.yaml", "name: producer}", "name: producers}", "producers"),
-    ("scaling/producers-by-backlog.yaml", "key: metrics-key", "key: metric-key", "metric-key"),
+    ("monitoring/monitors.yaml", "key: metrics-key", "key: metric-key", "metric-key"),
+    ("monitoring/monitors.yaml", "relabelings", "relabeling", "relabeling"),
+    ("monitoring/monitors.yaml", "port: trainer", "port: trainers", "consumer has no port trainers"),
+    ("monitoring/monitors.yaml", "{app: reward}", "{app: rewards}", "no pods"),
+    ("monitoring/rules.yaml", "expr:", "exp:", "'expr' is a required property"),
+    ("ingress/ingress.yaml", "host: onbeat.example", "host: other.example", "no certificate is of other.example"),
+    ("ingress/ingress.yaml", "port: {name: http}", "port: {name: https}", "no Service gateway has port https"),
+    ("ingress/kustomization.yaml", "svc,onbeat.example", "svc", "gateway doesn't answer to onbeat.example"),
+    ("ingress/kustomization.yaml", "value: ONBEAT_ALLOWED_HOSTS", "value: ONBEAT_HOST", "a patch asks for ONBEAT_HOST"),
     ("scaling/kustomization.yaml", "name: producer}", "name: producers}", "has no target"),
     ("scaling/kustomization.yaml", "/spec/replicas", "/spec/replica", "can't remove /spec/replica"),
 ]  # fmt: skip
@@ -204,6 +216,18 @@ def lets_in(found: list[Document], source: str, target: str, port: int) -> bool:
     return False
 
 
+def lets_prometheus_in(found: list[Document], target: str, port: int) -> bool:
+    """Returns True where a policy of an app lets the namespace `monitoring` in at a port."""
+    names = ports(pods(found)[target])
+    monitoring = {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}
+    rules = [rule for policy in policies_of(found, target, "Ingress") for rule in policy.get("ingress", ())]
+    return any(
+        is_among(rule["ports"], port, names)
+        and ("from" not in rule or any(peer.get("namespaceSelector") == monitoring for peer in rule["from"]))
+        for rule in rules
+    )
+
+
 def lets_out(found: list[Document], source: str, port: int, *, target: str = "") -> bool:
     """target: an app, or "" for an address outside the cluster."""
     for policy in policies_of(found, source, "Egress"):
@@ -252,3 +276,53 @@ def test_each_app_reaches_what_it_needs_and_the_cages_neither_redis_nor_anything
     for target, (port, sources) in reached.items():
         assert {source for source in APPS if reaches(FOUND, source, target, port)} == sources, target
     assert not reaches(FOUND, "producer", "consumer", 9100), "only Prometheus"
+
+
+def test_the_monitors_and_rules_are_made_of_their_sources() -> None:
+    folder = FOLDER / "monitoring"
+    assert (folder / "monitors.yaml").read_text() == monitors(), COMMAND
+    assert (folder / "rules.yaml").read_text() == rules(), COMMAND
+    (made,) = yaml.safe_load_all(rules())
+    assert made["spec"] == yaml.safe_load(ALERTS.read_text())
+    page = "https://docs.example/alerts.html"
+    (linked,) = yaml.safe_load_all(rules(page))
+    links = [rule["annotations"]["runbook_url"] for group in linked["spec"]["groups"] for rule in group["rules"]]
+    assert {link.partition("#")[0] for link in links} == {page}
+
+
+def test_prometheus_scrapes_each_port_at_which_a_pod_serves_metrics_and_is_let_in_there() -> None:
+    endpoints = {
+        (one["spec"]["selector"]["matchLabels"]["app"], endpoint["port"])
+        for one in FOUND
+        if one["kind"] == "PodMonitor"
+        for endpoint in one["spec"]["podMetricsEndpoints"]
+    }
+    containers = {app: pod["spec"]["containers"][0] for app, pod in pods(FOUND).items()}
+    serving = {
+        (app, port["name"])
+        for app, container in containers.items()
+        if any(one["name"] == "ONBEAT_METRICS_KEY" for one in container["env"])
+        for port in container["ports"]
+    }
+    assert endpoints == serving
+    for app, name in serving:
+        assert lets_prometheus_in(FOUND, app, ports(pods(FOUND)[app])[name]), (app, name)
+    assert not lets_prometheus_in(FOUND, "redis", 6379)
+
+
+def test_kustomize_builds_each_overlay_and_the_ingress_over_one(tmp_path: Path) -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed")
+    folder = tmp_path / "kubernetes"
+    shutil.copytree(FOLDER, folder)
+    with (folder / "redis" / "kustomization.yaml").open("a") as kustomization:
+        kustomization.write("components: [../ingress]\n")
+    for overlay in ("redis", "monitoring", "scaling"):
+        built = subprocess.run([kubectl, "kustomize", folder / overlay], capture_output=True, check=True, text=True)
+        found = list(yaml.safe_load_all(built.stdout))
+        names = {(one["kind"], one["metadata"]["name"]) for one in found}
+        assert names == {(one["kind"], one["metadata"]["name"]) for one in (*documents(folder / overlay), *INGRESS)}
+        (gateway,) = [one for one in found if (one["kind"], one["metadata"]["name"]) == ("Deployment", "gateway")]
+        names_of_gateway = gateway["spec"]["template"]["spec"]["containers"][0]["env"][0]["value"].split(",")
+        assert names_of_gateway == ["gateway", "gateway.onbeat", "gateway.onbeat.svc", "onbeat.example"]
