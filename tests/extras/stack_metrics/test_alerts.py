@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ SHOWN = re.compile(r"\$labels\.(\w+)")
 Labels = Mapping[str, str]
 
 
-def compose_targets() -> list[Labels]:
+def compose_targets() -> Sequence[Labels]:
     """The labels of each target of docker compose, after the relabelling that its Prometheus does."""
     (scrape,) = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
     found: list[dict[str, str]] = [
@@ -64,7 +64,7 @@ def compose_targets() -> list[Labels]:
     return found
 
 
-def embedded_targets(folder: Path) -> list[Labels]:
+def embedded_targets(folder: Path) -> Sequence[Labels]:
     """The labels of each target of `onbeat up --metrics`, as it writes them for Prometheus."""
     (scrape,) = yaml.safe_load((DEPLOY / "prometheus" / "embedded.yml").read_text())["scrape_configs"]
     assert scrape["file_sd_configs"][0]["files"] == [f"../../runs/{TARGETS}"]
@@ -74,6 +74,7 @@ def embedded_targets(folder: Path) -> list[Labels]:
     stack.start_redis()
     try:
         assert stack._plan_children(stack._settings())
+        assert stack._targets is not None
         stack._targets.write(folder, stack._urls)
         groups = json.loads((folder / TARGETS).read_bytes())
     finally:
@@ -81,7 +82,7 @@ def embedded_targets(folder: Path) -> list[Labels]:
     return [group["labels"] | {"job": scrape["job_name"]} for group in groups]
 
 
-def kubernetes_targets() -> list[Labels]:
+def kubernetes_targets() -> Sequence[Labels]:
     """The labels of each target of the monitors, after their relabelling."""
     monitors = [one for one in documents(DEPLOY / "kubernetes" / "monitoring") if one["kind"] == "PodMonitor"]
     found: list[Labels] = []
@@ -97,7 +98,7 @@ def kubernetes_targets() -> list[Labels]:
 
 
 @pytest.fixture(scope="module")
-def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Labels]]:
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sequence[Labels]]:
     """Configuration → the labels of its targets."""
     return {
         "compose": compose_targets(),
@@ -107,7 +108,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Labels]]
 
 
 def test_each_configuration_names_the_service_of_each_target_by_the_same_words(
-    targets: dict[str, list[Labels]],
+    targets: dict[str, Sequence[Labels]],
 ) -> None:
     for name, found in targets.items():
         assert {labels.get("service", "") for labels in found} == SERVICES, name
@@ -153,7 +154,7 @@ def own_labels(metric: str) -> set[str]:
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=[question.name for question in QUESTIONS])
 def test_each_label_that_is_asked_for_is_set_in_every_configuration(
-    targets: dict[str, list[Labels]], question: Question
+    targets: dict[str, Sequence[Labels]], question: Question
 ) -> None:
     set_everywhere = BY_PROMETHEUS | set.intersection(*(set(labels) for found in targets.values() for labels in found))
     assert question.metrics
