@@ -282,8 +282,8 @@ def test_the_monitors_and_rules_are_made_of_their_sources() -> None:
     folder = FOLDER / "monitoring"
     assert (folder / "monitors.yaml").read_text() == monitors(), COMMAND
     assert (folder / "rules.yaml").read_text() == rules(), COMMAND
-    (made,) = yaml.safe_load_all(rules())
-    assert made["spec"] == yaml.safe_load(ALERTS.read_text())
+    (rule_document,) = yaml.safe_load_all(rules())
+    assert rule_document["spec"] == yaml.safe_load(ALERTS.read_text())
     page = "https://docs.example/alerts.html"
     (linked,) = yaml.safe_load_all(rules(page))
     links = [rule["annotations"]["runbook_url"] for group in linked["spec"]["groups"] for rule in group["rules"]]
@@ -292,22 +292,27 @@ def test_the_monitors_and_rules_are_made_of_their_sources() -> None:
 
 def test_prometheus_scrapes_each_port_at_which_a_pod_serves_metrics_and_is_let_in_there() -> None:
     endpoints = {
-        (one["spec"]["selector"]["matchLabels"]["app"], endpoint["port"])
-        for one in FOUND
-        if one["kind"] == "PodMonitor"
-        for endpoint in one["spec"]["podMetricsEndpoints"]
+        (document["spec"]["selector"]["matchLabels"]["app"], endpoint["port"])
+        for document in FOUND
+        if document["kind"] == "PodMonitor"
+        for endpoint in document["spec"]["podMetricsEndpoints"]
     }
     containers = {app: pod["spec"]["containers"][0] for app, pod in pods(FOUND).items()}
     serving = {
         (app, port["name"])
         for app, container in containers.items()
-        if any(one["name"] == "ONBEAT_METRICS_KEY" for one in container["env"])
+        if any(variable["name"] == "ONBEAT_METRICS_KEY" for variable in container["env"])
         for port in container["ports"]
     }
     assert endpoints == serving
     for app, name in serving:
         assert lets_prometheus_in(FOUND, app, ports(pods(FOUND)[app])[name]), (app, name)
     assert not lets_prometheus_in(FOUND, "redis", 6379)
+
+
+def named(document: Document) -> tuple[str, str]:
+    """Returns the kind and the name of an object."""
+    return document["kind"], document["metadata"]["name"]
 
 
 def test_kustomize_builds_each_overlay_and_the_ingress_over_one(tmp_path: Path) -> None:
@@ -320,9 +325,8 @@ def test_kustomize_builds_each_overlay_and_the_ingress_over_one(tmp_path: Path) 
         kustomization.write("components: [../ingress]\n")
     for overlay in ("redis", "monitoring", "scaling"):
         built = subprocess.run([kubectl, "kustomize", folder / overlay], capture_output=True, check=True, text=True)
-        found = list(yaml.safe_load_all(built.stdout))
-        names = {(one["kind"], one["metadata"]["name"]) for one in found}
-        assert names == {(one["kind"], one["metadata"]["name"]) for one in (*documents(folder / overlay), *INGRESS)}
-        (gateway,) = [one for one in found if (one["kind"], one["metadata"]["name"]) == ("Deployment", "gateway")]
+        built_documents = {named(document): document for document in yaml.safe_load_all(built.stdout)}
+        assert built_documents.keys() == {named(document) for document in (*documents(folder / overlay), *INGRESS)}
+        gateway = built_documents["Deployment", "gateway"]
         names_of_gateway = gateway["spec"]["template"]["spec"]["containers"][0]["env"][0]["value"].split(",")
         assert names_of_gateway == ["gateway", "gateway.onbeat", "gateway.onbeat.svc", "onbeat.example"]

@@ -1,4 +1,4 @@
-"""Alerts ask for labels that are there, whoever scrapes: docker compose, an embedded stack, Kubernetes.
+"""Alerts ask for labels that are set in docker compose, in an embedded stack and on Kubernetes.
 
 An alert that selects a label which a configuration doesn't set fires for ever there, or never. Each has a runbook, too.
 """
@@ -47,21 +47,21 @@ Labels = Mapping[str, str]
 def compose_targets() -> Sequence[Labels]:
     """The labels of each target of docker compose, after the relabelling that its Prometheus does."""
     (scrape,) = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
-    found: list[dict[str, str]] = [
+    target_labels: list[dict[str, str]] = [
         {"__address__": address} | group["labels"] for group in scrape["static_configs"] for address in group["targets"]
     ]
     for group in scrape["dns_sd_configs"]:
         for name in group["names"]:
             assert name in COMPOSE, "the name of a service"
-            found.append({"__meta_dns_name": name, "__address__": f"10.0.0.7:{group['port']}"})
-    for labels in found:
+            target_labels.append({"__meta_dns_name": name, "__address__": f"10.0.0.7:{group['port']}"})
+    for labels in target_labels:
         labels["job"] = scrape["job_name"]
         for step in scrape["relabel_configs"]:
             source = ";".join(labels.get(name, "") for name in step["source_labels"])
             if re.fullmatch(step["regex"], source):
                 labels[step["target_label"]] = step["replacement"]
     assert scrape["honor_labels"] is True
-    return found
+    return target_labels
 
 
 def embedded_targets(folder: Path) -> Sequence[Labels]:
@@ -84,8 +84,10 @@ def embedded_targets(folder: Path) -> Sequence[Labels]:
 
 def kubernetes_targets() -> Sequence[Labels]:
     """The labels of each target of the monitors, after their relabelling."""
-    monitors = [one for one in documents(DEPLOY / "kubernetes" / "monitoring") if one["kind"] == "PodMonitor"]
-    found: list[Labels] = []
+    monitors = [
+        document for document in documents(DEPLOY / "kubernetes" / "monitoring") if document["kind"] == "PodMonitor"
+    ]
+    target_labels: list[Labels] = []
     for monitor in monitors:
         for endpoint in monitor["spec"]["podMetricsEndpoints"]:
             labels = {"__meta_kubernetes_pod_name": "a-pod", "job": f"onbeat/{monitor['metadata']['name']}"}
@@ -93,8 +95,8 @@ def kubernetes_targets() -> Sequence[Labels]:
                 source = ";".join(labels.get(name, "") for name in step.get("sourceLabels", ()))
                 labels[step["targetLabel"]] = step.get("replacement", source)
             assert endpoint["honorLabels"] is True
-            found.append(labels)
-    return found
+            target_labels.append(labels)
+    return target_labels
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +112,24 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sequence[Labe
 def test_each_configuration_names_the_service_of_each_target_by_the_same_words(
     targets: dict[str, Sequence[Labels]],
 ) -> None:
-    for name, found in targets.items():
-        assert {labels.get("service", "") for labels in found} == SERVICES, name
-        assert {labels["job"] for labels in found} == {"onbeat"}, f"{name}: the dashboard asks for it"
+    for name, labels_of_targets in targets.items():
+        assert {labels.get("service", "") for labels in labels_of_targets} == SERVICES, name
+        assert {labels["job"] for labels in labels_of_targets} == {"onbeat"}, f"{name}: the dashboard asks for it"
+
+
+def test_prometheus_of_compose_finds_each_process_that_serves_metrics() -> None:
+    (scrape,) = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    scraped = {f"{name}:{group['port']}" for group in scrape["dns_sd_configs"] for name in group["names"]}
+    ports = {
+        f"{name}:{service['environment'][setting]}"
+        for name, service in COMPOSE.items()
+        for setting in ("ONBEAT_METRICS_PORT", "ONBEAT_TRAINER_METRICS_PORT")
+        if setting in service["environment"]
+    }
+    assert scraped == ports
+    services = {address.partition(":")[0] for group in scrape["static_configs"] for address in group["targets"]}
+    with_key = {name for name, service in COMPOSE.items() if "ONBEAT_METRICS_KEY" in service["environment"]}
+    assert services | {address.partition(":")[0] for address in scraped} == with_key - {"prometheus"}
 
 
 class Question(NamedTuple):
@@ -156,7 +173,9 @@ def own_labels(metric: str) -> set[str]:
 def test_each_label_that_is_asked_for_is_set_in_every_configuration(
     targets: dict[str, Sequence[Labels]], question: Question
 ) -> None:
-    set_everywhere = BY_PROMETHEUS | set.intersection(*(set(labels) for found in targets.values() for labels in found))
+    set_everywhere = BY_PROMETHEUS | set.intersection(
+        *(set(labels) for labels_of_targets in targets.values() for labels in labels_of_targets)
+    )
     assert question.metrics
     for metric, label, operator, value in question.matchers():
         assert label in own_labels(metric) | set_everywhere, (metric, label)

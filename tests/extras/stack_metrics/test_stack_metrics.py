@@ -91,7 +91,7 @@ def test_a_running_job_says_how_far_it_is_and_a_final_one_only_that_it_is(servic
 def test_a_job_says_whose_it_is_and_a_failed_one_whose_fault_it_was(services: Services) -> None:
     spec = job_spec(tags=("team-a", "one, two"))
     job_id, _ = services.jobs.create(spec, owner="ann")
-    assert found_labels(services, "onbeat_job_info", job_id) == {
+    assert labels_of(services, "onbeat_job_info", job_id) == {
         "job": job_id,
         "name": "test",
         "owner": "ann",
@@ -99,7 +99,7 @@ def test_a_job_says_whose_it_is_and_a_failed_one_whose_fault_it_was(services: Se
     }
     services.jobs.move(job_id, JobState.RUNNING)
     services.jobs.fail(job_id, "batch 0/train/0 is dead", fault=Fault.JOB)
-    assert found_labels(services, "onbeat_job_failed_timestamp_seconds", job_id) == {
+    assert labels_of(services, "onbeat_job_failed_timestamp_seconds", job_id) == {
         "job": job_id,
         "name": "test",
         "owner": "ann",
@@ -109,7 +109,7 @@ def test_a_job_says_whose_it_is_and_a_failed_one_whose_fault_it_was(services: Se
     }
 
 
-def found_labels(services: Services, name: str, job_id: str) -> dict[str, str]:
+def labels_of(services: Services, name: str, job_id: str) -> dict[str, str]:
     """Returns the labels of a job's only sample of a metric."""
     families = text_string_to_metric_families(ask(services, "/metrics").text)
     samples = [sample for family in families for sample in family.samples if sample.name == name]
