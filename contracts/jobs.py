@@ -66,7 +66,8 @@ class TrainerExit(IntEnum):
     HELD = 3
     """Another trainer holds the job."""
     STOPPED = 4
-    """It was asked to end while it loaded, or while Redis was away: it ended where it stood, with nothing to save."""
+    """It was asked to end while it loaded, while Redis was away, or did not end in time: it ended where it stood, and
+    its lease may have to run out."""
 
 
 class WorkerExit(IntEnum):

@@ -21,6 +21,7 @@ from contracts.engines import Engine
 from contracts.errors import EngineUnavailable
 from contracts.settings import StackSettings, engine_from
 from onbeat.http_service.own_metrics import metrics_of
+from onbeat.process.ending import Ending
 from onbeat.prompts.opening_service import environment_http
 from onbeat.scoring.reward_client import RewardClient, reward_http
 from onbeat.work.program import Serve, calls_of, run_worker, until_signal
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     import httpx
 
 
-async def serve(settings: StackSettings, engine: Engine, broker: Broker, *, generator_id: str) -> int:
+async def serve(settings: StackSettings, engine: Engine, broker: Broker, *, generator_id: str, ending: Ending) -> int:
     """Wires the generator to its broker, reward service and model, and runs it until a signal; the exit code."""
     threading.Thread(target=preload, args=(type(engine),), name="preload", daemon=True).start()
     async with reward_http(settings) as http, environment_http(settings) as environments:
@@ -41,6 +42,7 @@ async def serve(settings: StackSettings, engine: Engine, broker: Broker, *, gene
         return await until_signal(
             generator,
             what="the active jobs",
+            ending=ending,
             # A thread of an engine that was not done in time may go on.
             dies_of_work=lambda group: group.subgroup(EngineUnavailable) is not None,
         )
@@ -90,7 +92,9 @@ def prepare(settings: StackSettings) -> Serve:
     """Raises InvalidInput for an engine that this machine can't have, or a setting of it."""
     engine = engine_from(os.environ)
     check_machine(engine)
-    return lambda broker, generator_id: serve(settings, engine, broker, generator_id=generator_id)
+    return lambda broker, generator_id, ending: serve(
+        settings, engine, broker, generator_id=generator_id, ending=ending
+    )
 
 
 def main() -> int:

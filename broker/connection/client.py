@@ -53,6 +53,11 @@ class Broker:
         with translated(), self.patience.call(blocks_s=blocks_s):
             yield
 
+    def hurry(self, call_s: float) -> None:
+        """Has each call end within call_s from now on, those of other threads too; for a process that is to end, and
+        has something to say before."""
+        self.patience.hurry(call_s)
+
     def break_off(self) -> None:
         """Ends every call at once with BrokerUnavailable, those of other threads too; for a process that is to end."""
         self.patience.break_off()

@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -40,6 +41,7 @@ SLOWEST_BYTES_PER_S = 1 << 20
 _ends = threading.local()
 """`.at_s`: when the calls of this thread end, by the monotonic clock; absent while nothing bounds them.
 `.blocks_s`: how long the server may block the present one.
+`.haste`: what `Patience.hurry` had said when the present call began.
 `.moved_bytes`: of the present attempt. `.most_bytes`: of the present call's attempts the most, so that repeats earn no
 more time than one of them."""
 
@@ -56,6 +58,15 @@ def within(seconds: float, *, clock: Callable[[], float] = time.monotonic) -> It
         _ends.at_s = outer_s
 
 
+@dataclass(frozen=True)
+class _Haste:
+    """From some moment on calls may take less time; compared by identity."""
+
+    call_s: float
+    at_s: float
+    """When those end that had begun by then, by the monotonic clock."""
+
+
 class Patience:
     """How long the calls of one broker may take, and whether they are still wanted. Shared between threads."""
 
@@ -63,19 +74,22 @@ class Patience:
         self.patience_s = patience_s
         self.clock = clock
         self._broken_off = threading.Event()
+        self._haste: _Haste | None = None
 
     @contextlib.contextmanager
     def call(self, *, blocks_s: float = 0.0) -> Iterator[None]:
         """One call. blocks_s: how long the server may keep it waiting for data on top of the patience."""
         if self._broken_off.is_set():
             raise ConnectionError("this process ends")
-        outer_s = getattr(_ends, "blocks_s", 0.0)
-        _ends.blocks_s, _ends.most_bytes = blocks_s, 0
+        outer_s, outer_haste = getattr(_ends, "blocks_s", 0.0), getattr(_ends, "haste", None)
+        haste = self._haste
+        patience_s = self.patience_s if haste is None else min(self.patience_s, haste.call_s)
+        _ends.blocks_s, _ends.most_bytes, _ends.haste = blocks_s, 0, haste
         try:
-            with within(self.patience_s + blocks_s, clock=self.clock):
+            with within(patience_s + blocks_s, clock=self.clock):
                 yield
         finally:
-            _ends.blocks_s = outer_s
+            _ends.blocks_s, _ends.haste = outer_s, outer_haste
 
     @property
     def left_s(self) -> float:
@@ -85,7 +99,14 @@ class Patience:
         at_s: float | None = getattr(_ends, "at_s", None)
         if at_s is None:
             return self.patience_s
+        haste = self._haste
+        if haste is not None and getattr(_ends, "haste", None) is not haste:
+            at_s = min(at_s, haste.at_s)  # it began before
         return at_s + getattr(_ends, "most_bytes", 0) / SLOWEST_BYTES_PER_S - self.clock()
+
+    def hurry(self, call_s: float) -> None:
+        """Has each call end within call_s, one that waits now counted from now on."""
+        self._haste = _Haste(call_s=call_s, at_s=self.clock() + call_s)
 
     def break_off(self) -> None:
         """Ends every call, those that wait now too, and all that come."""

@@ -5,6 +5,9 @@ Waits for:    a change, at most LOOK_EVERY_S.
 Unblocked by: gateways, the time, SIGTERM or SIGINT.
 Produces:     trainer processes, and the end of jobs that no trainer can train.
 
+It ends at the latest END_S after the signal, whatever it waits for (onbeat/process/ending.py); a trainer that still
+runs then is killed.
+
 Exit 0: it was asked to end. 1: its look at the jobs died. 2: a bad setting, a run root that cannot be written, or no
 Redis. It imports no torch: trainers are processes of their own.
 """
@@ -30,6 +33,7 @@ from contracts.errors import OnbeatError, Unavailable
 from contracts.settings import StackSettings, settings_from
 from onbeat.http_service.own_metrics import metrics_of
 from onbeat.process.container_name import named
+from onbeat.process.ending import end_in_time
 from onbeat.process.entry_points import OURS, all_of
 from onbeat.telemetry import logs
 
@@ -108,14 +112,15 @@ class LookOut:
 
 def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
     """Works until a signal, and returns the exit code. Raises OnbeatError where Redis does not answer or refuses."""
+    make_relay = all_of(LOG_RELAYS, distribution=OURS).get("stderr")
+    relay = make_relay(log_format=settings.log_format) if make_relay else LogRelay()
+    trainer = TrainerProcess(settings.run_root_path, module=trainer_module, relay=relay)
+    ending = end_in_time(at_last=trainer.kill)
     roots = RunRoots(settings)
     roots.check()
     broker = connect_within(settings, patience_s=REDIS_PATIENCE_S)
     broker.check()
     worker_id = settings.process_id()
-    make_relay = all_of(LOG_RELAYS, distribution=OURS).get("stderr")
-    relay = make_relay(log_format=settings.log_format) if make_relay else LogRelay()
-    trainer = TrainerProcess(settings.run_root_path, module=trainer_module, relay=relay)
     metrics = metrics_of(settings, "worker")
     metrics.ask("running", lambda: float(trainer.is_running))
     reconciler = Reconciler(
@@ -132,6 +137,7 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
     look_out = LookOut(reconciler, JobStore(broker), begin_sweep=begin_sweep)
 
     def end(*_: object) -> None:
+        ending.begin()
         trainer.ask_to_end()
         look_out.stop()
 

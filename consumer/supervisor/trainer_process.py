@@ -17,12 +17,13 @@ from contracts.errors import OnbeatError
 from contracts.run_folder import RunFolder
 from contracts.settings import PREFIX
 from onbeat.process.child_process import ChildProcess, bound_log
+from onbeat.process.ending import END_S
 from onbeat.process.folders import make_private
 from onbeat.process.host_memory import with_large_pages
 
-STOP_GRACE_S = 15.0
-"""Time for the current micro-batch and a checkpoint. What a SIGKILL then costs is done again from the checkpoint
-before."""
+STOP_GRACE_S = END_S - 1.0
+"""From the SIGTERM: no shorter than the time that a trainer, or the launcher of its ranks, gives itself to its end; and
+a second is left to say how it ended. What a SIGKILL then costs is done again from the checkpoint before."""
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,8 @@ class TrainerProcess:
         self._child: ChildProcess | None = None
         self._answered_s = 0.0
         self._lapsed_s: float | None = None
-        self._asked = False
+        self._asked_s: float | None = None
+        """When it was first asked to end; None before."""
 
     @property
     def silent_s(self) -> float:
@@ -106,7 +108,7 @@ class TrainerProcess:
         """Sends SIGTERM, without waiting; a signal handler may call it."""
         if self._child is not None and self._child.is_running:
             # Said before the signal: the end that it causes must not be booked as the trainer's own.
-            self._asked = True
+            self._asked_s = time.monotonic() if self._asked_s is None else self._asked_s
             self._child.terminate()
 
     def start(self, job_id: str) -> None:
@@ -128,7 +130,8 @@ class TrainerProcess:
         self.job_id = job_id
         self._answered_s = time.monotonic()
         self._lapsed_s = None
-        self.has_held = self._asked = False
+        self.has_held = False
+        self._asked_s = None
         log.info("started a trainer for %s, process %d, log %s", job_id, child.pid, child.log_path)
 
     def reap(self) -> Ended | None:
@@ -137,7 +140,7 @@ class TrainerProcess:
             bound_log(self._child.log_path)
         if self._child is None or (code := self._child.exit_code) is None:
             return None
-        ended = Ended(self.job_id, code, asked=self._asked)
+        ended = Ended(self.job_id, code, asked=self._asked_s is not None)
         self._child.kill()
         self._child, self.job_id = None, ""
         self._relay.end()
@@ -150,11 +153,12 @@ class TrainerProcess:
             child.kill()
 
     def stop(self, *, grace_s: float = STOP_GRACE_S) -> Ended | None:
-        """Sends SIGTERM, then SIGKILL after the grace."""
+        """Sends SIGTERM, and SIGKILL grace_s after the first one that it was sent."""
         if self._child is None:
             return None
         self.ask_to_end()
-        if not self._child.wait(grace_s):
+        asked_s = time.monotonic() if self._asked_s is None else self._asked_s
+        if not self._child.wait(max(0.0, asked_s + grace_s - time.monotonic())):
             log.warning("the trainer of %s did not end within %.0f s, killing it", self.job_id, grace_s)
         self.kill()
         return self.reap()

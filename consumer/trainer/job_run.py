@@ -3,7 +3,7 @@
     what ended it                       the job          saved    exit code
     the last iteration is committed     succeeded                 DONE
     Cancelled                           cancelled        yes      DONE
-    Stopped, by SIGTERM or SIGINT       stays running    yes      DONE
+    Stopped, by SIGTERM or SIGINT       stays running    yes      DONE; STOPPED where Redis is away
     BatchFailed, DeadlineExceeded,
     Unhealthy                           failed           yes      FAILED
     another OnbeatError                 failed                    FAILED
@@ -12,7 +12,8 @@
     FencedOff                           is another's              HELD
 
 Saved is the last committed version, as a checkpoint. A job that was being cancelled is cancelled by an error, too. At
-each end but HELD the lease is given back, so that a successor starts at once; where Redis is away, it runs out.
+each end but HELD the lease is given back, so that a successor starts at once; where Redis is away, it runs out. From
+its SIGTERM on the process has TRAINER_END_S for all of that, whatever it waits for (onbeat/process/ending.py).
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import faulthandler
 import logging
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -40,8 +40,9 @@ from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.http_service.own_metrics import UNCOUNTED, OwnMetrics, metrics_of
-from onbeat.loop.lease_keeper import STOP_PATIENCE_S, Cancelled, LeaseKeeper, Stopped
+from onbeat.loop.lease_keeper import LAST_WORDS_S, Cancelled, LeaseKeeper, Stopped
 from onbeat.loop.trained_job import trainer_side
+from onbeat.process.ending import CALL_S, TRAINER_END_S, Ending
 
 log = logging.getLogger(__name__)
 
@@ -62,31 +63,27 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
         side,
         lease_s=spec.timeouts.trainer_lease_s,
         end_loading=lambda why: _end_loading(why, jobs, side=side, job_id=job_id),
-        end_stopped=_end_stopped,
         end_stuck=lambda silent_s: _end_stuck(silent_s, JobStore(broker), side=side, job_id=job_id),
         # Beside its own work it waits for Redis, services and stores there.
         patience_s=spec.timeouts.iteration_s + spec.timeouts.dependency_s,
         end_hung=lambda silent_s: _end_hung(silent_s, side),
     )
     keeper.start()
-    with _stopped_by_signals(keeper), contextlib.closing(keeper):
+    with _stopped_by_signals(keeper, broker), contextlib.closing(keeper):
         load = partial(
             HeldJob, settings, broker, spec, side=side, keeper=keeper, job_id=job_id, metrics=_metrics_of(settings)
         )
         try:
             code = _train_held(jobs, job_id, side=side, load=load)
-            keeper.close()  # a renewal after the release would take the lease again
             # At an end that is the trainer's own; one that was fenced off or cut off has no lease to give back.
-            side.release()
-            return code
+            return _give_back(side, keeper, code)
         except errors.FencedOff as error:
             log.error("%s", error)
             return TrainerExit.HELD
         except (errors.Unavailable, errors.FenceViolation) as error:
-            log.error("this trainer ends, the job goes on in another: %s", error)
-            return _give_back(error, side, keeper)
-        except Exception as error:
-            _give_back(error, side, keeper)
+            return _left_to_another(error, side, keeper)
+        except Exception:
+            _give_back(side, keeper, TrainerExit.DIED)
             raise
 
 
@@ -139,14 +136,24 @@ def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callabl
     return TrainerExit.DONE
 
 
-def _give_back(error: Exception, side: TrainerSide, keeper: LeaseKeeper) -> TrainerExit:
+def _left_to_another(error: Exception, side: TrainerSide, keeper: LeaseKeeper) -> TrainerExit:
+    """Ends this trainer by an error that is not the job's."""
+    if _reaches_redis(error):
+        log.error("this trainer ends, the job goes on in another: %s", error)
+        return _give_back(side, keeper, TrainerExit.DIED)
+    if keeper.is_stop_requested:
+        log.warning("asked to end while Redis is away: ends without giving the lease back (%s)", error)
+        return TrainerExit.STOPPED
+    log.error("this trainer ends, the job goes on in another: %s", error)
+    return TrainerExit.DIED
+
+
+def _give_back(side: TrainerSide, keeper: LeaseKeeper, ended: TrainerExit) -> TrainerExit:
     """Lets a successor start at once: the ranks have ended, and this one commits and names no file any more (I4).
 
-    A trainer that slept past its lease may meet its successor's work before the keeper has asked: then it is HELD.
+    Where Redis is away the lease runs out. A trainer that slept past its lease may meet its successor's work before the
+    keeper has asked: then it is HELD. Returns how it has ended.
     """
-    ended = TrainerExit.DIED
-    if not _reaches_redis(error):
-        return ended
     # A renewal after it would take the lease again.
     keeper.close()
 
@@ -197,29 +204,19 @@ def _saved(held: HeldJob) -> str:
 
 
 @contextlib.contextmanager
-def _stopped_by_signals(keeper: LeaseKeeper) -> Iterator[None]:
-    """Asks the keeper to stop at SIGTERM and SIGINT.
+def _stopped_by_signals(keeper: LeaseKeeper, broker: Broker) -> Iterator[None]:
+    """Asks the keeper to stop at SIGTERM and SIGINT, and has no call of Redis outlast the trainer's end."""
 
-    Python runs a handler in the main thread, between two of its instructions: never while that thread waits in a
-    library for a rank that is gone. So another thread reads the signals, too.
-    """
-    reader, writer = socket.socketpair()
-    writer.setblocking(False)
+    def end() -> None:
+        keeper.request_stop()
+        # A server that is away must not cost the time that a checkpoint needs.
+        broker.hurry(CALL_S)
+
+    ending = Ending(TRAINER_END_S, exit_code=TrainerExit.STOPPED, on_request=end)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: keeper.request_stop())
-
-    def listen() -> None:
-        while numbers := reader.recv(64):
-            if {signal.SIGTERM, signal.SIGINT}.intersection(numbers):
-                keeper.request_stop()
-
-    threading.Thread(target=listen, name="signals", daemon=True).start()
-    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    try:
+    with ending.listening():
         yield
-    finally:
-        signal.set_wakeup_fd(before)
-        writer.close()
 
 
 def _end_loading(why: Exception, jobs: JobStore, *, side: TrainerSide, job_id: str) -> None:
@@ -236,11 +233,6 @@ def _end_loading(why: Exception, jobs: JobStore, *, side: TrainerSide, job_id: s
     if isinstance(why, errors.FencedOff):
         _exit(TrainerExit.HELD)
     _exit(TrainerExit.DIED if isinstance(why, errors.Unavailable) else TrainerExit.STOPPED)
-
-
-def _end_stopped() -> None:
-    log.warning("asked to end while Redis is away: ends without giving the lease back")
-    _exit(TrainerExit.STOPPED)
 
 
 def _end_stuck(silent_s: float, jobs: JobStore, *, side: TrainerSide, job_id: str) -> None:
@@ -270,7 +262,7 @@ def _say_last(tell: Callable[[], None]) -> None:
     """A Redis that is away doesn't hold the end up: the lease runs out, and a worker finds the job."""
     telling = threading.Thread(target=tell, name="last words", daemon=True)
     telling.start()
-    telling.join(STOP_PATIENCE_S)
+    telling.join(LAST_WORDS_S)
 
 
 def _exit(code: TrainerExit) -> NoReturn:

@@ -34,7 +34,7 @@ from contracts.answers import MEDIA_TYPE, problem_body
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import StackSettings, settings_from
 from onbeat.process.container_name import named
-from onbeat.process.signals import exit_cleanly_on_signals
+from onbeat.process.ending import end_in_time
 from onbeat.telemetry import logs
 
 GRACE_S = 5.0
@@ -95,8 +95,16 @@ def server_config(app: ASGIApp, *, grace_s: float, limits: ServerLimits | None =
 def serve(service: str, make_app: MakeApp, *, default_port: int, on_signal: Callable[[], None] = lambda: None) -> int:
     """Serves until SIGTERM or SIGINT; exit code 2: a bad setting, a port in use, or any OnbeatError of `make_app`.
 
+    It ends at the latest END_S after the signal, whatever it waits for (onbeat/process/ending.py).
+
     on_signal: called with the first signal, before requests in flight are waited for.
     """
+    ending = end_in_time()
+
+    def on_request() -> None:
+        ending.begin()  # an event loop may have taken the signals over
+        on_signal()
+
     try:
         settings = named(settings_from(os.environ))
         logs.configure(settings, service=service)
@@ -106,9 +114,8 @@ def serve(service: str, make_app: MakeApp, *, default_port: int, on_signal: Call
     except OnbeatError as error:
         sys.stderr.write(f"{service}: {error}\n")
         return 2
-    exit_cleanly_on_signals()
     logging.getLogger(service).info("listening on http://%s:%d", *listener.getsockname()[:2])
-    _Server(server_config(app, grace_s=GRACE_S), on_signal).run(sockets=[listener])
+    _Server(server_config(app, grace_s=GRACE_S), on_request).run(sockets=[listener])
     return 0
 
 

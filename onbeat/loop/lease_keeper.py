@@ -16,8 +16,8 @@ from contracts.jobs import JobState
 
 log = logging.getLogger(__name__)
 
-STOP_PATIENCE_S = 5.0
-"""A trainer that was asked to stop ends without Redis when that is away for so long: its lease runs out by itself."""
+LAST_WORDS_S = 5.0
+"""A trainer that ends gives its lease back within this time, or lets it run out: Redis may be away."""
 LOOK_S = 0.25
 LONGEST_LOAD_S = 3600.0
 """A trainer that loads for longer than this, and than `patience_s`, hangs: at a dead mount, for instance."""
@@ -47,8 +47,6 @@ class LeaseKeeper:
     lease_s: float
     end_loading: Callable[[Exception], None] = lambda why: None
     """Ends a process that loads; takes what `check` would raise."""
-    end_stopped: Callable[[], None] = lambda: None
-    """Ends one that was asked to stop and doesn't get to it, because Redis is away."""
     end_stuck: Callable[[float], None] = lambda silent_s: None
     """Ends one whose pass doesn't end; takes the seconds for which it didn't call `check`."""
     patience_s: float = math.inf
@@ -58,7 +56,7 @@ class LeaseKeeper:
 
     def __post_init__(self) -> None:
         self._interval_s = min(self.lease_s / 3, 1.0)
-        self._checked_s = self._heard_s = time.monotonic()
+        self._checked_s = time.monotonic()
         self._limit = (max(self.patience_s, LONGEST_LOAD_S), self.end_hung)
         """Seconds without a `check`, and what ends the process past them: one tuple, so that both are of one moment."""
         self._state = JobState.RUNNING
@@ -67,7 +65,7 @@ class LeaseKeeper:
         """The thread holds it while it ends the process, so that `loaded` doesn't return then."""
         self._is_loading = True
         self._closing = threading.Event()
-        self._is_stop_requested = False
+        self.is_stop_requested = False
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
             for work, name in ((self._renew, "trainer lease"), (self._watch, "trainer end"))
@@ -79,7 +77,7 @@ class LeaseKeeper:
 
     def request_stop(self) -> None:
         """Makes `check` raise Stopped from now on; a signal handler may call it, also one that interrupts another."""
-        self._is_stop_requested = True
+        self.is_stop_requested = True
 
     def loaded(self) -> None:
         """Says that the trainer calls `check` often enough from now on. Raises what that raises."""
@@ -91,7 +89,7 @@ class LeaseKeeper:
     def check(self, *, is_sign: bool = True) -> None:
         """Raises what `check_lease` does, Stopped, or Cancelled. is_sign: the trainer calls it, so it isn't stuck."""
         self.check_lease(is_sign=is_sign)
-        if self._is_stop_requested:
+        if self.is_stop_requested:
             raise Stopped
         if self._state is JobState.CANCELLING:
             raise Cancelled
@@ -119,13 +117,12 @@ class LeaseKeeper:
 
     def close(self) -> None:
         self._closing.set()
-        self._threads[0].join(timeout=STOP_PATIENCE_S)
+        self._threads[0].join(timeout=LAST_WORDS_S)
 
     def _renew(self) -> None:
         while self._error is None and not self._closing.wait(self._interval_s):
             try:
                 self._state = self.side.renew()
-                self._heard_s = time.monotonic()
             except OnbeatError as error:
                 log.warning("the trainer's lease: %s", error)
                 self._error = error
@@ -137,9 +134,6 @@ class LeaseKeeper:
     def _watch(self) -> None:
         while not self._closing.wait(LOOK_S):
             self._end_if_loading()
-            if self._is_stop_requested and time.monotonic() - self._heard_s > STOP_PATIENCE_S:
-                self.end_stopped()
-                return
             # In the other order than they are set above: a new limit never meets an old time.
             longest_s, end = self._limit
             if (silent_s := time.monotonic() - self._checked_s) > longest_s:

@@ -1,5 +1,7 @@
 """A worker as a process of its own, until SIGTERM or SIGINT: settings, broker, the worker's life, the exit code.
 
+It ends at the latest END_S after the signal, whatever it waits for (onbeat/process/ending.py).
+
 Exit codes: `contracts.jobs.WorkerExit`.
 """
 
@@ -18,14 +20,15 @@ from contracts.jobs import WorkerExit
 from contracts.settings import StackSettings, settings_from
 from onbeat.process import crash_points
 from onbeat.process.container_name import named
-from onbeat.process.signals import exit_cleanly_on_signals
+from onbeat.process.ending import Ending, end_in_time
 from onbeat.telemetry.logs import configure
 from onbeat.work.calls import BrokerCalls
 from onbeat.work.worker import Worker
 
 log = logging.getLogger(__name__)
 
-Serve = Callable[[Broker, str], Awaitable[int]]  # the worker of this id, until a signal: its exit code
+Serve = Callable[[Broker, str, Ending], Awaitable[int]]
+"""Runs the worker of this id until a signal, which begins the process's end; returns the exit code."""
 
 
 def run_worker(service: str, prepare: Callable[[StackSettings], Serve], *, is_patient: bool = False) -> int:
@@ -35,6 +38,7 @@ def run_worker(service: str, prepare: Callable[[StackSettings], Serve], *, is_pa
     prepare: reads what the environment says of this kind of worker. Raises InvalidInput.
     """
     configure(StackSettings(), service=service)
+    ending = end_in_time()
     try:
         settings = named(settings_from(os.environ))
         configure(settings, service=service)
@@ -43,11 +47,10 @@ def run_worker(service: str, prepare: Callable[[StackSettings], Serve], *, is_pa
     except InvalidInput as error:
         log.error("%s", error)
         return WorkerExit.REFUSED
-    exit_cleanly_on_signals()
 
     async def run() -> int:
         patience_s = settings.broker_timeout_s if is_patient else PATIENCE_S
-        return await serve(connect_within(settings, patience_s=patience_s), settings.process_id())
+        return await serve(connect_within(settings, patience_s=patience_s), settings.process_id(), ending)
 
     try:
         return asyncio.run(run())
@@ -67,18 +70,25 @@ async def until_signal(
     worker: Worker[Any],
     *,
     what: str,
+    ending: Ending,
     hangs: Callable[[], bool] = lambda: False,
     dies_of_work: Callable[[BaseExceptionGroup], bool] = lambda _: False,
 ) -> int:
     """Runs the worker until a signal, and returns the exit code. Raises what it died of before it claimed anything.
 
     what: it serves, in words.
+    ending: of this process, which the signal begins.
     hangs: whether a thread of this process goes on. Then the process ends here: asyncio and Python would wait for it.
     dies_of_work: whether it died of an engine that is not done; that thread goes on, and work is to blame for it though
     nothing was claimed.
     """
+
+    def end() -> None:
+        ending.begin()
+        worker.stop()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, worker.stop)
+        asyncio.get_running_loop().add_signal_handler(number, end)
     log.info("%s serves %s", worker.name, what)
     code, is_stuck = WorkerExit.STOPPED, False
     try:

@@ -18,13 +18,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from contracts.jobs import TrainerExit
+from onbeat.process.ending import LAUNCHER_END_S, RANKS_END_S, Ending
 from onbeat.process.launcher import LAUNCHER_PID
 
 HOST = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 RENDEZVOUS_S = 120
-STOP_GRACE_S = 12
-"""The launcher ends its ranks itself: this is below the grace that the consumer gives its trainer."""
+STOP_GRACE_S = int(RANKS_END_S)
+"""The launcher ends its ranks itself, in whole seconds."""
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,9 @@ def launch_ranks(job_id: str, world_size: int) -> int:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     store = _store_on_loopback()
     os.environ[LAUNCHER_PID] = str(os.getpid())
-    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+    # torch has handlers for the signals, which raise SignalException.
+    ending = Ending(LAUNCHER_END_S, exit_code=TrainerExit.STOPPED)
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder, ending.listening():
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,

@@ -20,13 +20,14 @@ from broker.spans import report_spans
 from broker.stage_side import StageSide
 from contracts.settings import StackSettings
 from onbeat.http_service.own_metrics import metrics_of
+from onbeat.process.ending import Ending
 from onbeat.work.program import Serve, calls_of, run_worker, until_signal
 from onbeat_extras.stages.served_stages import ServedStages
 from onbeat_extras.stages.services import Services, make_services
 from onbeat_extras.stages.worker import StageWorker
 
 
-async def serve(settings: StackSettings, broker: Broker, services: Services, *, worker_id: str) -> int:
+async def serve(settings: StackSettings, broker: Broker, services: Services, *, worker_id: str, ending: Ending) -> int:
     """Wires the worker to its broker and services, runs it until a signal, and answers the exit code."""
     worker = StageWorker(
         worker_id=worker_id,
@@ -48,6 +49,7 @@ async def serve(settings: StackSettings, broker: Broker, services: Services, *, 
     return await until_signal(
         worker,
         what=f"{', '.join(services)} of the active jobs",
+        ending=ending,
         hangs=lambda: any(service.is_busy for service in services.values()),
     )
 
@@ -55,7 +57,7 @@ async def serve(settings: StackSettings, broker: Broker, services: Services, *, 
 def prepare(settings: StackSettings) -> Serve:
     """Raises InvalidInput for a setting of what it serves."""
     services = make_services(settings)
-    return lambda broker, worker_id: serve(settings, broker, services, worker_id=worker_id)
+    return lambda broker, worker_id, ending: serve(settings, broker, services, worker_id=worker_id, ending=ending)
 
 
 if __name__ == "__main__":

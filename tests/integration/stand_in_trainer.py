@@ -29,7 +29,7 @@ if jobs.spec(job_id).name == "stuck":
 if jobs.spec(job_id).name == "held":
     sys.exit(TrainerExit.HELD)
 side = TrainerSide(broker, job_id, owner=str(os.getpid()), lease_s=1.0)
-keeper = LeaseKeeper(side, lease_s=1.0, end_stopped=lambda: os._exit(TrainerExit.STOPPED))
+keeper = LeaseKeeper(side, lease_s=1.0)
 signal.signal(signal.SIGTERM, lambda _number, _frame: keeper.request_stop())
 try:
     side.acquire()

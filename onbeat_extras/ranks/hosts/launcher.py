@@ -18,6 +18,7 @@ import secrets
 import signal
 import threading
 import time
+from functools import partial
 
 import psutil
 import torch
@@ -34,6 +35,7 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.kernels import cpu_kind, gpu_kind
 from onbeat.process.crash_points import reach
+from onbeat.process.ending import CALL_S, LAUNCHER_END_S, Ending
 from onbeat.process.launcher import HOME
 from onbeat.process.own_packages import PACKAGES
 from onbeat_extras.ranks.hosts.local_ranks import LocalRanks, WaitingRanks
@@ -184,7 +186,7 @@ class HostLauncher:
         self._host = settings.process_id()
         self._side = HostsSide(broker, job_id, host=self._host, ranks=hosts.ranks)
         self._kind = kind_of_host(settings)
-        self._now_s = broker.now_s
+        self._broker = broker
         self._waiting = WaitingRanks(job_id, hosts.ranks)
         self._expected_s = expected_s(time.time() - psutil.Process().create_time(), hosts.wait_s)
         self._is_asked_to_end = False
@@ -197,9 +199,11 @@ class HostLauncher:
         """Returns the exit code, of rank 0 where that was here. Raises Unavailable where Redis stays away."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        if warning := clocks_apart(time.time() - self._now_s()):
+        hurry = partial(self._broker.hurry, CALL_S)
+        ending = Ending(LAUNCHER_END_S, exit_code=TrainerExit.STOPPED, on_request=hurry)
+        if warning := clocks_apart(time.time() - self._broker.now_s()):
             log.warning("%s", warning)
-        with contextlib.closing(self._waiting):
+        with ending.listening(), contextlib.closing(self._waiting):
             # They import while hosts come together.
             self._waiting.fill()
             while (code := self._generation()) is None:

@@ -9,13 +9,11 @@ import sys
 
 from broker.hosts_side import HostGroup
 from contracts.encoding.wire import encode
+from onbeat.process.ending import RANKS_END_S
 from onbeat.process.launcher import LAUNCHER_PID, end_with_launcher
 from onbeat_extras.ranks.hosts.network import OwnAddress
 from onbeat_extras.ranks.hosts.rank import ADDRESS
 from onbeat_extras.ranks.orders import SEAT_FD, Seat
-
-STOP_GRACE_S = 12.0
-"""For rank 0 to save, when its launcher is asked to end; below the grace that a consumer gives its trainer."""
 
 
 class WaitingRanks:
@@ -98,7 +96,7 @@ class LocalRanks:
         if self.is_first:
             self._processes[0].terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._processes[0].wait(STOP_GRACE_S)
+                self._processes[0].wait(RANKS_END_S)
         self.kill()
         return self._processes[0].returncode
 

@@ -169,6 +169,21 @@ def test_a_call_that_waits_in_another_thread_is_broken_off(settings: StackSettin
         broker.ping()
 
 
+def test_once_a_process_hurries_calls_that_wait_and_calls_that_come_end_in_the_time_that_is_left_to_them() -> None:
+    now_s = 0.0
+    patience = Patience(60.0, clock=lambda: now_s)
+    with patience.call():
+        now_s = 5.0
+        assert patience.left_s == 55.0
+        patience.hurry(4.0)
+        assert patience.left_s == 4.0, "it has waited since before"
+        now_s = 8.0
+        assert patience.left_s == 1.0
+    now_s = 1000.0
+    with patience.call():
+        assert patience.left_s == 4.0, "it begins now"
+
+
 class SlowLink:
     """A socket that moves so many bytes at each call, and lets so much time pass."""
 

@@ -22,6 +22,7 @@ ENDS = """
 import asyncio, logging, sys, threading
 from concurrent.futures import ThreadPoolExecutor
 from contracts.jobs import WorkerExit
+from onbeat.process.ending import Ending
 from onbeat.work.program import until_signal
 
 logging.basicConfig()
@@ -41,7 +42,11 @@ class Worker:
             raise BaseExceptionGroup("", [MemoryError("of a batch")])
 
 ends = until_signal(
-    Worker(), what="all jobs", hangs=lambda: thread == "hangs", dies_of_work=lambda group: thread == "of the engine"
+    Worker(),
+    what="all jobs",
+    ending=Ending(),
+    hangs=lambda: thread == "hangs",
+    dies_of_work=lambda group: thread == "of the engine",
 )
 try:
     sys.exit(asyncio.run(ends))
