@@ -59,6 +59,8 @@ PUT_OFF_S = (0.2, 2.0)
 WINDOW_SHARE = 0.6
 """The share of the oracle's training time in which faults come: an undisturbed periodic run may take little more than
 half of it."""
+STOPPED_WITHIN_S = 15.0
+"""From the SIGTERM to the end of every process, as docs/operate.md promises."""
 ATTEMPTS = 3
 """Runs of a round until one of its faults is proven."""
 HEALED_WITHIN_S = 15.0
@@ -103,6 +105,7 @@ class Campaign:
             "kill consumer": lambda now: self._kill(now, "consumer"),
             "kill everything": self._kill_everything,
             "pause everything": self._pause_everything,
+            "stop everything": self._stop_everything,
         }
         if stack.plan.stage_workers:
             self._kinds |= {
@@ -172,13 +175,13 @@ class Campaign:
         except DeadlineExceeded as error:
             # It must not take the generators from the next round.
             self._patiently(lambda: self._client.cancel(run.job_id))
-            return self._result(number, run, status="stuck", problems=[str(error)])
+            return self._result(number, run, status="stuck", problems=[*run.problems, str(error)])
         audit = self._patiently(lambda: self._client.audit(run.job_id))
         folder = RunFolder(self._stack.plan.run_root.resolve(), run.job_id)
         # The spec that the gateway has accepted: it names the files by content, which the records are checked against.
         accepted = read_spec(folder)
         verdict = verify_run(audit, accepted, complete=True, digests_on_disk=digests_on_disk(folder))
-        problems: list[str] = []
+        problems = list(run.problems)
         if status.state is not JobState.SUCCEEDED:
             problems.append(f"{status.state.value}: {status.reason}")
         if digest and status.weights_digest != digest:
@@ -269,6 +272,13 @@ class Campaign:
             run.strike(name, pid, signal.SIGSTOP)
         run.paused += [Paused(pid, time.monotonic() + pause_s) for _, pid in processes]
         return f"{len(processes)} processes for {pause_s:.1f} s"
+
+    def _stop_everything(self, run: DisturbedRun) -> str:
+        """As a host that shuts down does: each process is asked to end, Redis among them, and none is killed."""
+        self._wake(run, all_of_them=True)
+        processes = self._everything(run)
+        run.stop(processes, within_s=STOPPED_WITHIN_S)
+        return f"{len(processes)} processes"
 
     def _everything(self, run: DisturbedRun) -> list[tuple[str, int]]:
         """Name and number of each service's process, and of the job's trainer where there is one."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from contracts.jobs import JobStatus
-from onbeat_extras.chaos.evidence import Struck, strike
+from onbeat_extras.chaos.evidence import Struck, strike, strike_together
 from onbeat_extras.chaos.result import Fault
 
 
@@ -44,6 +44,8 @@ class DisturbedRun:
     struck: list[Struck] = field(default_factory=list)
     """What the fault that is being done has hit."""
     paused: list[Paused] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """What makes it a finding, whatever comes of its job."""
 
     @property
     def elapsed_s(self) -> float:
@@ -68,6 +70,14 @@ class DisturbedRun:
 
     def strike(self, name: str, pid: int, number: signal.Signals) -> None:
         self.struck.append(strike(name, pid, number, committed=self.committed))
+
+    def stop(self, processes: Sequence[tuple[str, int]], *, within_s: float) -> None:
+        """Asks processes, of these names and numbers, to end, and waits for them. A late one is a problem."""
+        struck = strike_together(processes, signal.SIGTERM, committed=self.committed, within_s=within_s)
+        self.struck += struck
+        late = [one.name for one in struck if not one.seen]
+        if late:
+            self.problems.append(f"{', '.join(late)} did not end within {within_s:.0f} s of SIGTERM")
 
     def look(self, pids: Mapping[str, int], *, has_succeeded: bool = False) -> bool:
         """Takes note of what was healed; whether all of it was."""

@@ -5,10 +5,11 @@ strike ─▶ ended (killed), stopped (paused) ─▶ the process under its name
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -38,6 +39,14 @@ class Struck:
     def hit(self) -> Hit:
         return Hit(name=self.name, pid=self.process.pid, signal=self.signal, seen=self.seen, healed=self.healed)
 
+    def see(self) -> None:
+        """Takes note of the signal's effect."""
+        status = _status(self.process)
+        if not self.seen and not status:
+            self.seen = "ended"
+        elif not self.seen and status == psutil.STATUS_STOPPED:
+            self.seen = "stopped"
+
     def look(self, pids: Mapping[str, int], *, committed: int, has_succeeded: bool) -> None:
         """Takes note of the first sign of its healing. pids: of the stack's services as they are now."""
         if self.healed or not self.seen:
@@ -56,22 +65,34 @@ class Struck:
 
 def strike(name: str, pid: int, number: int, *, committed: int) -> Struck:
     """Sends the signal, and waits a while until its effect is seen. Raises ProcessLookupError without a process."""
-    try:
-        process = psutil.Process(pid)
-    except psutil.NoSuchProcess as error:
-        raise ProcessLookupError(pid) from error
-    struck = Struck(name=name, process=process, signal=number, committed=committed)
-    os.kill(pid, number)
-    deadline_s = time.monotonic() + SEEN_WITHIN_S
-    while not struck.seen and time.monotonic() < deadline_s:
-        status = _status(process)
-        if not status:
-            struck.seen = "ended"
-        elif status == psutil.STATUS_STOPPED:
-            struck.seen = "stopped"
-        else:
-            time.sleep(POLL_S)
+    (struck,) = strike_together([(name, pid)], number, committed=committed, within_s=SEEN_WITHIN_S)
     return struck
+
+
+def strike_together(
+    processes: Sequence[tuple[str, int]], number: int, *, committed: int, within_s: float
+) -> list[Struck]:
+    """Sends the signal to all, and waits until its effect is seen on each. processes: names and numbers.
+
+    Raises ProcessLookupError, before it sends any, where one of them is gone.
+    """
+    struck = []
+    for name, pid in processes:
+        try:
+            process = psutil.Process(pid)
+        except psutil.NoSuchProcess as error:
+            raise ProcessLookupError(pid) from error
+        struck.append(Struck(name=name, process=process, signal=number, committed=committed))
+    for one in struck:
+        with contextlib.suppress(ProcessLookupError):  # it ended with another one, as a trainer does with its consumer
+            os.kill(one.process.pid, number)
+    deadline_s = time.monotonic() + within_s
+    while True:
+        for one in struck:
+            one.see()
+        if all(one.seen for one in struck) or time.monotonic() >= deadline_s:
+            return struck
+        time.sleep(POLL_S)
 
 
 def _status(process: psutil.Process) -> str:

@@ -251,6 +251,23 @@ def test_a_signal_that_changes_nothing_is_no_fault(
     assert (struck.seen, struck.healed) == ("", "")
 
 
+@pytest.mark.parametrize(("late", "problems"), [(False, []), (True, ["gateway did not end within 1 s of SIGTERM"])])
+def test_all_are_asked_to_end_at_once_and_one_that_is_late_is_a_problem_of_the_round(
+    victim: subprocess.Popen[bytes], late: bool, problems: list[str]
+) -> None:
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); " if late else ""
+    program = f"import signal; {deaf}print('ready', flush=True); signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        run = submitted_ago(1.0, due=[])
+        run.stop([("gateway", other.pid), ("redis", victim.pid)], within_s=1.0 if late else 60.0)
+        other.kill()
+    assert run.problems == problems
+    assert [one.seen for one in run.struck] == ["" if late else "ended", "ended"]
+    assert victim.wait() == -signal.SIGTERM
+
+
 PROVEN = replace(HIT, hits=(Hit(name=TRAINER, pid=71, signal=9, seen="ended", healed="the job succeeded after it"),))
 
 
