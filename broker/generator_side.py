@@ -208,6 +208,7 @@ class GeneratorSide(LeasedSide[Claim]):
             digest=digest,
             generator=batch.generator_id,
             attempt=batch.attempt,
+            claim=claim.number,
             max_bytes=self._job.spec.limits.max_batch_bytes,
             num_rounds=len(batch.rounds),
             stages=stages,

@@ -27,6 +27,7 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:S:{J}:progress | hash | open, claim, publish, fail | all scripts | job |
 | onbeat:S:{J}:claimers | hash, who claims → its newest claim | both claims | both claims | window, at most 4,096 |
 | onbeat:S:{J}:waiting | sorted set, STAGE/WHO → its claim in vain | all scripts | all scripts | 4,096 until its end |
+| onbeat:S:{J}:missing | sorted set, claim → its lease's end | publish, rewind, resume, end; renew | status | job |
 | onbeat:S:{J}:hosts | string, HostGroup | consumers | consumers, acquire_trainer | job |
 | onbeat:S:{J}:spans | stream, TimelineSpans | generators, stage workers | trainer | newest 256, until the next commit |
 | onbeat:{J}:files | string, which objects the run folder is | trainer | gateway, trainer | job |
@@ -199,6 +200,7 @@ class JobKeys(OpenKeys):
         self.spans = f"{tag}:spans"
         self.claimers = f"{tag}:claimers"
         self.waiting = f"{tag}:waiting"
+        self.missing = f"{tag}:missing"
         self.hosts = f"{tag}:hosts"
         of_slot = [f":{index}" if index else "" for index in range(num_open)]
         self.slots = tuple(SlotKeys(*(f"{tag}:{name}{end}" for name in SlotKeys._fields)) for end in of_slot)

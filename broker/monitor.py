@@ -11,7 +11,7 @@ from broker.connection.client import Broker
 from broker.fence import FenceState, read_fence
 from broker.hosts_side import hosts_waited_for
 from broker.job_store import health_of, unknown_job
-from broker.keys import JOBS
+from broker.keys import JOBS, JobKeys
 from broker.ledger import read_of
 from broker.presence import ConsumerPresence, Presence, StagePresence, awaited_generator, missed_by_all, tried_again
 from contracts.answers import StackState
@@ -29,6 +29,7 @@ COUNTERS = {
     "batches_accepted": "accepted",
     "accepted_bytes": "accepted_bytes",
     "batches_reclaimed": "reclaimed",
+    "leases_lost": "lost",
     "batches_hedged": "hedged",
     "hedges_won": "hedges_won",
     "batches_failed": "failed",
@@ -51,7 +52,8 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorSee
         pipe: Any = broker.redis.pipeline(transaction=False)
         pipe.hgetall(keys.job).get(keys.spec).hgetall(keys.counters)
         pipe.xrevrange(keys.audit, count=1).time().info("memory")
-        job, spec, counters, last_audit, clock, memory = pipe.execute()
+        ask_missing(pipe, keys)
+        job, spec, counters, last_audit, clock, memory, missing = pipe.execute()
     if b"state" not in job or spec is None:
         raise unknown_job(job_id)
     if generators is None:
@@ -86,7 +88,7 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorSee
             evaluation_before=_score(values.get("evaluation_before")),
             evaluation_latest=_score(values.get("evaluation_latest")),
             health=health_of(values),
-            **counted(JobStatus, fence, last_audit, counters),
+            **counted(JobStatus, fence, last_audit, with_lost(counters, missing, seconds(clock))),
         )
 
 
@@ -167,6 +169,27 @@ def stack_state(broker: Broker, *, max_jobs: int) -> StackState:
 def _counted_bytes(memory: Mapping[str, int]) -> int:
     """Memory without buffers of replicas and of the file, which the server doesn't count against its limit."""
     return memory["used_memory"] - memory.get("mem_not_counted_for_evict", 0)
+
+
+MAX_MISSING = 1000
+"""As many are looked at; the scripts count them by and by."""
+
+
+def ask_missing(pipe: Any, keys: JobKeys) -> None:
+    """Asks for the claims whose holders were not heard of since their batches were settled by others, as (number, ms at
+    which the lease ends), the oldest first."""
+    pipe.zrange(keys.missing, 0, MAX_MISSING - 1, withscores=True)
+
+
+def with_lost(
+    counters: Mapping[bytes, bytes], missing: Sequence[tuple[bytes, float]], now_s: float
+) -> dict[bytes, bytes]:
+    """The counters of a job with the leases that ended since: no script counts them before it notes another one.
+
+    missing: as `ask_missing` gets them. now_s: Unix time by the server's clock.
+    """
+    num_lost = int(counters.get(b"lost", 0)) + sum(ends_ms <= 1000 * now_s for _, ends_ms in missing)
+    return {**counters, b"lost": str(num_lost).encode()}
 
 
 def counted(

@@ -283,6 +283,10 @@ class JobCounts(Record, frozen=True, kw_only=True):
     """Refused publications by reason, over the whole job."""
     batches_reclaimed: int = 0
     """Leases that expired and went to another generator."""
+    leases_lost: int = 0
+    """Leases of generators that were not heard of again before they ended: these died, or hung. Whoever went on with
+    the batch: the next one that claimed it (`batches_reclaimed`), or one that had a copy; or its iteration began again.
+    """
     batches_hedged: int = 0
     """Copies of late batches that idle generators took."""
     hedges_won: int = 0

@@ -102,6 +102,7 @@ WORKERS = (
     ("+hincrby", f"~{S}:{{*}}:counters"),
     ("+hset +del", f"~{S}:{{*}}:claimers"),
     ("+zadd +zrem +zremrangebyrank", f"~{S}:{{*}}:waiting"),
+    ("+zrem", f"~{S}:{{*}}:missing"),
     ("+publish", "&onbeat:wake:*"),
     ("+subscribe", "&onbeat:wake:* &onbeat:{*}:shards"),
 )
@@ -144,6 +145,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+hset", "~onbeat:{*}:fence"),
         ("+xgroup|create +xgroup|destroy +xtrim", f"~{S}:{{*}}:rollouts*"),
         ("+del", f"~{S}:{{*}}:ledger* ~{S}:{{*}}:claims* ~{S}:{{*}}:work* ~{S}:{{*}}:claimers ~{S}:{{*}}:waiting"),
+        ("+zadd", f"~{S}:{{*}}:missing"),
         ("+hdel", f"~{S}:{{*}}:progress"),
     ),
     TRAINER: (
@@ -155,6 +157,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+hset +hdel +pexpire", "~onbeat:{*}:weights ~onbeat:{*}:chunks"),
         ("+hset +del", f"~{S}:{{*}}:ledger*"),
         ("+zrem +del", f"~{S}:{{*}}:claims* ~{S}:{{*}}:waiting"),
+        ("+zadd", f"~{S}:{{*}}:missing"),
         ("+zadd +zrem +del", f"~{S}:{{*}}:work*"),
         ("+del", f"~{S}:{{*}}:claimers"),
         ("+hset +hdel +unlink", f"~{S}:{{*}}:prompts*"),
@@ -176,6 +179,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         *WORKERS,
         ("+hdel", f"~{S}:{{*}}:prompts*"),
         ("+zadd +zrem", f"~{S}:{{*}}:claims*"),
+        ("+zadd +zremrangebyscore", f"~{S}:{{*}}:missing"),
         ("+hset +hdel", f"~{S}:generators"),
     ),
     STAGE: (*WORKERS, ("+hincrby", f"~{S}:{{*}}:items*"), ("+hset +hdel", f"~{S}:stage_workers")),

@@ -31,7 +31,10 @@ local LATE = 1.5 * a.max_rounds
 -- The next batch of a slot in work, and whether another had leased it; nil where there is none.
 local function take(slot)
   local expired = expired_items(slot, 0, now, a.lease_ms, 1)[1]
-  if expired then count('reclaimed') end
+  if expired then
+    count('reclaimed')
+    count('lost')
+  end
   return expired or in_work(slot, 0, 0, LAST_TURN, 1)[1], expired ~= nil
 end
 -- The version that samples a batch: what the generator holds, where that may and is the very same; else the newest that may.
@@ -149,10 +152,16 @@ local out, fence, ended, now = { 'renewed' }, read_fence(), is_ended(), now_ms()
 local function renew(lease)
   local slot, member = slot_of(lease.iteration), member_of(lease.stage, lease.batch_id, lease.item)
   local is_in_work = not ended and open_at(fence, lease.iteration) and redis.call('ZSCORE', slot.work, member)
-  if not is_in_work then return 'settled' end
+  if not is_in_work then
+    heard_of(lease.claim)
+    return 'settled'
+  end
   local last = claim_of(slot, member)
   if is_claim(last.hedge, lease.claim) then return 'held' end
-  if not is_claim(last.claim, lease.claim) then return 'lost' end
+  if not is_claim(last.claim, lease.claim) then
+    heard_of(lease.claim)
+    return 'lost'
+  end
   redis.call('ZADD', slot.work, score_of(lease.stage, now + last.lease_ms), member)
   return 'held'
 end
@@ -162,15 +171,17 @@ for _, lease in ipairs(a.leases) do
 end
 return out
 
--- publish_batch: {batch_id, iteration, policy_version, weights_digest, shape, digest, generator, attempt, max_bytes, num_rounds, stages, max_waiting, engine},
+-- publish_batch: {batch_id, iteration, policy_version, weights_digest, shape, digest, generator, attempt, claim, max_bytes, num_rounds, stages, max_waiting, engine},
 --   payload RolloutBatch; stages: what it passes before it is trained, or none; max_waiting: rows that may wait for columns;
---   engine: as of claim_prompt
+--   claim: its number; engine: as of claim_prompt
 --   -> {accepted} | {ended|stale|future|wrong_weights|wrong_engine|unexpected|duplicate|incomplete|oversize|closed}
 --    | {full, rows that wait for columns} | {no_room, bytes that are missing} | OOM, at maxmemory
 -- A repeat by the publisher whose answer was lost is accepted again, and writes nothing.
 -- Memory goes by age: what the oldest iteration needs for its commit, which alone frees any, is kept from the younger ones.
 require_number(a.num_rounds, 1)
+require_number(a.claim, 1, MAX_CLAIM)
 local fence = read_fence()
+heard_of(a.claim)
 local function refuse(reason)
   if fence.epoch then count('rejected:' .. reason) end -- of a job that was removed nothing comes back
   return { reason }
@@ -203,6 +214,14 @@ local function stage(slot, published, rollouts)
   end
   redis.call('HSET', slot.items, 'b/' .. a.batch_id, rollouts)
   redis.call('HINCRBY', PROGRESS, 'waiting:' .. slot.index, rows)
+end
+-- Notes another one that holds the batch as it is settled; those whose leases have ended since they were noted are counted.
+local function note_missing(slot, last)
+  local ends_ms = tonumber(redis.call('ZSCORE', slot.work, member_of(0, a.batch_id, 0)))
+  if not last.claim or last.worker == a.generator or not ends_ms or ends_ms < 1 then return end
+  local num_lost = redis.call('ZREMRANGEBYSCORE', MISSING, '-inf', whole(now_ms()))
+  if num_lost > 0 then count('lost', num_lost) end
+  redis.call('ZADD', MISSING, whole(ends_ms), whole(last.claim))
 end
 if is_ended() then return refuse('ended') end
 local open = open_at(fence, a.iteration)
@@ -257,6 +276,7 @@ if claimed_ms then
 end
 redis.call('HSET', PROGRESS, of_slot, (tonumber(num_published) or 0) + 1, 'largest', whole(largest), 'recent_ms', cmsgpack.pack(recent))
 write_batch(slot, a.batch_id, published)
+note_missing(slot, last)
 drop_prompt(slot, a.batch_id)
 if is_hedge then count('hedges_won') end
 count('accepted')

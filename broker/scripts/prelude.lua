@@ -15,6 +15,8 @@
 --   dead      stream   field batch_id, reason, attempts
 --   buried    stream   what dead batches were
 --   spans     stream   field spans
+--   missing   zset     number of a claim -> ms of its lease's end: of generators whose batches were settled, or closed, without a word
+--                      of theirs. Who says something of its claim goes; who hasn't by the end of the lease died with it
 --   hosts     string   packed, the hosts whose ranks are one trainer: {number, formed, sealed, reason, members, refused}, and of a
 --                      generation that stands {least, most, lease_ms, kind, address, key}; see hosts.lua
 --   claimers  hash     who claims -> packed, the newest of its claims as it was answered (see `unheard`)
@@ -52,7 +54,7 @@ local SPEC_BYTES, OWNERS, CHANGES = 'onbeat:spec_bytes', 'onbeat:owners', 'onbea
 
 -- Of the call that runs; one runs at a time. What is named after the job stays for the next call, which is mostly of the same one.
 local ARGUMENTS, JOB_ID, NUM_SLOTS, SLOTS, IS_FULL
-local FENCE, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS, CLAIMERS, WAITING, HOSTS
+local FENCE, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS, CLAIMERS, WAITING, MISSING, HOSTS
 local a, num_taken
 
 -- A key of the job by its name.
@@ -113,7 +115,7 @@ local function begin(arguments, is_full, bounds)
   JOB_ID, SLOTS = job_id, {}
   FENCE, WEIGHTS, AUDIT, JOB, EVENTS = job_key('fence'), job_key('weights'), job_key('audit'), job_key('job'), job_key('events')
   COUNTERS, DEAD, PROGRESS, CLAIMERS = sealed_key('counters'), sealed_key('dead'), sealed_key('progress'), sealed_key('claimers')
-  WAITING, HOSTS = sealed_key('waiting'), sealed_key('hosts')
+  WAITING, MISSING, HOSTS = sealed_key('waiting'), sealed_key('missing'), sealed_key('hosts')
 end
 
 local function payload()
@@ -362,6 +364,9 @@ local function is_ended()
   return ENDED[redis.call('HGET', JOB, 'state')] == true
 end
 
+-- The scores of a stage in `work`: no lease ends beyond it.
+local BAND = 2 ^ 42
+
 -- Empties a slot: all that its iteration has, without a look at it. A group goes with what is pending in it and with the names of
 -- all that ever read, the dead too. The stream stays: a reader that waits counts on ids that grow.
 local function clear_slot(slot)
@@ -378,9 +383,32 @@ local function clear_slot(slot)
   redis.call('HDEL', PROGRESS, 'waiting:' .. slot.index)
 end
 
+-- The last claim of an item.
+local function claim_of(slot, member)
+  return unpacked(redis.call('HGET', slot.items, 'l/' .. member)) or { attempt = 0 }
+end
+
+-- Notes who holds batches of a slot that is about to be cleared: those who live hear of it when they renew their leases.
+local MAX_NOTED = 1024
+local function note_holders(slot)
+  local leased = redis.call('ZRANGE', slot.work, '1', whole(BAND - 1), 'BYSCORE', 'LIMIT', '0', MAX_NOTED, 'WITHSCORES')
+  for at = 1, #leased, 2 do
+    local claim = claim_of(slot, leased[at]).claim
+    if claim then redis.call('ZADD', MISSING, leased[at + 1], whole(claim)) end
+  end
+end
+
+-- Who says something of its claim lives.
+local function heard_of(claim)
+  redis.call('ZREM', MISSING, whole(claim))
+end
+
 -- Nothing is open any more. committed: the last iteration that stays.
 local function close_window(committed)
-  for index = 0, num_slots() - 1 do clear_slot(slot_at(index)) end
+  for index = 0, num_slots() - 1 do
+    note_holders(slot_at(index))
+    clear_slot(slot_at(index))
+  end
   redis.call('DEL', CLAIMERS)
   write_fence({ committed = committed, window = {}, versions = {} })
 end
@@ -466,9 +494,6 @@ end
 
 -- What is leased: batches by generators, as stage 0, and items of a job's own stages by stage workers.
 
--- The scores of a stage in `work`: no lease ends beyond it.
-local BAND = 2 ^ 42
-
 local function member_of(stage, id, item)
   return whole(stage) .. '/' .. id .. '/' .. whole(item)
 end
@@ -504,11 +529,6 @@ local function behind(letter, members)
   local names = {}
   for at, member in ipairs(members) do names[at] = letter .. member end
   return names
-end
-
--- The last claim of an item.
-local function claim_of(slot, member)
-  return unpacked(redis.call('HGET', slot.items, 'l/' .. member)) or { attempt = 0 }
 end
 
 local function score_of(stage, ends_ms)
@@ -574,6 +594,7 @@ local function give_back(lease, state, counter, max_attempts, is_released)
   require_worker_of(lease.stage)
   local slot, member = slot_of(lease.iteration), member_of(lease.stage, lease.batch_id, lease.item)
   local batch, last = batch_of(slot, lease.batch_id), claim_of(slot, member)
+  heard_of(lease.claim)
   local is_over = is_ended() or not open_at(read_fence(), lease.iteration) or batch.state ~= state
   if is_over or not is_claim(last.claim, lease.claim) or not redis.call('ZSCORE', slot.work, member) then return 'settled' end
   count(string.format(counter, is_released and 'released' or 'failed'))

@@ -120,6 +120,8 @@ def _facts(progress: JobProgress) -> Table:
     backlog = f"{status.batches_published} of {status.batches_expected} in"
     rejected = by_reason(status.batches_rejected)
     reclaimed = f"{status.batches_reclaimed} reclaimed   {status.batches_dead} dead"
+    if status.leases_lost:
+        reclaimed = f"{reclaimed}   {plural(status.leases_lost, 'lease')} of dead generators"
     table.add_row("batches", f"{backlog}   {status.batches_accepted} accepted   {rejected} rejected   {reclaimed}")
     if status.batches_hedged:
         table.add_row("hedges", f"{plural(status.batches_hedged, 'copy')} of late batches   {status.hedges_won} won")

@@ -76,7 +76,7 @@ BETWEEN = 2
 LIVE_LINES = (
     ("policy_version", "trainer_lease_s", "batches_expected", "batches_published"),
     ("batches_accepted", "accepted_bytes", "batches_rejected"),
-    ("batches_reclaimed", "batches_hedged", "hedges_won", "batches_dead", "rewinds"),
+    ("batches_reclaimed", "leases_lost", "batches_hedged", "hedges_won", "batches_dead", "rewinds"),
     ("rows_waiting", "columns_bytes"),
 )
 MAX_LIVE_ROWS = 8

@@ -19,7 +19,7 @@ from broker.fence import read_fence
 from broker.job_store import unknown_job
 from broker.keys import STAGE_BAND, TRAINER_GROUP, JobKeys, OpenKeys, SlotKeys, item_fields, num_open_of
 from broker.ledger import BatchRecord, Expected, Published, read_of
-from broker.monitor import counted, seconds
+from broker.monitor import ask_missing, counted, seconds, with_lost
 from broker.presence import Presence
 from contracts.encoding.wire import Record, decode
 from contracts.errors import ContractViolation
@@ -127,6 +127,7 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
     with broker.call():
         pipe: Any = broker.redis.pipeline(transaction=False)
         pipe.hexists(keys.job, "state").hgetall(keys.counters).xrevrange(keys.audit, count=1).time()
+        ask_missing(pipe, keys)
         for name in KEPT_STREAMS:
             pipe.xlen(getattr(keys, name)).memory_usage(getattr(keys, name))
         for slot in keys.slots:
@@ -136,7 +137,7 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
         # A stream that was never opened has no group: that is a count of 0, not an error.
         if isinstance(answer, Exception) and not str(answer).startswith("NOGROUP"):
             raise answer
-    exists, counters, last_audit, clock, *rest = answers
+    exists, counters, last_audit, clock, missing, *rest = answers
     if not exists:
         raise unknown_job(job_id)
     with read_of(job_id):
@@ -162,7 +163,7 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
             leases=tuple(islice(leases, MAX_LEASES)),
             generators=tuple(Presence(broker).live()),
             redis_keys=redis_keys(job_id),
-            **counted(StreamReport, fence, last_audit, counters),
+            **counted(StreamReport, fence, last_audit, with_lost(counters, missing, now_s)),
             **_stages(broker, job_id, spec),
         )
 

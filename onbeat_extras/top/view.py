@@ -124,8 +124,8 @@ def _chosen(job: JobStatus, curves: Curves, report: Mapping[str, Any] | None) ->
     fence = one_line(f"{opened}   version {report.get('policy_version')}   {trainer}")
     counts = (
         f"accepted {report.get('batches_accepted')}   rejected {by_reason(dict(report.get('batches_rejected') or {}))}"
-        f"   reclaimed {report.get('batches_reclaimed')}   dead {report.get('batches_dead')}"
-        f"   rewinds {report.get('rewinds')}"
+        f"   reclaimed {report.get('batches_reclaimed')}   lost {report.get('leases_lost')}"
+        f"   dead {report.get('batches_dead')}   rewinds {report.get('rewinds')}"
     )
     return [head, _line(fence), _line(_backlog(report)), _line(one_line(counts))]
 

@@ -529,6 +529,7 @@ export interface JobStatus {
   batches_accepted: number;
   batches_rejected: Record<string, number>;
   batches_reclaimed: number;
+  leases_lost: number;
   batches_hedged: number;
   hedges_won: number;
   batches_dead: number;
@@ -1035,6 +1036,7 @@ export interface StreamReport {
   batches_accepted: number;
   batches_rejected: Record<string, number>;
   batches_reclaimed: number;
+  leases_lost: number;
   batches_hedged: number;
   hedges_won: number;
   batches_dead: number;

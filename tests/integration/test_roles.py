@@ -103,6 +103,7 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "ZRANGEBYSCORE": (FIRST, "-inf", "1", "LIMIT", "0", "1"),
     "ZREM": (FIRST, "m"),
     "ZREMRANGEBYRANK": (FIRST, "0", "0"),
+    "ZREMRANGEBYSCORE": (FIRST, "0", "0"),
     "ZSCORE": (FIRST, "m"),
 }
 """Each command of the scripts with arguments that it accepts."""
@@ -120,6 +121,7 @@ NAMED = {
         "progress",
         "claimers",
         "waiting",
+        "missing",
         "hosts",
     )
 }

@@ -40,6 +40,7 @@ export function totals(report: StreamReport): [string, number][] {
   const all: [string, number][] = [
     ["accepted", report.batches_accepted],
     ["leases expired", report.batches_reclaimed],
+    ["leases of dead or hung generators", report.leases_lost],
     ["copies of late batches", report.batches_hedged],
     ["copies that were first", report.hedges_won],
     ["attempts given back", report.batches_failed],
