@@ -284,9 +284,8 @@ class JobCounts(Record, frozen=True, kw_only=True):
     batches_reclaimed: int = 0
     """Leases that expired and went to another generator."""
     leases_lost: int = 0
-    """Leases of generators that were not heard of again before they ended: these died, or hung. Whoever went on with
-    the batch: the next one that claimed it (`batches_reclaimed`), or one that had a copy; or its iteration began again.
-    """
+    """Leases that ended without another word of their generator: it died, or hung. The batch went to the next claim
+    (`batches_reclaimed`) or was published as a copy, or its iteration began again or ended."""
     batches_hedged: int = 0
     """Copies of late batches that idle generators took."""
     hedges_won: int = 0

@@ -5,7 +5,7 @@
 
 A host that shuts down stops everything at once, Redis among it. Each wait of a process has a deadline of its own, and
 they add up: a call of Redis, the work in hand, the last words, a library's threads, which Python joins at its exit. So
-the whole has one as well, below the time after which whoever stops the process kills it.
+the whole has one as well, below the time after which a process is killed by what stops it.
 
     gateway, reward service, producer, stage worker, consumer   END_S
     the launcher of a trainer's ranks                           LAUNCHER_END_S   its consumer says how it ended
@@ -45,7 +45,7 @@ class Ending:
     """Ends this process at the latest within_s after it was asked to end.
 
     Python runs a signal handler in the main thread, between two of its instructions: never while that thread waits in a
-    library, for a name that nobody resolves or a rank that is gone. So a thread reads the signals, too.
+    library, for a name that no server resolves or a rank that is gone. So a thread reads the signals, too.
     """
 
     def __init__(

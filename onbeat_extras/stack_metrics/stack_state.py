@@ -111,7 +111,7 @@ OF_COUNTERS = {
     "batches_accepted": "Publications that the fence accepted.",
     "accepted_bytes": "Their encoded size.",
     "batches_reclaimed": "Leases that expired and went to another generator.",
-    "leases_lost": "Leases of generators that were not heard of again before they ended: these died, or hung.",
+    "leases_lost": "Leases that ended without another word of their generator: it died, or hung.",
     "batches_hedged": "Copies of late batches that idle generators took.",
     "hedges_won": "Such copies that were published before their originals.",
     "batches_failed": "Attempts that a generator gave back with a reason.",
