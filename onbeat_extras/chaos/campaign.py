@@ -254,22 +254,19 @@ class Campaign:
 
     def _kill(self, run: DisturbedRun, *names: str) -> str:
         pids = self._stack.pids
-        for name in names:
-            run.strike(name, pids[name], signal.SIGKILL)
+        run.strike_all([(name, pids[name]) for name in names], signal.SIGKILL)
         return ", ".join(names)
 
     def _kill_everything(self, run: DisturbedRun) -> str:
         """As a power cut does."""
         processes = self._everything(run)
-        for name, pid in processes:
-            run.strike(name, pid, signal.SIGKILL)
+        run.strike_all(processes, signal.SIGKILL)
         return f"{len(processes)} processes"
 
     def _pause_everything(self, run: DisturbedRun) -> str:
         """As a machine that sleeps does: its clocks go on, and all leases run out at once."""
         processes, pause_s = self._everything(run), self._draw.uniform(*HANG_S)
-        for name, pid in processes:
-            run.strike(name, pid, signal.SIGSTOP)
+        run.strike_all(processes, signal.SIGSTOP)
         run.paused += [Paused(pid, time.monotonic() + pause_s) for _, pid in processes]
         return f"{len(processes)} processes for {pause_s:.1f} s"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from contracts.jobs import JobStatus
-from onbeat_extras.chaos.evidence import Struck, strike, strike_together
+from onbeat_extras.chaos.evidence import SEEN_WITHIN_S, Struck, strike, strike_together
 from onbeat_extras.chaos.result import Fault
 
 
@@ -70,6 +70,10 @@ class DisturbedRun:
 
     def strike(self, name: str, pid: int, number: signal.Signals) -> None:
         self.struck.append(strike(name, pid, number, committed=self.committed))
+
+    def strike_all(self, processes: Sequence[tuple[str, int]], number: signal.Signals) -> None:
+        """Sends a signal to processes, of these names and numbers. Raises as `strike_together`."""
+        self.struck += strike_together(processes, number, committed=self.committed, within_s=SEEN_WITHIN_S)
 
     def stop(self, processes: Sequence[tuple[str, int]], *, within_s: float) -> None:
         """Asks processes, of these names and numbers, to end, and waits for them. A late one is a problem."""

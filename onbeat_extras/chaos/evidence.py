@@ -82,6 +82,8 @@ def strike_together(
             process = psutil.Process(pid)
         except psutil.NoSuchProcess as error:
             raise ProcessLookupError(pid) from error
+        if not _status(process):
+            raise ProcessLookupError(pid)  # another fault has ended it, and nothing stands in its place yet
         struck.append(Struck(name=name, process=process, signal=number, committed=committed))
     for one in struck:
         with contextlib.suppress(ProcessLookupError):  # it ended with another one, as a trainer does with its consumer

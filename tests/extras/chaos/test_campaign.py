@@ -219,6 +219,12 @@ def test_a_kill_is_proven_by_the_end_of_its_process_and_by_another_in_its_place(
     assert (struck.healed, struck.hit.is_proven) == (f"started again as {os.getpid()}", True)
 
 
+def test_a_process_that_another_fault_has_ended_is_not_there_to_be_hit(victim: subprocess.Popen[bytes]) -> None:
+    strike("gateway", victim.pid, signal.SIGKILL, committed=3)
+    with pytest.raises(ProcessLookupError):
+        strike("gateway", victim.pid, signal.SIGKILL, committed=3)
+
+
 def test_a_pause_is_proven_by_a_process_that_stood_still_and_went_on(victim: subprocess.Popen[bytes]) -> None:
     struck = strike("redis", victim.pid, signal.SIGSTOP, committed=0)
     assert struck.seen == "stopped"
