@@ -81,12 +81,17 @@ class Ending:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Does so inside of the block. A process that was not asked to end in there goes on without a deadline."""
-        before = self.listen()
+        """Does so inside of the block. A process that was not asked to end in there goes on without a deadline.
+
+        In another thread than the main one, which gets no signals, only `begin` is a request.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        before = self.listen() if is_main else -1
         try:
             yield
         finally:
-            signal.set_wakeup_fd(before)
+            if is_main:
+                signal.set_wakeup_fd(before)
             self._requesting.close()
 
     def _run(self) -> None:
