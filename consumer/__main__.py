@@ -26,8 +26,8 @@ from contracts.errors import OnbeatError, Unavailable
 from contracts.jobs import TrainerExit
 from contracts.settings import PREFIX, StackSettings, settings_from
 from onbeat.process import crash_points
-from onbeat.process.container_name import named
 from onbeat.process.launcher import NUMERIC_THREADS, end_with_parent, importing
+from onbeat.telemetry.container_name import named
 from onbeat.telemetry.logs import configure
 
 COMPUTING = ("passes ", "rank 0")

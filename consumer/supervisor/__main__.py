@@ -32,10 +32,10 @@ from consumer.supervisor.trainer_process import LogRelay, TrainerProcess
 from contracts.errors import OnbeatError, Unavailable
 from contracts.settings import StackSettings, settings_from
 from onbeat.http_service.own_metrics import metrics_of
-from onbeat.process.container_name import named
 from onbeat.process.ending import end_in_time
 from onbeat.process.entry_points import OURS, all_of
 from onbeat.telemetry import logs
+from onbeat.telemetry.container_name import named
 
 LOOK_EVERY_S = 2.0
 LISTEN_S = 10.0

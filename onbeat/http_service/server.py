@@ -33,9 +33,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from contracts.answers import MEDIA_TYPE, problem_body
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import StackSettings, settings_from
-from onbeat.process.container_name import named
 from onbeat.process.ending import end_in_time
 from onbeat.telemetry import logs
+from onbeat.telemetry.container_name import named
 
 GRACE_S = 5.0
 """Requests in flight may finish for this long after a signal."""

@@ -19,8 +19,8 @@ from contracts.errors import InvalidInput, OnbeatError
 from contracts.jobs import WorkerExit
 from contracts.settings import StackSettings, settings_from
 from onbeat.process import crash_points
-from onbeat.process.container_name import named
 from onbeat.process.ending import Ending, end_in_time
+from onbeat.telemetry.container_name import named
 from onbeat.telemetry.logs import configure
 from onbeat.work.calls import BrokerCalls
 from onbeat.work.worker import Worker

@@ -21,9 +21,9 @@ import consumer.supervisor.__main__
 from contracts.errors import InvalidInput
 from contracts.settings import MAX_NAME, PREFIX, StackSettings, settings_from
 from onbeat.http_service.server import serve
-from onbeat.process import container_name as module
-from onbeat.process.container_name import container_name, named
 from onbeat.stack.ports import free_port
+from onbeat.telemetry import container_name as module
+from onbeat.telemetry.container_name import container_name, named
 from onbeat.work.program import run_worker
 
 HASH = "52f153826d04"
