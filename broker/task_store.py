@@ -124,11 +124,13 @@ class TaskStore:
         if outcome == b"early":
             return "", False
         if outcome == b"full":
-            raise Unavailable(
+            error = Unavailable(
                 f"{answer} tasks wait in the queue {queue or kind.queue.value}",
                 field=kind.value,
                 cure="wait until some are done, start another worker of tasks, or cancel some: `onbeat tasks`",
             )
+            error.retry_after_s = RETRY_AFTER_S
+            raise error
         return answer.decode(), outcome == b"created"
 
     def status(self, task_id: str) -> TaskStatus:

@@ -118,6 +118,8 @@ class Unavailable(OnbeatError, status=HTTPStatus.SERVICE_UNAVAILABLE):
 
     is_doubtful = False
     """Whether what was asked may be the cause: the service may have died of it, or answer all but this."""
+    retry_after_s = 2
+    """After how many seconds a client should ask again."""
 
 
 class BrokerUnavailable(Unavailable):

@@ -24,7 +24,7 @@ from functools import partial
 from fastapi import FastAPI, Request
 from prometheus_client import generate_latest
 from starlette.concurrency import run_in_threadpool
-from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 from contracts.errors import OnbeatError
 from gateway.api import jobs, watch
@@ -43,6 +43,8 @@ EXTRAS, NOTES, EXPOSITIONS = "onbeat.routes", "onbeat.notes", "onbeat.exposition
 ENDED_JOBS = "onbeat.ended_jobs"
 """A group of entry points: `gateway` sees to jobs that have ended."""
 LOOK_EVERY_S = 60.0
+UNCOMPRESSED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/x-tar")
+"""Weights hardly become smaller, and a download of them has a length, and goes on where it broke off."""
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +89,7 @@ def create_app(services: Services) -> FastAPI:
     app.include_router(page)
     answer_with_problems(app, (*ROUTERS, page), service="the gateway")
     describe_contracts(app)
-    app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=4)
+    app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=4, exclude_content_types=UNCOMPRESSED)
     notes = [partial(note, services) for note in all_of(NOTES, distribution=OURS).values()]
     app.add_middleware(Access, rules, notes=notes)
     app.add_middleware(Measure, services.metrics)  # the last one added is the first that a request meets

@@ -89,11 +89,19 @@ async def read_spec(request: Request, *, max_bytes: int) -> JobSpec:
 
 async def read_resume(request: Request, *, max_bytes: int) -> ResumeRequest:
     """A request without a body asks for nothing but to go on. Raises Problem as `read_spec` does."""
+    return await read_optional(request, ResumeRequest, max_bytes=max_bytes)
+
+
+async def read_optional(request: Request, kind: type[T], *, max_bytes: int) -> T:
+    """Returns the body as a record; where there is none, the record with its defaults.
+
+    Raises Problem as `read_spec` does.
+    """
     body = await _read_body(request, max_bytes=max_bytes)
     if not body:
-        return ResumeRequest()
+        return kind()
     _require_json(request)
-    return _decoded(body, ResumeRequest)
+    return _decoded(body, kind)
 
 
 def _require_json(request: Request) -> None:

@@ -6,9 +6,10 @@ import math
 import mmap
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -24,31 +25,88 @@ OLDER = re.compile(r"older-v(\d{6,})\.safetensors", re.ASCII)
 """A version before a checkpoint's own, which its job's batches may still be sampled with."""
 ADAPTER_END = ".lora_A.weight"
 Tensor = tuple[str, str, tuple[int, ...], memoryview]
+CountBytes = Callable[[int], None]
+"""Called with the size of each tensor once it is hashed."""
 
 
-def digests_on_disk(folder: RunFolder) -> dict[str, tuple[int, str]]:
+class FileProgress(Protocol):
+    """Receives how far reading, or writing, has come."""
+
+    def expect(self, *, files: int = 0, num_bytes: int = 0) -> None:
+        """Adds to what is to be done."""
+        ...
+
+    def add(self, *, files: int = 0, num_bytes: int = 0) -> None:
+        """Adds to what is done."""
+        ...
+
+
+def digests_on_disk(folder: RunFolder, *, progress: FileProgress | None = None) -> dict[str, tuple[int, str]]:
     """Folder below the run root → (policy version, digest of its tensors).
 
     A checkpoint after iteration t holds version t + 1, and under a lag versions before it, a file each, found by its
     path. One of adapters says which version they make of the base, and only they are hashed. Published adapters say no
     such thing: generators check what they make. Folders that a writer has not finished have other names.
     Raises ContractViolation that names a damaged file.
+
+    progress: is told of the files with versions that are there now, and of each once it is hashed.
     """
     found: dict[str, tuple[int, str]] = {}
-    for path, version, files in _versions(folder):
+    versions = _versions(folder) if progress is None else _expected(_versions(folder), progress)
+    for path, version, files in versions:
+        seen = None if progress is None else _VersionProgress(path, files, progress)
+        count = None if seen is None else seen.count
         try:
             if path.parent == folder.checkpoints and len(files) > 1:
-                digest = digest_of_rows(files)
+                digest = digest_of_rows(files, count=count)
             else:
-                digest = _digest_of_files(path, files) if files else _digest_of_delta(folder, path)
+                digest = _digest_of_files(path, files, count=count) if files else _digest_of_delta(folder, path)
         except ContractViolation:
             if path.exists():
                 raise
             # A running trainer has just removed this old version.
             continue
+        finally:
+            if seen is not None:
+                seen.end()
         if digest:
             found[folder.relative(path)] = (version, digest)
     return found
+
+
+def _expected(
+    versions: Iterable[tuple[Path, int, list[Path]]], progress: FileProgress
+) -> list[tuple[Path, int, list[Path]]]:
+    """Lists the versions, and says how much there is to hash."""
+    listed = list(versions)
+    for path, _, files in listed:
+        sizes = _sizes(path, files)
+        progress.expect(files=len(sizes), num_bytes=sum(sizes))
+    return listed
+
+
+def _sizes(path: Path, files: list[Path]) -> list[int]:
+    """The sizes in bytes of a version's own files, a delta's among them; 0 of one that is gone."""
+    return [file.lstat().st_size if file.exists() else 0 for file in files or sorted(path.glob(f"{DELTA_PREFIX}*"))]
+
+
+class _VersionProgress:
+    """Counts the bytes of one version while they are hashed, and the rest of its files at its end: their heads, and a
+    delta, which is read at once."""
+
+    def __init__(self, path: Path, files: list[Path], progress: FileProgress) -> None:
+        sizes = _sizes(path, files)
+        self._num_files = len(sizes)
+        self._left_bytes = sum(sizes)
+        self._progress = progress
+
+    def count(self, num_bytes: int) -> None:
+        num_bytes = min(num_bytes, self._left_bytes)
+        self._left_bytes -= num_bytes
+        self._progress.add(num_bytes=num_bytes)
+
+    def end(self) -> None:
+        self._progress.add(files=self._num_files, num_bytes=self._left_bytes)
 
 
 def _digest_of_delta(folder: RunFolder, path: Path) -> str:
@@ -104,12 +162,12 @@ def _versions(folder: RunFolder) -> Iterator[tuple[Path, int, list[Path]]]:
                 yield file, int(version[1]), [file]
 
 
-def _digest_of_files(path: Path, files: list[Path]) -> str:
+def _digest_of_files(path: Path, files: list[Path], *, count: CountBytes | None = None) -> str:
     """The version's digest; "" where the files hold adapters, and nothing says what they make of their base.
 
     path: the folder, or the file of an older version in a checkpoint.
     """
-    found = digest_of(files)
+    found = digest_of(files, count=count)
     if not any(name.endswith(ADAPTER_END) for file in files for name, *_ in read_tensors(file)):
         return found
     folder = path.parent if OLDER.fullmatch(path.name) else path
@@ -131,12 +189,20 @@ def _digest_of_files(path: Path, files: list[Path]) -> str:
     return version_digest
 
 
-def digest_of(paths: list[Path]) -> str:
-    """`contracts.versions.weights_digest` over the tensors of all files."""
-    return weights_digest(tensor for path in paths for tensor in read_tensors(path))
+def digest_of(paths: list[Path], *, count: CountBytes | None = None) -> str:
+    """`contracts.versions.weights_digest` over the tensors of all files. count: is called after each tensor."""
+    tensors = (tensor for path in paths for tensor in read_tensors(path))
+    return weights_digest(tensors if count is None else _counted(tensors, count))
 
 
-def digest_of_rows(paths: list[Path]) -> str:
+def _counted(tensors: Iterable[Tensor], count: CountBytes) -> Iterator[Tensor]:
+    for tensor in tensors:
+        num_bytes = tensor[3].nbytes
+        yield tensor
+        count(num_bytes)
+
+
+def digest_of_rows(paths: list[Path], *, count: CountBytes | None = None) -> str:
     """`digest_of` for files that hold the rows of each tensor one after another: the checkpoint of several ranks."""
     dtypes: dict[str, str] = {}
     shapes: dict[str, list[tuple[int, ...]]] = {}
@@ -151,7 +217,8 @@ def digest_of_rows(paths: list[Path]) -> str:
         shape = (sum(part[0] for part in shapes[name]), *first[1:]) if first else ()
         return name, dtypes[name], shape, memoryview(data)
 
-    return weights_digest(joined(name) for name in dtypes)
+    tensors = (joined(name) for name in dtypes)
+    return weights_digest(tensors if count is None else _counted(tensors, count))
 
 
 def read_tensors(path: Path) -> Iterator[Tensor]:

@@ -16,15 +16,25 @@ from msgspec import UNSET
 
 from contracts.answers import AuditVerdict, StackState
 from contracts.encoding.wire import convert, encode_json
-from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError, Unavailable
+from contracts.errors import (
+    Conflict,
+    ContractViolation,
+    DeadlineExceeded,
+    InvalidInput,
+    NotFound,
+    OnbeatError,
+    Unavailable,
+)
 from contracts.events import AuditRecord, IterationMetrics, JobEvent, StateChanged
 from contracts.jobs import EvaluationScore, JobState, JobStatus, ResumeRequest
 from contracts.monitor import GeneratorSeen
 from contracts.rewards import OnUnscorable
 from contracts.settings import KEY_FORM
 from contracts.spec import JobSpec
+from contracts.tasks.kinds import TASK_ID, TaskKind, TaskState
+from contracts.tasks.records import ExportRequest, TaskList, TaskResult, TaskStatus
 from onbeat.audit.chain import AuditEntry
-from onbeat.http_service.outgoing import FOLLOWED, legible, make_client
+from onbeat.http_service.outgoing import FOLLOWED, downloaded, legible, make_client
 
 T = TypeVar("T")
 
@@ -38,6 +48,9 @@ EVENT_SILENCE_S = 60.0
 """The gateway sends a comment more often than this; a longer silence is a broken connection."""
 RECONNECT_S = 1.0
 KNOWN_EVENTS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(JobEvent))
+VERIFY_WAIT_S = 15.0
+"""How long one request waits for a verdict: what stands between may cut a longer silence. Then the task is asked."""
+TASK_EVERY_S = 1.0
 UNREACHABLE_S = 60.0
 """How long a follower of events tries to come back to a gateway that is away."""
 
@@ -136,8 +149,95 @@ class GatewayClient:
         return convert(self.of_job("POST", job_id, "/resume", content=encode_json(asked), headers=headers), JobStatus)
 
     def verify(self, job_id: str, *, within_s: float) -> AuditVerdict:
-        """Has the gateway check the audit chain, and the weights that it sees."""
-        return convert(self.of_job("POST", job_id, "/verify", timeout=within_s), AuditVerdict)
+        """Has a worker of tasks check the audit chain, and the weights that it sees, and waits for the verdict.
+
+        Raises:
+            DeadlineExceeded: It isn't there within so many seconds. The task goes on.
+            OnbeatError: The check failed, or was cancelled.
+        """
+        until_s = time.monotonic() + within_s
+        wait_s = min(within_s, VERIFY_WAIT_S)
+        answer = self.of_job(
+            "POST", job_id, "/verify", params={"wait": f"{wait_s:g}"}, timeout=wait_s + REQUEST_TIMEOUT_S
+        )
+        if "task_id" not in answer:
+            return convert(answer, AuditVerdict)
+        status = convert(answer, TaskStatus)
+        try:
+            while not status.state.is_final:
+                if time.monotonic() >= until_s:
+                    raise DeadlineExceeded(
+                        f"the check of {job_id} is not done after {within_s:.0f} s: {status.reason or 'it runs'}",
+                        field=status.task_id,
+                        cure="`onbeat tasks` shows what it does",
+                    )
+                time.sleep(TASK_EVERY_S)
+                status = self.task(status.task_id)
+        except KeyboardInterrupt:
+            with contextlib.suppress(OnbeatError):
+                self.cancel_task(status.task_id)
+            raise
+        verdict = result_of(status).verdict
+        if verdict is UNSET:
+            raise ContractViolation("the task has no verdict", field=status.task_id)
+        return verdict
+
+    def begin_verify(self, job_id: str) -> TaskStatus:
+        """Creates a task `verify`, or joins the one that is open."""
+        return convert(self.of_job("POST", job_id, "/verify"), TaskStatus)
+
+    def begin_export(self, job_id: str, asked: ExportRequest) -> TaskStatus:
+        """Creates a task `export`, or joins the same one where it is open."""
+        headers = {"Content-Type": "application/json"}
+        return convert(self.of_job("POST", job_id, "/export", content=encode_json(asked), headers=headers), TaskStatus)
+
+    def task(self, task_id: str) -> TaskStatus:
+        return convert(self.ask("GET", _task_path(task_id)), TaskStatus)
+
+    def tasks(
+        self,
+        *,
+        limit: int | None = None,
+        job_id: str = "",
+        states: Sequence[TaskState] = (),
+        kinds: Sequence[TaskKind] = (),
+    ) -> list[TaskStatus]:
+        """Newest first: those of a job, in one of the states, of one of the kinds."""
+        states_and_kinds = {"state": [state.value for state in states], "kind": [kind.value for kind in kinds]}
+        asked = {"limit": limit, "job_id": job_id, **states_and_kinds}
+        params = {key: value for key, value in asked.items() if value}
+        return list(convert(self.ask("GET", "/v1/tasks", params=params), TaskList).tasks)
+
+    def cancel_task(self, task_id: str) -> TaskStatus:
+        """May be repeated."""
+        return convert(self.ask("DELETE", _task_path(task_id)), TaskStatus)
+
+    @contextlib.contextmanager
+    def task_files(self, task_id: str, *, start: int, etag: str, num_bytes: int) -> Iterator[httpx.Response]:
+        """Opens the tar of an export, from its byte `start` on; the answer says by its status whether it begins there.
+
+        Args:
+            task_id: The export.
+            start: The first byte that is asked for.
+            etag: Of the tar that an earlier answer began; "" of none.
+            num_bytes: Of the whole tar: a longer answer is refused.
+
+        Raises:
+            Unavailable: The connection breaks, also while the answer is read.
+            OnbeatError: As the gateway answers.
+        """
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        if start and etag:
+            headers["If-Range"] = etag
+        path = f"{_task_path(task_id)}/files"
+        try:
+            with self._http.stream("GET", path, headers=headers, extensions=downloaded(num_bytes)) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise problem_of(answer)
+                yield answer
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
 
     def evaluations(self, job_id: str) -> list[EvaluationScore]:
         """Held-out scores, oldest first."""
@@ -205,6 +305,16 @@ class GatewayClient:
         )
 
 
+def result_of(status: TaskStatus) -> TaskResult:
+    """Returns what came of a task that has ended. Raises OnbeatError, with its reason, where nothing did."""
+    cure = f"`onbeat tasks {status.task_id}` shows it"
+    if status.state is TaskState.CANCELLED:
+        raise Conflict(f"the task was cancelled: {status.reason}", field=status.task_id, cure=cure)
+    if status.state is not TaskState.DONE or status.result is None:
+        raise OnbeatError(f"the task failed: {status.reason}", field=status.task_id, cure=cure)
+    return status.result
+
+
 def parse_events(answer: httpx.Response) -> Iterator[tuple[str, JobEvent]]:
     """Reads the events of one connection; a gateway of a newer Onbeat may tell of more than this one knows.
 
@@ -265,6 +375,12 @@ def _decode(text: str, kind: type[T]) -> T:
         return msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError as error:
         raise ContractViolation(f"an event that does not decode: {error}", field="events") from error
+
+
+def _task_path(task_id: str) -> str:
+    if not TASK_ID.fullmatch(task_id):
+        raise InvalidInput(f"`{task_id}` is not a task's id", field="task", cure="`onbeat tasks` lists them")
+    return f"/v1/tasks/{task_id}"
 
 
 def segment(job_id: str) -> str:

@@ -33,7 +33,15 @@ HIDDEN = "(the key)"
 FOLLOWED = {"onbeat.followed": True}
 """The extensions of a request whose answer is a stream of events: it has no end, and the bounds are those of one event.
 """
+LEAST_RATE = 64 * 1024
+"""Bytes a second that a download may not fall below, over all of it."""
 _ends_s: ContextVar[float] = ContextVar("ends_s", default=float("inf"))
+
+
+def downloaded(num_bytes: int) -> dict[str, Any]:
+    """Returns the extensions of a request whose answer is a file of so many bytes: it may take longer, and have more,
+    than others."""
+    return {"onbeat.num_bytes": num_bytes}
 
 
 class AnswerRefused(httpx.RemoteProtocolError):
@@ -121,9 +129,10 @@ class _Allowance:
         """The whole answer has as many seconds as the request gives a single read, or `least_s` if that is more."""
         self._is_followed = bool(request.extensions.get("onbeat.followed"))
         read_s = None if self._is_followed else request.extensions.get("timeout", {}).get("read")
-        self._within_s = float("inf") if read_s is None else max(read_s, least_s)
+        num_bytes = request.extensions.get("onbeat.num_bytes", 0)
+        self._within_s = float("inf") if read_s is None else max(read_s, least_s) + num_bytes / LEAST_RATE
         self.ends_s = time.monotonic() + self._within_s
-        self._most = max_bytes
+        self._most = max(max_bytes, num_bytes)
         self._num_bytes = 0
 
     def add(self, chunk: bytes) -> None:

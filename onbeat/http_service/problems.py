@@ -14,8 +14,6 @@ from starlette.routing import BaseRoute, Match, Route
 from contracts.answers import MEDIA_TYPE, problem_body
 from contracts.errors import OnbeatError, Unavailable
 
-RETRY_AFTER_S = 2
-
 log = logging.getLogger(__name__)
 
 
@@ -61,7 +59,7 @@ async def _on_onbeat_error(request: Request, error: Exception) -> Response:
         log.warning("%s %s: %s", request.method, request.url.path, error)
     response = problem_response(status, error.problem, field=error.field, cure=error.cure)
     if isinstance(error, Unavailable):
-        response.headers["Retry-After"] = str(RETRY_AFTER_S)
+        response.headers["Retry-After"] = str(error.retry_after_s)
     return response
 
 

@@ -137,6 +137,10 @@ def event_line(event: events.JobEvent, progress: JobProgress) -> str:
     if isinstance(event, events.GeneratorsChanged):
         said = [f"{what}: {', '.join(ids)}" for what, ids in (("came", event.came), ("gone", event.gone)) if ids]
         return f"generators {'; '.join(said)} ({event.num_live} live)"
+    if isinstance(event, events.TaskChanged):
+        by = f" by {event.by}" if event.by != OPERATOR else ""
+        reason = f": {event.reason}" if event.reason else ""
+        return f"task {event.kind.value} {event.task_id} {event.state.value}{by}{reason}"
     assert isinstance(event, events.BatchDead)
     return f"batch {event.batch_id} was given up: {event.reason}"
 

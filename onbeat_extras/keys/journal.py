@@ -1,4 +1,5 @@
-"""The journal: who changed which job. A gateway writes a line once the change stands; Redis keeps the newest.
+"""The journal: who changed which job, and had it verified or exported. A gateway writes a line once the change stands;
+Redis keeps the newest.
 
 access.py asks for the scope admin where the journal is read.
 """
@@ -30,6 +31,9 @@ ACTIONS = {
     "resume": "resume",
     "retry_dead_batch": "retry",
     "delete_job": "delete",
+    "verify_job": "verify",
+    "export_job": "export",
+    "cancel_task": "cancel_task",
 }
 """Endpoint → what the journal calls it."""
 
@@ -67,7 +71,9 @@ async def note(services: Services, who: str, scope: Scope, made: str) -> None:
     action = ACTIONS.get(getattr(scope.get("route"), "name", ""))
     if action is None:
         return
-    job_id = made.rpartition("/")[2] or scope["path_params"]["job_id"]
+    # A submission has no job in its path; the cancelling of a task names the task.
+    params = scope["path_params"]
+    job_id = params.get("job_id") or params.get("task_id") or made.rpartition("/")[2]
     address = (scope.get("client") or ("",))[0]
     try:
         journal = Journal(services.broker)
@@ -82,7 +88,8 @@ def journal(
     limit: Annotated[int, Query(ge=1, le=MAX_LINES)] = 100,
     job_id: Annotated[str, Query(max_length=64)] = "",
 ) -> Response:
-    """Show who submitted, cancelled, resumed, retried and deleted jobs, newest first. It needs the scope admin.
+    """Show who submitted, cancelled, resumed, retried, deleted, verified and exported jobs, newest first, and who
+    cancelled tasks. It needs the scope admin.
 
     `job_id` asks for one job's changes alone, also of one that was deleted.
     """

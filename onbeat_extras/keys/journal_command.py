@@ -22,7 +22,7 @@ def journal(
     api_key: options.ApiKey = None,
     run_dir: options.RunDir = None,
 ) -> None:
-    """Show who submitted, cancelled, resumed, retried and deleted jobs, newest first."""
+    """Show who submitted, cancelled, resumed, retried, deleted, verified and exported jobs, newest first."""
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
         found = ask_for_lines(client, job, limit=limit)
     tell(found, Text("\n".join(lines_of(found)) or "no job was changed"), json_output=json_output)
@@ -31,7 +31,7 @@ def journal(
 def lines_of(found: JournalLines) -> list[str]:
     """A line each, oldest last."""
     return [
-        f"{datetime.fromtimestamp(line.at_s, UTC):%Y-%m-%dT%H:%M:%SZ}  {line.action:7}  {line.job_id:20}  "
+        f"{datetime.fromtimestamp(line.at_s, UTC):%Y-%m-%dT%H:%M:%SZ}  {line.action:11}  {line.job_id:20}  "
         f"{one_line(line.who)} from {one_line(line.address)}"
         for line in found.lines
     ]

@@ -15,8 +15,9 @@ class JournalLine(Record, frozen=True, kw_only=True):
     who: str
     """The name of the key."""
     action: str
-    """submit, cancel, resume, retry or delete."""
+    """submit, cancel, resume, retry, delete, verify, export or cancel_task."""
     job_id: str
+    """The job; of cancel_task the task."""
     address: str
     """Where the request came from."""
 

@@ -1,25 +1,22 @@
-"""The endpoints of a job's dead batches (what they were, why, another try), of its check, and of the whole stack."""
+"""The endpoints of a job's dead batches (what they were, why, another try), and of the whole stack."""
 
 from __future__ import annotations
 
 import logging
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 
 from broker.monitor import job_status
-from contracts.answers import AuditVerdict
 from contracts.jobs import JobStatus
 from gateway import openapi
 from gateway.services import HasServices, KnownJob, OwnJob
-from onbeat.http_service.bodies import CLIENT_GONE, json_answer
+from onbeat.http_service.bodies import json_answer
 from onbeat_extras.looking.dead_letters import DeadLetterBox
 from onbeat_extras.looking.letters import DeadLetters
 from onbeat_extras.looking.stack import StackReport, stack_report
-from onbeat_extras.looking.verification import verify
 
 MAX_LISTED = 1000
-VERDICT = openapi.answers(openapi.record(AuditVerdict), "Whether the run holds, and each gap")
 
 log = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1", tags=["jobs"])
@@ -42,13 +39,6 @@ def retry_dead_batch(entry_id: str, job_id: OwnJob, services: HasServices) -> Re
     DeadLetterBox(services.broker, job_id).retry(entry_id)
     log.info("job %s is queued again, for its dead batch %s", job_id, entry_id)
     return json_answer(job_status(services.broker, job_id))
-
-
-@router.post("/jobs/{job_id}/verify", **VERDICT)
-async def verify_job(request: Request, job_id: KnownJob, services: HasServices) -> Response:
-    """Check the audit chain again, and hash the weights that the gateway sees on disk; 503 while others are checked."""
-    verdict = await verify(request, services, job_id)
-    return Response(status_code=CLIENT_GONE) if verdict is None else json_answer(verdict)
 
 
 @router.get("/stack/report", **openapi.answers(openapi.record(StackReport)))

@@ -15,7 +15,10 @@ from contracts.tasks.kinds import TaskKind
 from contracts.tasks.records import TaskResult
 from onbeat_extras.tasks.attempt import Progress, Work
 
-WORKS: Mapping[TaskKind, str] = {}
+WORKS: Mapping[TaskKind, str] = {
+    TaskKind.VERIFY: "onbeat_extras.tasks.work.verify:verify",
+    TaskKind.EXPORT: "onbeat_extras.tasks.work.export:export",
+}
 """Kind → `module:function` below onbeat_extras/tasks/work/."""
 
 

@@ -1,4 +1,8 @@
-"""`onbeat export`: the trained model out of a run folder, also of a stack that is down."""
+"""`onbeat export`: the trained model out of a run folder, also of a stack that is down, or out of a gateway's stack.
+
+the run folder is here     ─▶ export.py
+only a gateway knows it    ─▶ a task `export` of its stack ─▶ fetched.py
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,20 @@ from contracts.errors import InvalidInput, NotFound, Unavailable
 from contracts.events import AuditRecord, versions_of
 from contracts.run_folder import RunFolder
 from contracts.settings import settings_from
+from contracts.tasks.records import ExportRequest
 from onbeat.audit.folder import read_spec
+from onbeat.client.gateway import result_of
 from onbeat.commands import options
 from onbeat.commands.jobs import Job
 from onbeat.run_files import bring_missing
-from onbeat.stack.access import run_root_from
-from onbeat.terminal.output import tell
+from onbeat.stack.access import GatewayAccess, run_root_from
+from onbeat.terminal.output import console_for, tell
+from onbeat.terminal.task_view import ProgressView, follow_task
 from onbeat.terminal.words import short
+from onbeat_extras.runs.exported.exported import Exported
+from onbeat_extras.runs.exported.fetched import check_fetched, fetch
 from onbeat_extras.runs.exported.kept_audit import read_audit, stands_alone
+from onbeat_extras.runs.exported.target import check_target
 
 
 def export(
@@ -40,7 +50,17 @@ def export(
     run_dir: options.RunDir = None,
     model_root: options.ModelRoot = None,
 ) -> None:
-    """Write the trained model as a Hugging Face folder; its digest is the version's."""
+    """Write the trained model as a Hugging Face folder; its digest is the version's.
+
+    Where the run folder isn't on this machine, a worker of the gateway's stack writes it, and it is fetched from the
+    gateway; Ctrl-C cancels the worker's task.
+    """
+    asked = ExportRequest(version=version, best=best, adapters=adapters)
+    check_target(directory)
+    access = _gateway_alone(job, gateway, api_key, run_dir)
+    if access is not None:
+        _export_by_task(access, job, directory.absolute(), asked, json_output=json_output)
+        return
     # torch is slow to import, and no other command needs it
     from onbeat_extras.runs.exported.export import export as exported_from
 
@@ -59,6 +79,40 @@ def export(
         adapters=adapters,
     )
     tell(asdict(exported), _table(exported, has_chain=records is not None), json_output=json_output)
+
+
+def _export_by_task(
+    access: GatewayAccess, job: str, directory: Path, asked: ExportRequest, *, json_output: bool
+) -> None:
+    """Has a worker export, and fetches what it wrote. Raises OnbeatError where either fails."""
+    # Standard output is the result's.
+    with options.client_for(access) as client, ProgressView(console_for(json_output=True)) as view:
+        status = follow_task(client, client.begin_export(job, asked), view)
+        exported = check_fetched(status.task_id, result_of(status).exported)
+        fetch(client, status.task_id, exported, directory, view)
+    here = Exported(
+        job_id=job,
+        directory=str(directory),
+        policy_version=exported.policy_version,
+        weights_digest=exported.weights_digest,
+        adapters_digest=exported.adapters_digest,
+        base=exported.base,
+        source=exported.source,
+        files=tuple(sorted(exported.files)),
+    )
+    facts = asdict(here) | {"task_id": status.task_id}
+    tell(facts, _table(here, has_chain=exported.has_chain), json_output=json_output)
+
+
+def _gateway_alone(job: str, gateway: str | None, api_key: str | None, run_dir: Path | None) -> GatewayAccess | None:
+    """Returns how to reach the gateway where it alone can have the run exported; None where the run folder is here, or
+    can be brought, or there is no gateway."""
+    settings = settings_from(os.environ)
+    offline = RunFolder(run_root_from(os.environ, run_dir).resolve(), job)
+    if settings.objects or offline.path.is_dir():
+        return None
+    access = options.access_from(gateway, api_key, run_dir, job=job)
+    return None if RunFolder(Path(access.run_root), job).path.is_dir() else access
 
 
 def _run_of(
@@ -85,10 +139,7 @@ def _run_of(
     return folder, records
 
 
-def _table(exported: object, *, has_chain: bool) -> Table:
-    from onbeat_extras.runs.exported.export import Exported
-
-    assert isinstance(exported, Exported)
+def _table(exported: Exported, *, has_chain: bool) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")

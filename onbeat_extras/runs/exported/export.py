@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,19 +20,21 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from contracts.encoding.json_lines import json_lines
-from contracts.errors import ContractViolation, InvalidInput, NotFound, first_line
+from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, first_line
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from onbeat.audit.weights import digest_of
+from onbeat.audit.weights import CountBytes, FileProgress, digest_of
 from onbeat.named_files import check_model
 from onbeat.weights.adapter.matrices import A_END, PREFIX
 from onbeat.weights.files.tensor_folder import ScratchFolder
 from onbeat.weights.hashing import tensors_digest
-from onbeat.weights.layout import layout_of, split_into_shards, total_bytes
+from onbeat.weights.layout import Layout, layout_of, split_into_shards, total_bytes
 from onbeat.weights.model_folder import empty_model
 from onbeat.weights.model_path import FIELD
+from onbeat_extras.runs.exported.exported import Exported
 from onbeat_extras.runs.exported.kept_versions import KeptVersion, Weights, kept_versions, read_version
+from onbeat_extras.runs.exported.target import check_target
 
 SHARD_BYTES = 2 * 1024**3
 """A larger model has several files, and an index; so much of it is in memory."""
@@ -45,22 +46,8 @@ BESIDE_WEIGHTS = (
 )
 """The files of a model folder that are copied: no code, and no weights."""
 PROVENANCE = "onbeat.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exported:
-    job_id: str
-    directory: str
-    policy_version: int
-    weights_digest: str
-    """The version's digest; with adapters, that of what they make of their base."""
-    adapters_digest: str
-    """"" for a whole model."""
-    base: str
-    """The folder of the model that the job started with."""
-    source: str
-    """The folder below the run root that it was read from."""
-    files: tuple[str, ...]
+SMALL_FILES_BYTES = 32 * 1024**2
+"""Room for tokenizer, configs and the heads of weight files."""
 
 
 def export(
@@ -73,17 +60,21 @@ def export(
     version: int | None = None,
     best: bool = False,
     adapters: bool = False,
+    progress: FileProgress | None = None,
 ) -> Exported:
     """Writes the version to `target`, a folder that isn't there or is empty. version: None takes the newest, or with
     `best` the one of the best held-out score, sampled.
 
-    versions: of `kept_versions`. Raises InvalidInput for the target, a job without adapters or a model's folder that
-    isn't as the job was accepted with it, NotFound for a version
-    or a model that isn't there, ContractViolation or WeightsRejected for what is damaged.
+    versions: of `kept_versions`. progress: is told of the files of weights, and of each of their bytes twice: as it is
+    written, and as it is read again.
+
+    Raises OnbeatError where the disk has no room, InvalidInput for the target, a job without adapters or a model's
+    folder that isn't as the job was accepted with it, NotFound for a version or a model that isn't there,
+    ContractViolation or WeightsRejected for what is damaged.
     """
     if best and version is not None:
         raise InvalidInput("it names another version than --best may", field="--version", cure="leave one of them out")
-    _check_target(target)
+    check_target(target)
     config = _config(model_folder)
     _check_model(model_folder, spec)
     there = kept_versions(folder, versions)
@@ -98,11 +89,11 @@ def export(
         scratch.create()
         with scratch.errors():
             if adapters:
-                digest = _write_adapters(scratch.path, weights, kept, spec, model_folder)
+                digest = _write_adapters(scratch.path, weights, kept, spec, model_folder, progress)
                 _copy_beside(model_folder, scratch.path, without=("config.json", "generation_config.json"))
             else:
                 digest = ""
-                _write_model(scratch.path, weights, kept)
+                _write_model(scratch.path, weights, kept, progress)
                 _copy_beside(model_folder, scratch.path, without=("config.json",))
                 _write_json(scratch.path / "config.json", config | {"dtype": spec.model.dtype})
             exported = Exported(
@@ -122,14 +113,6 @@ def export(
     finally:
         scratch.remove()
     return exported
-
-
-def _check_target(target: Path) -> None:
-    try:
-        if target.exists() and any(target.iterdir()):
-            raise InvalidInput(f"{target} is not empty", field="DIR", cure="give a new folder, or empty this one")
-    except OSError as error:
-        raise InvalidInput(f"{target}: {error.strerror}", field="DIR", cure="give a folder") from error
 
 
 def _best_of(kept: list[KeptVersion], folder: RunFolder) -> int:
@@ -180,9 +163,22 @@ def _check_model(model_folder: Path, spec: JobSpec) -> None:
         raise InvalidInput(error.problem, field=FIELD, cure=cure) from error
 
 
-def _write_model(scratch: Path, weights: Weights, kept: KeptVersion) -> None:
+def _check_space(scratch: Path, layout: Layout) -> None:
+    """Raises OnbeatError where the disk has too little room for the tensors: an export would fill it, and then fail."""
+    needed = total_bytes(layout) + SMALL_FILES_BYTES
+    free = shutil.disk_usage(scratch).free
+    if free < needed:
+        raise OnbeatError(
+            f"has {free} bytes free, and the export takes {needed}",
+            field=str(scratch.parent),
+            cure="free space there, or export to another disk",
+        )
+
+
+def _write_model(scratch: Path, weights: Weights, kept: KeptVersion, progress: FileProgress | None) -> None:
     """In one file, or in several with an index, as from_pretrained looks for them."""
     layout = layout_of(weights.tensors)
+    _check_space(scratch, layout)
     shards = split_into_shards(layout, shard_bytes=SHARD_BYTES)
     files = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
     if len(shards) == 1:
@@ -191,14 +187,22 @@ def _write_model(scratch: Path, weights: Weights, kept: KeptVersion) -> None:
         weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
         index = {"metadata": {"total_size": total_bytes(layout)}, "weight_map": weight_map}
         _write_json(scratch / "model.safetensors.index.json", index)
+    if progress is not None:
+        progress.expect(files=len(files), num_bytes=2 * total_bytes(layout))
     for file, shard in zip(files, shards, strict=True):
         _save({name: weights.tensors[name].contiguous() for name in shard}, scratch / file)
-    if (found := digest_of([scratch / file for file in files])) != kept.weights_digest:
+        if progress is not None:
+            progress.add(files=1, num_bytes=total_bytes(shard))
+    if (found := digest_of([scratch / file for file in files], count=_counter(progress))) != kept.weights_digest:
         raise ContractViolation(
             f"holds the weights {found[:12]}, version {kept.policy_version} is {kept.weights_digest[:12]}",
             field=str(kept.path),
             cure="export another version",
         )
+
+
+def _counter(progress: FileProgress | None) -> CountBytes | None:
+    return None if progress is None else lambda num_bytes: progress.add(num_bytes=num_bytes)
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
@@ -207,7 +211,14 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
     path.chmod(0o644)
 
 
-def _write_adapters(scratch: Path, weights: Weights, kept: KeptVersion, spec: JobSpec, model_folder: Path) -> str:
+def _write_adapters(
+    scratch: Path,
+    weights: Weights,
+    kept: KeptVersion,
+    spec: JobSpec,
+    model_folder: Path,
+    progress: FileProgress | None,
+) -> str:
     """Writes them, and returns the digest of the matrices."""
     if (found := tensors_digest(weights.tensors)) != kept.weights_digest:
         raise ContractViolation(
@@ -221,8 +232,14 @@ def _write_adapters(scratch: Path, weights: Weights, kept: KeptVersion, spec: Jo
     _check_peft_reads(layers, rank=lora.rank, model_folder=model_folder)
     path = scratch / "adapter_model.safetensors"
     matrices = {name: tensor.contiguous() for name, tensor in weights.matrices.items()}
+    layout = layout_of(matrices)
+    _check_space(scratch, layout)
+    if progress is not None:
+        progress.expect(files=1, num_bytes=2 * total_bytes(layout))
     _save(matrices, path)
-    if (written := digest_of([path])) != tensors_digest(matrices):
+    if progress is not None:
+        progress.add(files=1, num_bytes=total_bytes(layout))
+    if (written := digest_of([path], count=_counter(progress))) != tensors_digest(matrices):
         raise ContractViolation("was not written as it is", field=str(path))
     config = {
         "peft_type": "LORA",

@@ -18,7 +18,7 @@ from onbeat.client.gateway import GatewayClient
 from onbeat.run_files import bring_missing
 
 VERIFY_WITHIN_S = 3600.0
-"""The gateway has a deadline of its own, ONBEAT_VERIFY_TIMEOUT_S."""
+"""The task has a limit of its own, ONBEAT_VERIFY_TIMEOUT_S."""
 
 
 def write_audit(folder: RunFolder, status: JobStatus, entries: list[AuditEntry]) -> None:
@@ -58,7 +58,7 @@ def verify_folder(folder: RunFolder, status: JobStatus, entries: list[AuditEntry
 
 
 def verify_at(client: GatewayClient, folder: RunFolder) -> AuditVerdict:
-    """Checks a gateway's job here, where its folder is, and else has the gateway check what it sees."""
+    """Checks a gateway's job here, where its folder is, and else has a worker of tasks check what it sees."""
     if folder.path.is_dir():
         return verify_folder(folder, client.job(folder.job_id), client.audit(folder.job_id))
     return client.verify(folder.job_id, within_s=VERIFY_WITHIN_S)

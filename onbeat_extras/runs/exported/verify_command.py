@@ -1,4 +1,4 @@
-"""`onbeat verify`: a job's audit chain and its weights, checked again here or by the gateway."""
+"""`onbeat verify`: a job's audit chain and its weights, checked again here or by a worker of tasks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import os
 from pathlib import Path
 
 import typer
+from msgspec import UNSET, to_builtins
 from rich.text import Text
 
 from contracts.answers import AuditVerdict
+from contracts.errors import ContractViolation
 from contracts.run_folder import RunFolder
+from onbeat.client.gateway import GatewayClient, result_of
 from onbeat.commands import options
 from onbeat.commands.options import Job
 from onbeat.stack.access import run_root_from
-from onbeat.terminal.output import FAILED, tell
+from onbeat.terminal.output import FAILED, console_for, tell
+from onbeat.terminal.task_view import ProgressView, follow_task
 from onbeat.terminal.words import one_line, plural
 from onbeat_extras.runs.exported.kept_audit import read_audit, stands_alone, verify_at, verify_folder
 
@@ -28,19 +32,36 @@ def verify(
     """Re-check a job's audit chain and the weights on disk; exit code 1 on any gap.
 
     A run whose stack is gone is verified from the audit file of its folder: give the folder with --run-dir. Where the
-    run folder isn't on this machine, the gateway verifies what it sees.
+    run folder isn't on this machine, a worker of the gateway's stack verifies what it sees; Ctrl-C cancels its task.
     """
     offline = RunFolder(run_root_from(os.environ, run_dir).resolve(), job)
+    task_id = ""
     if stands_alone(offline, gateway, run_dir):
         verdict = verify_folder(offline, *read_audit(offline))
     else:
         access = options.access_from(gateway, api_key, run_dir, job=job)
         folder = RunFolder(Path(access.run_root), job)
         with options.client_for(access) as client:
-            verdict = verify_at(client, folder)
-    tell(verdict, verdict_text(verdict), json_output=json_output)
+            if folder.path.is_dir():
+                verdict = verify_at(client, folder)
+            else:
+                task_id, verdict = _verify_by_task(client, job)
+    shown = {**to_builtins(verdict), "task_id": task_id} if task_id else verdict
+    tell(shown, verdict_text(verdict), json_output=json_output)
     if not verdict.verified:
         raise typer.Exit(FAILED)
+
+
+def _verify_by_task(client: GatewayClient, job: str) -> tuple[str, AuditVerdict]:
+    """Returns the task and its verdict. Raises OnbeatError where it has none."""
+    status = client.begin_verify(job)
+    # Standard output is the verdict's.
+    with ProgressView(console_for(json_output=True)) as view:
+        status = follow_task(client, status, view)
+    verdict = result_of(status).verdict
+    if verdict is UNSET:
+        raise ContractViolation("the task has no verdict", field=status.task_id)
+    return status.task_id, verdict
 
 
 def verdict_text(verdict: AuditVerdict) -> Text:

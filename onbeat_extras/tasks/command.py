@@ -1,0 +1,151 @@
+"""`onbeat tasks`: what the stack's workers of tasks do, have done and are to do."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from msgspec import UNSET
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from contracts.errors import InvalidInput
+from contracts.tasks.kinds import TaskKind, TaskState
+from contracts.tasks.records import TaskStatus
+from onbeat.commands import options
+from onbeat.terminal.output import console_for, emit, tell
+from onbeat.terminal.task_view import TASK_STYLES, progress_in_words
+from onbeat.terminal.words import ago, duration, one_line, plural, short, size
+
+WHOLE = 4096
+"""Columns of a file or a pipe, beyond the longest value: a reader of lines gets each cell whole."""
+COLUMNS = ("task", "kind", "state", "job", "who", "asked", "took", "progress")
+
+
+def tasks(
+    task: Annotated[str, typer.Argument(metavar="[TASK]", help="Show this one, whole.")] = "",
+    cancel: Annotated[
+        str | None,
+        typer.Option("--cancel", metavar="TASK", help="End it: at once where it waits, else within seconds."),
+    ] = None,
+    job: Annotated[str, typer.Option("--job", metavar="JOB", help="Only the tasks of this job.")] = "",
+    state: Annotated[
+        list[TaskState] | None, typer.Option("--state", help="Only tasks in this state; may be repeated.")
+    ] = None,
+    kind: Annotated[
+        list[TaskKind] | None, typer.Option("--kind", help="Only tasks of this kind; may be repeated.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many.")] = 100,
+    json_output: options.Json = False,
+    gateway: options.Gateway = None,
+    api_key: options.ApiKey = None,
+    run_dir: options.RunDir = None,
+) -> None:
+    """List the tasks, newest first: what each does, for whom, how far it is, and why it waits or has failed."""
+    if cancel and task:
+        raise InvalidInput("takes the task itself", field="--cancel", cure=f"onbeat tasks --cancel {task}")
+    with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
+        if cancel:
+            status = client.cancel_task(cancel)
+            what = "cancelled" if status.state.is_final else "asked to end, and ends within seconds"
+            tell(status, Text(f"{status.task_id} is {what}"), json_output=json_output)
+            return
+        if task:
+            status = client.task(task)
+            tell(status, task_table(status, now_s=time.time()), json_output=json_output)
+            return
+        listed = client.tasks(limit=limit, job_id=job, states=state or (), kinds=kind or ())
+    if json_output:
+        emit({"tasks": listed})
+        return
+    console = console_for(json_output=False)
+    if not console.is_terminal:
+        console.width = WHOLE
+    is_filtered = bool(job or state or kind)
+    nothing = "no task is like that" if is_filtered else "no tasks yet: onbeat verify JOB, onbeat export JOB DIR"
+    console.print(task_list(listed, now_s=time.time()) if listed else nothing)
+
+
+def task_list(listed: list[TaskStatus], *, now_s: float) -> RenderableType:
+    """A row for each task, and a line for each reason."""
+    table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(column, no_wrap=True, overflow="ellipsis")
+    for status in listed:
+        table.add_row(
+            status.task_id,
+            status.kind.value,
+            Text(_state_of(status), TASK_STYLES[status.state]),
+            one_line(status.arguments.job_id),
+            one_line(status.who),
+            ago(status.created_s, now_s),
+            _took(status, now_s),
+            progress_in_words(status.progress),
+        )
+    lines = [
+        Text.assemble("\n", status.task_id, "  ", (status.state.value, TASK_STYLES[status.state])).append(
+            f": {one_line(status.reason)}"
+        )
+        for status in listed
+        if status.reason
+    ]
+    return Group(table, *lines)
+
+
+def task_table(status: TaskStatus, *, now_s: float) -> Table:
+    """All that is known of one task."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("task", Text(f"{status.task_id}   {status.kind.value}"))
+    table.add_row("state", Text(_state_of(status), TASK_STYLES[status.state]))
+    if status.reason:
+        table.add_row("reason", Text(one_line(status.reason)))
+    if status.arguments.job_id:
+        table.add_row("job", Text(one_line(status.arguments.job_id)))
+    table.add_row("asked by", Text(f"{one_line(status.who)}, {ago(status.created_s, now_s)}"))
+    if status.attempts:
+        table.add_row("attempts", Text(f"{status.attempts}, by {one_line(status.worker)}"))
+        table.add_row("took", Text(_took(status, now_s)))
+    if words := progress_in_words(status.progress):
+        table.add_row("progress", Text(words))
+    for name, value in _result_rows(status):
+        table.add_row(name, Text(one_line(value)))
+    return table
+
+
+def _result_rows(status: TaskStatus) -> list[tuple[str, str]]:
+    result = status.result
+    if result is None:
+        return []
+    rows: list[tuple[str, str]] = []
+    if result.verdict is not UNSET:
+        rows.append(("verdict", "verified" if result.verdict.verified else "not verified"))
+        rows += [("", line) for line in (*result.verdict.gaps, *result.verdict.notes)]
+    if result.exported is not UNSET:
+        exported = result.exported
+        rows.append(("version", f"{exported.policy_version}, {short(exported.weights_digest)}, of {exported.source}"))
+        rows.append(("files", f"{plural(len(exported.files), 'file')}, {size(exported.num_bytes)}"))
+        rows.append(("kept until", f"{datetime.fromtimestamp(exported.until_s, UTC):%Y-%m-%d %H:%M} UTC"))
+    if result.backup is not UNSET:
+        rows.append(("backup", result.backup.directory))
+        rows.append(("", f"{plural(result.backup.num_jobs, 'job')}, {size(result.backup.num_bytes)}"))
+    if result.num_jobs is not UNSET:
+        rows.append(("jobs", str(result.num_jobs)))
+    if result.num_bytes is not UNSET:
+        rows.append(("freed", size(result.num_bytes)))
+    return rows
+
+
+def _state_of(status: TaskStatus) -> str:
+    return f"{status.state.value}, is to end" if status.is_cancelling else status.state.value
+
+
+def _took(status: TaskStatus, now_s: float) -> str:
+    """From the start of its newest attempt to its end, or to now."""
+    if not status.started_s:
+        return ""
+    return duration(max(0.0, (status.ended_s or now_s) - status.started_s))
