@@ -8,6 +8,7 @@ request ─▶ record (broker/task_store.py) ─▶ 202, with the task's path
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import re
@@ -41,7 +42,6 @@ from onbeat.http_service.access import Caller
 from onbeat.http_service.bodies import CLIENT_GONE, json_answer, while_connected
 from onbeat.http_service.problems import Problem
 from onbeat.http_service.tar_layout import MEDIA_TYPE, TarLayout, check_files, tar_bytes
-from onbeat.process.waiting import wait_for
 from onbeat_extras.tasks.exports import exports_of, folder_of
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ async def _awaited(
             continue
         if status.state.is_final:
             return status
-        await wait_for(services.closing, min(pause_s, left_s))
+        await asyncio.sleep(min(pause_s, left_s))
         pause_s = min(LAST_LOOK_S, 1.5 * pause_s)
 
 
@@ -351,7 +351,11 @@ def _check_own(status: TaskStatus, caller: Caller, *, to: str) -> None:
 def _exported(status: TaskStatus) -> ExportedFiles:
     """Returns what the task has exported. Raises NotFound, and Conflict for one that isn't done."""
     if status.kind is not TaskKind.EXPORT:
-        raise NotFound(f"a task of the kind {status.kind.value} writes no files for clients", field="task_id")
+        raise NotFound(
+            f"a task of the kind {status.kind.value} writes no files for clients",
+            field="task_id",
+            cure="`GET /v1/tasks?kind=export` lists those that do",
+        )
     if status.state is not TaskState.DONE or status.result is None or status.result.exported is UNSET:
         why = f": {status.reason}" if status.reason else ""
         cure = "export again" if status.state.is_final else "ask again once it is done"

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, parse_qsl
 
 import msgspec
 
-from contracts.answers import LogPart, StackState
+from contracts.answers import AuditVerdict, LogPart, StackState
 from contracts.events import (
     AuditRecord,
     EvaluationFinished,
@@ -26,11 +26,14 @@ from contracts.events import (
 from contracts.jobs import EvaluationScore, JobState, JobStatus, ResumeRequest
 from contracts.monitor import GeneratorSeen
 from contracts.spec import JobSpec
+from contracts.tasks.kinds import TaskKind, TaskState
+from contracts.tasks.records import TaskArguments, TaskResult, TaskStatus
 from onbeat.audit.chain import verify_run
 from tests.builders import commit_record, job_spec
 
 KEY = "secret-key"
 JOB = "job-0a1b"
+TASK = "task-0123456789ab"
 STACK = StackState(
     redis_used_bytes=95,
     redis_max_bytes=100,
@@ -147,6 +150,24 @@ class FakeGateway(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
+    def verdict(self) -> AuditVerdict:
+        """Of a chain without a record."""
+        return verify_run([], self.spec, complete=False, digests_on_disk={}, job_id=JOB)
+
+    def task(self, state: TaskState) -> TaskStatus:
+        """The task that checks the job."""
+        result = TaskResult(verdict=self.verdict()) if state is TaskState.DONE else None
+        return TaskStatus(
+            task_id=TASK,
+            kind=TaskKind.VERIFY,
+            queue="check",
+            state=state,
+            arguments=TaskArguments(job_id=JOB),
+            who="the operator",
+            created_s=100.0,
+            result=result,
+        )
+
     def status(self) -> JobStatus:
         return JobStatus(
             job_id=JOB,
@@ -179,6 +200,8 @@ class Routes(BaseHTTPRequestHandler):
         if path == "/v1/jobs":
             self.server.listings.append(parse_qs(query))
             self._answer(200, {"jobs": [self.server.status()]})
+        elif path == f"/v1/tasks/{TASK}":
+            self._answer(200, self.server.task(TaskState.DONE))
         elif path == "/v1/stack":
             self._answer(200, STACK)
         elif path == "/v1/generators":
@@ -227,8 +250,10 @@ class Routes(BaseHTTPRequestHandler):
         elif self.path == f"/v1/jobs/{JOB}/resume":
             self.server.resumed.append(msgspec.json.decode(body, type=ResumeRequest))
             self._answer(200, self.server.status())
+        elif self.path.startswith(f"/v1/jobs/{JOB}/verify?wait="):
+            self._answer(200, self.server.verdict())
         elif self.path == f"/v1/jobs/{JOB}/verify":
-            self._answer(200, verify_run([], self.server.spec, complete=False, digests_on_disk={}, job_id=JOB))
+            self._answer(202, self.server.task(TaskState.QUEUED))
         elif self.path == f"/v1/jobs/{JOB}/dead/{LETTER['entry_id']}/retry":
             self._answer(200, self.server.status())
         elif self.path == f"/v1/jobs/{JOB}/cancel":

@@ -18,6 +18,7 @@ from onbeat.client.gateway import UNREACHABLE_S, GatewayClient
 from onbeat.http_service.tar_layout import TarLayout, TarUnpacking
 from onbeat.process.waiting import Waiting
 from onbeat.terminal.task_view import ProgressView
+from onbeat.terminal.words import plural
 from onbeat_extras.runs.exported.target import check_target
 
 AGAIN_AFTER_S = 1.0
@@ -129,7 +130,10 @@ def _counter(view: ProgressView, num_files: int, bytes_total: int) -> Callable[[
     def count(num_bytes: int) -> None:
         nonlocal bytes_done
         bytes_done += num_bytes
-        view.show(f"hashes {num_files} files of weights", TaskProgress(bytes_done=bytes_done, bytes_total=bytes_total))
+        view.show(
+            f"hashes {plural(num_files, 'file')} of weights",
+            TaskProgress(bytes_done=bytes_done, bytes_total=bytes_total),
+        )
 
     return count
 

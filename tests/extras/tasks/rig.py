@@ -159,7 +159,7 @@ class TaskStack:
     def begun(self, kind: TaskKind, arguments: TaskArguments, *, who: str = "ann") -> Attempt:
         """A task whose attempt this process has begun, as a worker's child does."""
         task_id, _ = self.tasks.create(kind, arguments, who=who)
-        attempt = self.tasks.begin(task_id, worker="in this process")
+        attempt = self.tasks.begin(task_id, worker=f"worker of {task_id}")
         assert attempt is not None
         return attempt
 

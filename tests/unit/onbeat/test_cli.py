@@ -18,7 +18,7 @@ from onbeat.cli import run
 from onbeat.client.gateway import GatewayClient, parse_events
 from onbeat.client.progress import JobProgress
 from onbeat.terminal.job_view import event_line
-from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, events_of, metrics_of
+from tests.e2e.stand_in_gateway import JOB, KEY, TASK, FakeGateway, events_of, metrics_of
 
 pytestmark = pytest.mark.usefixtures("restored_process")
 
@@ -238,9 +238,14 @@ def test_verify_asks_the_gateway_and_fails_on_a_gap(
 
 
 @pytest.mark.usefixtures("gateway")
-def test_verify_lets_the_gateway_check_where_the_run_folder_is_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_has_a_worker_check_where_the_run_folder_is_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["verify", JOB]) == 0
-    assert "verified  job-0a1b: 0 iterations" in capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert "verified  job-0a1b: 0 iterations" in captured.out
+    assert captured.err.splitlines() == [f"verify {TASK} queued", f"verify {TASK} done"]
+    assert run(["verify", JOB, "--json"]) == 0
+    verdict = only_object(capsys)
+    assert (verdict["verified"], verdict["task_id"]) == (True, TASK)
 
 
 def test_verify_needs_no_gateway_where_the_run_folder_holds_the_chain(
@@ -263,7 +268,7 @@ def test_a_job_that_wrote_no_spec_was_not_trained(
 ) -> None:
     if command[0] == "export":
         assert run(command) == 2
-        assert "cannot be read" in capsys.readouterr().err
+        assert "there is no such job" in capsys.readouterr().err, "the gateway is asked"
     RunFolder(tmp_path / "runs", JOB).path.mkdir(parents=True)
     assert run(command) == 2
     said = f"onbeat: job: {JOB} ended before it wrote its spec, or has yet to begin, so nothing was trained ("
