@@ -1,4 +1,4 @@
-"""`onbeat verify`, `export` and `tasks` where only a gateway reaches the run folder, as on the host of a compose stack."""
+"""`onbeat verify`, `export` and `tasks` where only a gateway reaches the run folder, as on the host of compose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks `verify` and `export` by a worker: asked for over HTTP, done in a process of their own, answered and streamed."""
+"""Tasks `verify` and `export`: asked for over HTTP, done by a worker, answered and streamed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_check_is_answered_as_a_task_or_by_its_verdict_where_the_client_waits(
         progress = status.progress
         assert (progress.files_done, progress.files_total) == (2, 2)
         assert (progress.bytes_done, progress.bytes_total) == (sum(sizes), sum(sizes))
-        (shown,) = [one for one in http.get(f"/v1/tasks?job_id={job_id}").json()["tasks"][-1:]]
+        shown = http.get(f"/v1/tasks?job_id={job_id}").json()["tasks"][-1]
         assert convert(shown, TaskStatus) == status
 
 

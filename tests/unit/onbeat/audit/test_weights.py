@@ -188,3 +188,53 @@ def test_a_delta_has_the_digest_of_what_it_makes_of_the_versions_before(tmp_path
         digests_on_disk(folder)
     shutil.rmtree(folder.weights_of(1))
     assert digests_on_disk(folder) == {manifests[0].directory: expected[manifests[0].directory]}
+
+
+class Counted:
+    """What a walk says of how far it is, and whether it ever says more than there is."""
+
+    def __init__(self) -> None:
+        self.expected = [0, 0]
+        self.done = [0, 0]
+
+    def expect(self, *, files: int = 0, num_bytes: int = 0) -> None:
+        self.expected = [self.expected[0] + files, self.expected[1] + num_bytes]
+
+    def add(self, *, files: int = 0, num_bytes: int = 0) -> None:
+        self.done = [self.done[0] + files, self.done[1] + num_bytes]
+        assert self.done <= self.expected
+
+
+def test_hashing_tells_of_each_file_and_byte_and_finds_the_same(tmp_path: Path) -> None:
+    """Whole versions, a delta, rows of ranks and a checkpoint in one file."""
+    folder = RunFolder(tmp_path, "job-1")
+    for path in (folder.weights_of(1) / "weights-00001-of-00001.safetensors", folder.checkpoint_after(2)):
+        file = path if path.suffix else path / "model.safetensors"
+        file.parent.mkdir(parents=True)
+        save_file(TENSORS, file)
+    rows = folder.checkpoint_after(3)
+    rows.mkdir()
+    for rank in range(2):
+        part = {"layer.weight": TENSORS["layer.weight"].tensor_split(2)[rank].clone()}
+        save_file(part, rows / f"model-{rank + 1:05d}-of-00002.safetensors")
+    progress = Counted()
+    assert digests_on_disk(folder, progress=progress) == digests_on_disk(folder)
+    files = list(folder.path.rglob("*.safetensors"))
+    assert progress.done == progress.expected == [4, sum(path.stat().st_size for path in files)]
+
+
+def test_a_version_that_goes_while_it_is_to_be_hashed_is_counted_as_done(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "job-1")
+    for version in (1, 2):
+        folder.weights_of(version).mkdir(parents=True)
+        save_file(TENSORS, folder.weights_of(version) / "weights-00001-of-00001.safetensors")
+
+    class Trains(Counted):
+        def add(self, *, files: int = 0, num_bytes: int = 0) -> None:
+            super().add(files=files, num_bytes=num_bytes)
+            shutil.rmtree(folder.weights_of(2), ignore_errors=True)
+
+    progress = Trains()
+    assert list(digests_on_disk(folder, progress=progress)) == ["job-1/weights/v000001"]
+    assert progress.expected[0] == 2
+    assert progress.done[0] == 2

@@ -8,9 +8,13 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from contracts.errors import Unavailable
+from contracts.answers import AuditVerdict
+from contracts.encoding.wire import encode_json
+from contracts.errors import Conflict, DeadlineExceeded, InvalidInput, OnbeatError, Unavailable
 from contracts.events import StateChanged
 from contracts.jobs import JobState
+from contracts.tasks.kinds import TaskKind, TaskState
+from contracts.tasks.records import TaskResult, TaskStatus
 from gateway.event_stream import encode_event
 from onbeat.client import gateway as gateway_client
 from onbeat.client.gateway import GatewayClient, parse_events
@@ -88,3 +92,88 @@ def test_a_follower_comes_back_to_a_gateway_that_restarts_in_a_long_iteration(mo
 def test_a_follower_gives_up_a_gateway_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unavailable, match="no answer from http://gateway: connection refused"):
         following(monkeypatch, restart_s=3600.0)
+
+
+VERDICT = AuditVerdict(
+    job_id="job-1",
+    verified=True,
+    records=1,
+    iterations=1,
+    batches_trained=1,
+    batches_evaluated=0,
+    rewinds=0,
+    digests_recomputed=1,
+    gaps=(),
+)
+TASK = "task-0123456789ab"
+
+
+class Checks:
+    """A gateway whose checks take long: each look finds the next of these states."""
+
+    def __init__(self, *states: TaskState, reason: str = "") -> None:
+        self._states = iter(states)
+        self._reason = reason
+        self.asked: list[str] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(f"{request.method} {request.url.raw_path.decode()}")
+        state = next(self._states)
+        status = TaskStatus(
+            task_id=TASK,
+            kind=TaskKind.VERIFY,
+            queue="check",
+            state=state,
+            reason=self._reason,
+            who="ann",
+            created_s=1.0,
+            result=TaskResult(verdict=VERDICT) if state is TaskState.DONE else None,
+        )
+        return httpx.Response(202, content=encode_json(status))
+
+
+def client_of(answer: Checks, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> GatewayClient:
+    monkeypatch.setattr(gateway_client, "time", clock)
+    return GatewayClient("http://gateway", "", transport=httpx.MockTransport(answer))
+
+
+def test_a_check_that_takes_longer_than_a_request_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Checks(TaskState.QUEUED, TaskState.RUNNING, TaskState.DONE)
+    with client_of(answer, Clock(), monkeypatch) as client:
+        assert client.verify("job-1", within_s=60.0) == VERDICT
+    task = f"GET /v1/tasks/{TASK}"
+    assert answer.asked == ["POST /v1/jobs/job-1/verify?wait=15", task, task]
+
+
+@pytest.mark.parametrize(
+    ("states", "error", "text"),
+    [
+        ([TaskState.QUEUED, TaskState.FAILED], OnbeatError, f"{TASK}: the task failed: no room"),
+        ([TaskState.QUEUED, TaskState.CANCELLED], Conflict, f"{TASK}: the task was cancelled: no room"),
+        ([TaskState.QUEUED] * 100, DeadlineExceeded, "the check of job-1 is not done after 5 s: no room"),
+    ],
+)
+def test_a_check_without_a_verdict_is_an_error_with_its_reason(
+    states: list[TaskState], error: type[OnbeatError], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        client_of(Checks(*states, reason="no room"), Clock(), monkeypatch) as client,
+        pytest.raises(error, match=text),
+    ):
+        client.verify("job-1", within_s=5.0)
+
+
+def test_a_check_that_is_interrupted_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupting(Clock):
+        def sleep(self, seconds: float) -> None:
+            raise KeyboardInterrupt
+
+    answer = Checks(TaskState.QUEUED, TaskState.CANCELLED)
+    with client_of(answer, Interrupting(), monkeypatch) as client, pytest.raises(KeyboardInterrupt):
+        client.verify("job-1", within_s=60.0)
+    assert answer.asked[1:] == [f"DELETE /v1/tasks/{TASK}"]
+
+
+def test_what_is_no_task_s_id_makes_no_path() -> None:
+    with GatewayClient("http://gateway", "") as client, pytest.raises(InvalidInput, match="is not a task's id"):
+        client.task("../jobs")

@@ -14,7 +14,16 @@ from typing import Any
 import httpx
 import pytest
 
-from onbeat.http_service.outgoing import FOLLOWED, HIDDEN, AnswerRefused, legible, make_async_client, make_client, said
+from onbeat.http_service.outgoing import (
+    FOLLOWED,
+    HIDDEN,
+    AnswerRefused,
+    downloaded,
+    legible,
+    make_async_client,
+    make_client,
+    said,
+)
 
 KEY = "a-key:with+marks=="
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -155,3 +164,18 @@ def test_what_holds_no_key_is_shown_as_it_is_and_as_much_as_a_reason_has_room_fo
     assert json.loads(legible(answered(b'{"a": [1, 2.5, null, true, "\\u00e9"]}'))) == {"a": [1, 2.5, None, True, "é"]}
     deep = 100_000 * b"["
     assert legible(answered(deep)) == deep
+
+
+@pytest.mark.parametrize(("num_bytes", "is_taken"), [(1000, True), (1001, False)])
+def test_a_download_may_be_as_long_as_it_was_told_and_no_longer(num_bytes: int, is_taken: bool) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=bytes(num_bytes))
+
+    with make_client("http://x", max_answer_bytes=100, transport=httpx.MockTransport(answer)) as http:
+        if is_taken:
+            assert len(http.get("/", extensions=downloaded(1000)).content) == num_bytes
+        else:
+            with pytest.raises(AnswerRefused, match="longer than 1000 bytes"):
+                http.get("/", extensions=downloaded(1000))
+        with pytest.raises(AnswerRefused, match="longer than 100 bytes"):
+            http.get("/")
