@@ -158,7 +158,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
     max_result_days: Age = 36500.0
     """The same of result_days."""
     verify_timeout_s: Patience = 600.0
-    """How long the gateway lets one check of an audit chain take, which hashes all weights of a job that it sees."""
+    """How long one check of an audit chain may take, which hashes all weights of a job that a worker of tasks sees."""
     log_format: Literal["human", "json"] = "human"
     """human, or json: one object a line."""
     broker_timeout_s: Patience = 30.0

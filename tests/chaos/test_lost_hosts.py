@@ -21,6 +21,7 @@ from onbeat.run_files import run_files
 from tests.chaos.short_job import LAG, assert_undisturbed, long_variant, sequential_digest, short_job
 from tests.chaos.test_crash_points import COPY_POINTS, LAGGING_POINTS, TRAINER_POINTS
 from tests.pipeline import Pipeline
+from tests.task_worker import task_worker
 
 FEW = ["consumer.after_micro_batch", *COPY_POINTS]
 JOB = short_job(weights={"transport": "redis"}, evaluation__every_iterations=5, recording={})
@@ -76,7 +77,9 @@ def _assert_seen(pipeline: Pipeline, settings: StackSettings, job_id: str) -> No
         assert [one["iteration"] for one in iterations] == list(range(pipeline.jobs.spec(job_id).iterations))
         assert ask("timeline")["iterations"]
         assert ask("rollouts")["iterations"]
-        verdict = ask("verify", "POST")
+        # The worker of tasks has the gateway's disk, and brings what is missing there.
+        with task_worker(settings, pipeline.broker, pipeline.folder / "logs" / "tasks.log", "check"):
+            verdict = ask("verify?wait=300", "POST")
         assert verdict["verified"]
         assert verdict["digests_recomputed"] == len(digests_on_disk(RunFolder(settings.run_root_path, job_id)))
         assert verdict["digests_recomputed"] > 0

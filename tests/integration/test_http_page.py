@@ -28,6 +28,7 @@ from tests.integration.dead_batches import bury, running
 from tests.needed_extras import needs_extra_routes
 from tests.recorded import record_of, recorded
 from tests.served import services_over
+from tests.task_worker import task_worker
 
 pytestmark = needs_extra_routes
 ROOT = Path(__file__).parents[2]
@@ -136,7 +137,8 @@ def test_the_commands_of_the_page_give_the_answers_of_the_page(
     script = "\n".join(
         f"echo '{MARK.format(number=number)}'\n{command}\necho" for number, (command, _) in enumerate(shown)
     )
-    with rig.serving(services) as url:
+    log = tmp_path / "worker.log"
+    with rig.serving(services) as url, task_worker(services.settings, services.broker, log):
         told = {"GATEWAY": url, "DONE": done_job(services), "DEAD": dead.job_id, "PATH": "/usr/local/bin:/usr/bin:/bin"}
         run = subprocess.run(
             ["bash", "-c", script], cwd=tmp_path, env=told, capture_output=True, text=True, check=False, timeout=300

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ from safetensors.torch import save_file
 
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
-from broker.presence import TaskPresence
 from broker.task_store import Attempt, TaskStore
 from consumer.model.policy import load_policy
 from contracts.encoding.wire import convert, encode, encode_json
@@ -38,6 +35,7 @@ from onbeat.audit.weights import digest_of
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import commit_record, job_spec, tiny_model_folder
 from tests.served import asked, services_over, serving
+from tests.task_worker import task_worker
 from tests.until import until
 
 KEY = "test-key"
@@ -99,28 +97,9 @@ class TaskStack:
     @contextmanager
     def worker(self, *queues: str, **changes: Any) -> Iterator[subprocess.Popen[bytes]]:
         """A worker of tasks as a process, ready; it ends with the block."""
-        environment = os.environ | {"OMP_NUM_THREADS": "1"} | self.settings("tasks", **changes).environment()
-        environment.pop("ONBEAT_API_KEY", None)
-        presence = TaskPresence(self.broker)
-        before = {worker.worker_id for worker in presence.live()}
-        log = (self.folder / f"worker-{len(list(self.folder.glob('worker-*')))}.log").open("wb")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "onbeat_extras.tasks", *queues], env=environment, stdout=log, stderr=log
-        )
-        try:
-            until(
-                lambda: process.poll() is not None or {one.worker_id for one in presence.live()} - before,
-                "the worker of tasks",
-            )
-            assert process.poll() is None, Path(log.name).read_text()
+        log = self.folder / f"worker-{len(list(self.folder.glob('worker-*')))}.log"
+        with task_worker(self.settings("tasks", **changes), self.broker, log, *queues) as process:
             yield process
-        finally:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(60.0)
-            process.kill()
-            process.wait()
-            log.close()
 
     def trained_job(self, **changes: Any) -> tuple[str, str]:
         """A job that succeeded after one iteration, with its chain in Redis, and version 1 in its run folder.
