@@ -242,7 +242,7 @@ def _create(services: Services, kind: TaskKind, arguments: TaskArguments, who: s
 
 @functools.lru_cache(maxsize=8)
 def _messages_of(settings: StackSettings) -> TaskMessages:
-    # Celery is slow to import, and a gateway that nobody asks for a task needs none of it.
+    # Celery is slow to import, and a gateway without a request for a task needs none of it.
     from onbeat_extras.tasks.messages import TaskMessages
 
     return TaskMessages(settings)

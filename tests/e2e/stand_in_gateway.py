@@ -151,7 +151,7 @@ class FakeGateway(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def verdict(self) -> AuditVerdict:
-        """Of a chain without a record."""
+        """The verdict of a chain without a record."""
         return verify_run([], self.spec, complete=False, digests_on_disk={}, job_id=JOB)
 
     def task(self, state: TaskState) -> TaskStatus:

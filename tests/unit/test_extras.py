@@ -33,6 +33,7 @@ WITH_EXTRAS = {
     "tests/e2e/test_shell_blocks.py": "the tests that run a page's commands",
     "tests/forked.py": "the process of a stage worker",
     "tests/fakes.py": "the canary of an engine that has to prove itself",
+    "tests/task_worker.py": "a worker of tasks as a process",
     "tests/hosts/machines.py": "hosts that serve a cache",
     "tests/hosts/test_objects.py": "the same",
     "tests/hosts/test_pods.py": "the object store of pods",

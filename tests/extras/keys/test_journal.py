@@ -82,7 +82,9 @@ def test_each_change_of_a_job_has_a_line_with_its_key_job_and_address(ask: Ask, 
     assert lines(ask(boss, "GET", "/v1/journal?limit=1")) == told[:1]
     assert lines(ask(boss, "GET", f"/v1/journal?job_id={job_id}&limit=2")) == told[:2]
     assert lines(ask(boss, "GET", "/v1/journal?job_id=job-other")) == []
-    assert lines_of(JournalLines(lines=tuple(told[:1])))[0].endswith(f"Z  delete       {job_id:20}  boss from {CLIENT[0]}")
+    assert lines_of(JournalLines(lines=tuple(told[:1])))[0].endswith(
+        f"Z  delete       {job_id:20}  boss from {CLIENT[0]}"
+    )
 
 
 @pytest.mark.parametrize("path", ["/v1/journal", "/v1/journal/", "/v1/journal?limit=1"])
