@@ -14,7 +14,7 @@ import httpx
 from msgspec.structs import replace
 
 from broker.connection.client import Broker, connect
-from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
+from broker.connection.roles import CELERY, GATEWAY, GENERATOR, STAGE, TASKS, TRAINER
 from broker.job_store import JobStore
 from contracts.answers import AuditVerdict
 from contracts.events import record_digest
@@ -31,6 +31,7 @@ from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import DEVICE
 from tests.forked import STAGE_WORKER, ForkedChild, is_forked
 from tests.redundant_redis import RedundantRedis
+from tests.task_worker import TASK_WORKER
 from tests.until import until
 
 REPOSITORY = Path(__file__).parents[1]
@@ -42,8 +43,11 @@ ROLES = {
     "consumer.supervisor": TRAINER,
     STAGE_WORKER: STAGE,
     "producer": GENERATOR,
+    TASK_WORKER: TASKS,
 }
 """Module → its user in Redis."""
+OF_CELERY = ("gateway", TASK_WORKER)
+"""Modules that send or read messages of Celery, as a user of their own."""
 HELD = 3
 """Exit code of a trainer whose predecessor's lease still lives."""
 
@@ -106,7 +110,10 @@ class Pipeline:
         the first dash. entering: words before it that lead it to another host."""
         module = name.partition("-")[0]
         command = (*entering, sys.executable, "-m", module, *arguments)
-        settings = replace(self.settings, redis_url=self._url_of(module), max_ranks=max_ranks, **changes)
+        urls = {"redis_url": self._url_of(ROLES.get(module, ""))}
+        if module in OF_CELERY:
+            urls["celery_url"] = self._url_of(CELERY)
+        settings = replace(self.settings, **urls, max_ranks=max_ranks, **changes)
         return self._start(name, command, settings, port=port)
 
     def start_program(self, name: str, program: Path, *arguments: str, role: str) -> ChildProcess:
@@ -127,11 +134,11 @@ class Pipeline:
         self.children[name] = child
         return child
 
-    def _url_of(self, module: str) -> str:
-        """Where the settings lead, as the user of the module's role."""
-        if module not in ROLES:
+    def _url_of(self, role: str) -> str:
+        """Where the settings lead, as the user of a role; "" for none."""
+        if not role:
             return ""
-        user, _, _ = self.redis.url_of(ROLES[module]).partition("@")
+        user, _, _ = self.redis.url_of(role).partition("@")
         return f"{user}@{self.settings.redis_url.partition('@')[2]}"
 
     def start_reward_service(self, **changes: Any) -> ChildProcess:

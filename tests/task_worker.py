@@ -14,6 +14,8 @@ from broker.presence import TaskPresence
 from contracts.settings import StackSettings
 from tests.until import until
 
+TASK_WORKER = "onbeat_extras.tasks"
+"""The module that `python -m` runs."""
 END_S = 60.0
 """Longest that a worker may take to end; a broken one is killed."""
 
@@ -34,7 +36,7 @@ def task_worker(settings: StackSettings, broker: Broker, log: Path, *queues: str
     before = {worker.worker_id for worker in presence.live()}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "onbeat_extras.tasks", *queues], env=environment, stdout=output, stderr=output
+            [sys.executable, "-m", TASK_WORKER, *queues], env=environment, stdout=output, stderr=output
         )
     try:
         until(

@@ -52,9 +52,7 @@ def digests_on_disk(folder: RunFolder, *, progress: FileProgress | None = None) 
     progress: is told of the files with versions that are there now, and of each once it is hashed.
     """
     found: dict[str, tuple[int, str]] = {}
-    versions = _versions(folder) if progress is None else _expected(_versions(folder), progress)
-    for path, version, files in versions:
-        seen = None if progress is None else _VersionProgress(path, files, progress)
+    for path, version, files, seen in _watched(_versions(folder), progress):
         count = None if seen is None else seen.count
         try:
             if path.parent == folder.checkpoints and len(files) > 1:
@@ -74,31 +72,17 @@ def digests_on_disk(folder: RunFolder, *, progress: FileProgress | None = None) 
     return found
 
 
-def _expected(
-    versions: Iterable[tuple[Path, int, list[Path]]], progress: FileProgress
-) -> list[tuple[Path, int, list[Path]]]:
-    """Lists the versions, and says how much there is to hash."""
-    listed = list(versions)
-    for path, _, files in listed:
-        sizes = _sizes(path, files)
-        progress.expect(files=len(sizes), num_bytes=sum(sizes))
-    return listed
-
-
-def _sizes(path: Path, files: list[Path]) -> list[int]:
-    """The sizes in bytes of a version's own files, a delta's among them; 0 of one that is gone."""
-    return [file.lstat().st_size if file.exists() else 0 for file in files or sorted(path.glob(f"{DELTA_PREFIX}*"))]
-
-
 class _VersionProgress:
     """Counts the bytes of one version while they are hashed, and the rest of its files at its end: their heads, and a
     delta, which is read at once."""
 
     def __init__(self, path: Path, files: list[Path], progress: FileProgress) -> None:
-        sizes = _sizes(path, files)
+        own_files = files or sorted(path.glob(f"{DELTA_PREFIX}*"))
+        sizes = [file.lstat().st_size for file in own_files if file.exists()]
         self._num_files = len(sizes)
         self._left_bytes = sum(sizes)
         self._progress = progress
+        progress.expect(files=self._num_files, num_bytes=self._left_bytes)
 
     def count(self, num_bytes: int) -> None:
         num_bytes = min(num_bytes, self._left_bytes)
@@ -107,6 +91,16 @@ class _VersionProgress:
 
     def end(self) -> None:
         self._progress.add(files=self._num_files, num_bytes=self._left_bytes)
+
+
+def _watched(
+    versions: Iterable[tuple[Path, int, list[Path]]], progress: FileProgress | None
+) -> Iterator[tuple[Path, int, list[Path], _VersionProgress | None]]:
+    """Yields the versions; where their progress is asked for, all are listed first, to know how much there is."""
+    if progress is None:
+        yield from ((path, version, files, None) for path, version, files in versions)
+        return
+    yield from [(path, number, files, _VersionProgress(path, files, progress)) for path, number, files in versions]
 
 
 def _digest_of_delta(folder: RunFolder, path: Path) -> str:

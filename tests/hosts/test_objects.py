@@ -24,6 +24,7 @@ from tests.extras.objects.s3_server import FaultyProxy
 from tests.hosts.machines import Machines
 from tests.hosts.ranks import finished
 from tests.pipeline import HELD, wait_for_exit
+from tests.task_worker import TASK_WORKER
 
 FEW = ["consumer.after_micro_batch", "consumer.writing_weights", "consumer.writing_checkpoint"]
 """Training, publishing, saving."""
@@ -64,7 +65,7 @@ def test_a_trainers_host_is_lost_and_another_with_an_empty_disk_goes_on(
     # Less than all of it was trained again each time.
     trained = [record.iteration for record in machines.jobs.audit(job_id) if record.kind == "commit"]
     assert trained.count(0) < len(points)
-    machines.start_at("viewer", "onbeat_extras.tasks", "check")
+    machines.start_at("viewer", TASK_WORKER, "check")
     assert_seen(gateway, job_id, job)
 
 

@@ -22,7 +22,6 @@ from contracts.run_folder import RunFolder
 from contracts.settings import settings_from
 from contracts.tasks.records import ExportRequest
 from onbeat.audit.folder import read_spec
-from onbeat.client.gateway import result_of
 from onbeat.commands import options
 from onbeat.commands.jobs import Job
 from onbeat.run_files import bring_missing
@@ -31,7 +30,7 @@ from onbeat.terminal.output import console_for, tell
 from onbeat.terminal.task_view import ProgressView, follow_task
 from onbeat.terminal.words import short
 from onbeat_extras.runs.exported.exported import Exported
-from onbeat_extras.runs.exported.fetched import check_fetched, fetch
+from onbeat_extras.runs.exported.fetched import exported_of, fetch
 from onbeat_extras.runs.exported.kept_audit import read_audit, stands_alone
 from onbeat_extras.runs.exported.target import check_target
 
@@ -88,7 +87,7 @@ def _export_by_task(
     # Standard output is the result's.
     with options.client_for(access) as client, ProgressView(console_for(json_output=True)) as view:
         status = follow_task(client, client.begin_export(job, asked), view)
-        exported = check_fetched(status.task_id, result_of(status).exported)
+        exported = exported_of(status)
         fetch(client, status.task_id, exported, directory, view)
     here = Exported(
         job_id=job,

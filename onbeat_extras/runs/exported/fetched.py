@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from contracts.errors import ContractViolation, InvalidInput, OnbeatError, Unavailable
-from contracts.tasks.records import ExportedFiles, TaskProgress
+from msgspec import UNSET
+
+from contracts.errors import ContractViolation, InvalidInput, Unavailable
+from contracts.tasks.records import ExportedFiles, TaskProgress, TaskStatus
 from onbeat.audit.weights import digest_of
-from onbeat.client.gateway import UNREACHABLE_S, GatewayClient
+from onbeat.client.gateway import UNREACHABLE_S, GatewayClient, result_of
 from onbeat.http_service.tar_layout import TarLayout, TarUnpacking
 from onbeat.process.waiting import Waiting
 from onbeat.terminal.task_view import ProgressView
@@ -138,8 +140,9 @@ def _counter(view: ProgressView, num_files: int, bytes_total: int) -> Callable[[
     return count
 
 
-def check_fetched(task_id: str, exported: object) -> ExportedFiles:
+def exported_of(status: TaskStatus) -> ExportedFiles:
     """Returns what a task has exported. Raises OnbeatError where it has exported nothing."""
-    if not isinstance(exported, ExportedFiles):
-        raise OnbeatError("the task has exported nothing", field=task_id, cure="export again")
+    exported = result_of(status).exported
+    if exported is UNSET:
+        raise ContractViolation("the task has exported nothing", field=status.task_id, cure="export again")
     return exported
