@@ -58,6 +58,12 @@ def export(
     check_target(directory)
     access = _gateway_alone(job, gateway, api_key, run_dir)
     if access is not None:
+        if model_root is not None:
+            raise InvalidInput(
+                "the stack's worker reads the job's model, below the model root of its own",
+                field="--model-root",
+                cure="leave it out, or name the run folder by --run-dir",
+            )
         _export_by_task(access, job, directory.absolute(), asked, json_output=json_output)
         return
     # torch is slow to import, and no other command needs it

@@ -68,6 +68,8 @@ def test_a_model_is_exported_from_a_stack_whose_folders_are_out_of_reach(
     assert shown[-2].startswith(f"fetches {status.task_id} ")
     assert shown[-1].startswith("hashes 1 file of weights ")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert run(["export", job_id, "another", "--model-root", "."]) == 2
+    assert "--model-root: the stack's worker reads the job's model" in capsys.readouterr().err
     assert run(["export", job_id, "model"]) == 2
     assert "is not empty (give a new folder, or empty this one)" in capsys.readouterr().err
     assert len(working_stack.tasks.newest(10, where=lambda task: task.arguments.job_id == job_id)) == 1
