@@ -13,7 +13,15 @@ from broker.hosts_side import hosts_waited_for
 from broker.job_store import health_of, unknown_job
 from broker.keys import JOBS, JobKeys
 from broker.ledger import read_of
-from broker.presence import ConsumerPresence, Presence, StagePresence, awaited_generator, missed_by_all, tried_again
+from broker.presence import (
+    ConsumerPresence,
+    Presence,
+    StagePresence,
+    TaskPresence,
+    awaited_generator,
+    missed_by_all,
+    tried_again,
+)
 from contracts.answers import StackState
 from contracts.encoding.wire import decode
 from contracts.errors import Fault
@@ -161,6 +169,7 @@ def stack_state(broker: Broker, *, max_jobs: int) -> StackState:
         live_generators=len(Presence(broker).live()),
         live_stage_workers=len(StagePresence(broker).live()),
         live_consumers=len(ConsumerPresence(broker).live()),
+        live_task_workers=len(TaskPresence(broker).live()),
         num_jobs=num_jobs,
         max_jobs=max_jobs,
     )

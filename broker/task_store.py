@@ -10,6 +10,7 @@ the newest attempt of a task renews and ends it (`turn`); one that was taken for
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from broker.connection.client import Broker
 from broker.ledger import read_of
 from broker.presence import TaskPresence
 from contracts.encoding.wire import changed, decode, encode
-from contracts.errors import Conflict, FencedOff, NotFound, Unavailable
+from contracts.errors import Conflict, ContractViolation, FencedOff, NotFound, Unavailable
 from contracts.events import TaskChanged
 from contracts.tasks.kinds import TASK_ID, TaskKind, TaskQueue, TaskState
 from contracts.tasks.records import (
@@ -48,6 +49,8 @@ CLOCK = "the clock"
 """The name of who asks for the tasks of the clock's entries. No key can have it: it has a space."""
 RETRY_AFTER_S = 30
 NO_PROGRESS = TaskProgress()
+
+log = logging.getLogger(__name__)
 
 
 def check_task_id(task_id: str) -> str:
@@ -281,9 +284,23 @@ class TaskStore:
         return seen
 
     def hold_clock(self, owner: str, entries: Sequence[ClockEntry], *, lease_s: float) -> bool:
-        """Returns True while the clock is the owner's: of several that stand beside each other, one ticks."""
+        """Returns True while the clock is the owner's: of several that stand next to each other, one ticks.
+
+        An entry that is new is known from now on (`known_s`), also to the next holder.
+        """
+        known = self._known_entries()
+        now_s = self._broker.now_s()
+        dated = [changed(entry, known_s=known.get(entry.name) or now_s) for entry in entries]
         lease_ms = int(lease_s * 1000)
-        return bool(self._broker.run("hold_clock", encode(list(entries)), owner=owner, lease_ms=lease_ms)[1])
+        return bool(self._broker.run("hold_clock", encode(dated), owner=owner, lease_ms=lease_ms)[1])
+
+    def _known_entries(self) -> dict[str, float]:
+        """Returns since when the clock has each of its entries; nothing where another Onbeat has written them."""
+        try:
+            return {entry.name: entry.known_s for entry in self.clock().entries}
+        except ContractViolation as error:
+            log.warning("the entries of the clock are written anew: %s", error)
+            return {}
 
     def clock(self) -> ClockReport:
         """Returns what the clock starts, when each ran last, and whose it is."""

@@ -62,6 +62,7 @@ class StackState(Record, frozen=True, kw_only=True):
     live_generators: int
     live_stage_workers: int
     live_consumers: int
+    live_task_workers: int = 0
     num_jobs: int
     """Jobs that are kept; a new one is refused at `max_jobs`."""
     max_jobs: int

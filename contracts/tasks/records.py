@@ -152,6 +152,8 @@ class ClockEntry(Record, frozen=True, kw_only=True):
     """When it is due; 0.0: at once."""
     last_task: str = ""
     """The task of that run; "" before the first."""
+    known_s: float = 0.0
+    """Unix time since which the clock has this entry; 0.0 while none has held it."""
 
 
 class ClockReport(Record, frozen=True, kw_only=True):
@@ -174,3 +176,10 @@ class QueueSeen(Record, frozen=True, kw_only=True):
     """Age of the oldest task that waits; 0.0 while none does."""
     workers: Count
     """Live workers that take from it."""
+
+
+class QueueList(Record, frozen=True, kw_only=True):
+    """The answer to `GET /v1/queues`."""
+
+    queues: tuple[QueueSeen, ...]
+    """By name: those of the kinds of tasks, those with tasks, and those that a live worker takes from."""

@@ -15,8 +15,8 @@ GROUP = "onbeat.metrics_servers"
 WRONG_READS = Counter({"cache": 0, "host": 0, "store": 0})
 """Layer → reads of objects, since the process began, that brought other bytes than their digest names."""
 
-Process = Literal["generator", "trainer", "stage", "worker", "tasks"]
-"""A worker is a consumer's, which starts trainers."""
+Process = Literal["generator", "trainer", "stage", "worker", "tasks", "clock"]
+"""A worker is a consumer's, which starts trainers; `tasks` is a worker of tasks, and `clock` starts some of them."""
 
 
 class OwnMetrics:

@@ -127,6 +127,7 @@ def lines(look: StackLook) -> list[str]:
             f"{plural(shared.num_jobs, 'job')}   {plural(shared.live_generators, 'live generator')}   "
             f"{plural(shared.live_stage_workers, 'live stage worker')}   "
             f"{plural(shared.live_consumers, 'live consumer')}   "
+            f"{plural(shared.live_task_workers, 'live worker')} of tasks   "
             f"Redis {count(shared.redis_used_bytes / 2**20)}{most} MiB"
         )
     return said

@@ -43,5 +43,5 @@ def retry_dead_batch(entry_id: str, job_id: OwnJob, services: HasServices) -> Re
 
 @router.get("/stack/report", **openapi.answers(openapi.record(StackReport)))
 def whole_stack(services: HasServices) -> Response:
-    """Show the stack on one screen: Redis, the disk, and the trainers, generators and stage workers that live."""
+    """Show the stack on one screen: Redis, the disk, and the trainers, generators and workers that live."""
     return json_answer(stack_report(services))

@@ -1,4 +1,4 @@
-"""The stack on one screen: Redis, the disk, and what lives: consumers, trainers, generators, stages, services."""
+"""The stack on one screen: Redis, the disk, and what lives: consumers, trainers, generators, stage and task workers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from broker.connection.client import Broker
 from broker.fence import read_fence
 from broker.job_search import find_jobs
 from broker.monitor import job_status, stack_state
-from broker.presence import ConsumerPresence, Presence, StagePresence
+from broker.presence import ConsumerPresence, Presence, StagePresence, TaskPresence
 from contracts.encoding.wire import Record
 from contracts.errors import ContractViolation, NotFound
 from contracts.jobs import JobState
-from contracts.monitor import ConsumerSeen, GeneratorSeen, StageWorkerSeen
+from contracts.monitor import ConsumerSeen, GeneratorSeen, StageWorkerSeen, TaskWorkerSeen
 from gateway.run_files import readable
 from gateway.services import Services
 
@@ -72,6 +72,7 @@ class StackReport(Record, frozen=True, kw_only=True):
     """The newest 100."""
     generators: tuple[GeneratorSeen, ...]
     stage_workers: tuple[StageWorkerSeen, ...]
+    task_workers: tuple[TaskWorkerSeen, ...] = ()
 
 
 def stack_report(services: Services) -> StackReport:
@@ -87,6 +88,7 @@ def stack_report(services: Services) -> StackReport:
         trainers=_trainers(broker),
         generators=tuple(Presence(broker).live()),
         stage_workers=tuple(StagePresence(broker).live()),
+        task_workers=tuple(TaskPresence(broker).live()),
     )
 
 

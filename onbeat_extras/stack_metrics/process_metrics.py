@@ -110,6 +110,9 @@ NUMBERS: Mapping[Process, Numbers] = {
             "running": ("onbeat_worker_trainer_running", "1 while a trainer of its runs.", 0.0),
         },
     ),
+    # What becomes of tasks is counted in Redis, for the gateway's metrics: these have what each process has.
+    "tasks": Numbers(),
+    "clock": Numbers(),
 }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import UNSET
 from prometheus_client import CollectorRegistry, generate_latest
@@ -30,6 +30,7 @@ from broker.keys import JOBS, OpenKeys
 from broker.ledger import ids_among
 from broker.monitor import job_status
 from broker.presence import Presence
+from broker.task_store import TaskStore
 from contracts.encoding.json_lines import last_json_lines
 from contracts.encoding.names import JOB_ID
 from contracts.errors import ContractViolation, Fault, NotFound, Unavailable
@@ -42,9 +43,10 @@ from contracts.spec_tables.trainer import HEALTH_RULES
 from gateway.run_files import readable
 from gateway.services import Services
 from onbeat.telemetry.logs import shown
+from onbeat_extras.stack_metrics.families import COUNTER, GAUGE, Family
 from onbeat_extras.stack_metrics.stream_report import StreamReport, stream_report
+from onbeat_extras.stack_metrics.task_state import TASK_FAMILIES, task_samples
 
-GAUGE, COUNTER = "gauge", "counter"
 TAIL_BYTES = 64 * 1024
 """Far more than one line of metrics.jsonl."""
 REASONS = frozenset(outcome.value for outcome in set(PublishOutcome) - WAITS) - {"accepted"}
@@ -75,15 +77,6 @@ LABELLED = {
 """What `IterationMetrics.labelled` has → the gauge `onbeat_job_NAME` of it."""
 
 
-class Family(NamedTuple):
-    """A metric: its name, without the `_total` that a counter gets, its kind, what it says, its labels."""
-
-    name: str
-    kind: str
-    meaning: str
-    labels: tuple[str, ...] = ()
-
-
 FolderOf = Callable[[str], RunFolder]
 
 WHOSE = ("name", "owner", "tags")
@@ -103,6 +96,7 @@ STACK = (
     Family("onbeat_live_generators", GAUGE, "Generators with a sign of life in the last 10 seconds."),
     Family("onbeat_live_stage_workers", GAUGE, "Stage workers with a sign of life in the last 10 seconds."),
     Family("onbeat_live_consumers", GAUGE, "Consumers that looked after the jobs in the last 10 seconds."),
+    Family("onbeat_live_task_workers", GAUGE, "Workers of tasks with a sign of life in the last 10 seconds."),
     Family("onbeat_disk_free_bytes", GAUGE, "Free bytes of the disk that the run root is on."),
     Family("onbeat_disk_size_bytes", GAUGE, "All of its bytes."),
     Family("onbeat_jobs_disk_bytes", GAUGE, "Run folders and versions of all jobs together, a minute ago."),
@@ -181,7 +175,7 @@ JOB_FAMILIES = (
     Family("onbeat_job_rejected", COUNTER, "Publications that the fence refused, by reason.", ("job", "reason")),
     *(Family(f"onbeat_job_{name}", COUNTER, meaning, ("job",)) for name, meaning in OF_COUNTERS.items()),
 )
-FAMILIES = (*STACK, *JOB_FAMILIES)
+FAMILIES = (*STACK, *TASK_FAMILIES, *JOB_FAMILIES)
 
 
 class _Samples(Collector):
@@ -235,6 +229,7 @@ def stack_state(
     try:
         generators = Presence(broker).live()
         _add_stack(samples, broker, len(generators))
+        _add_tasks(samples, broker)
         for job_id in newest_active(jobs):
             _add_job(samples, broker, jobs, folder_of or partial(RunFolder, run_root), job_id, generators)
             if job_id in disk:
@@ -266,6 +261,13 @@ def _add_stack(samples: _Samples, broker: Broker, num_generators: int) -> None:
     samples.add("onbeat_live_generators", num_generators)
     samples.add("onbeat_live_stage_workers", shared.live_stage_workers)
     samples.add("onbeat_live_consumers", shared.live_consumers)
+    samples.add("onbeat_live_task_workers", shared.live_task_workers)
+
+
+def _add_tasks(samples: _Samples, broker: Broker) -> None:
+    with contextlib.suppress(ContractViolation):  # records of another Onbeat: jobs are spoken of all the same
+        for name, value, labels in task_samples(TaskStore(broker)):
+            samples.add(name, value, *labels)
 
 
 def count_states(broker: Broker) -> Counter[JobState]:

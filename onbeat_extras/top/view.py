@@ -45,6 +45,8 @@ def _head(look: Look, url: str) -> Text:
     num_active = sum(not job.state.is_final for job in look.jobs)
     limit = f" of {size(stack.redis_max_bytes)}" if stack.redis_max_bytes else ""
     workers = f", {plural(stack.live_stage_workers, 'stage worker')}" if stack.live_stage_workers else ""
+    if stack.live_task_workers:
+        workers += f", {plural(stack.live_task_workers, 'worker')} of tasks"
     return Text.assemble(
         ("onbeat", "bold"),
         f"  {url}  {plural(num_active, 'active job')}, {plural(stack.live_generators, 'generator')}{workers}",

@@ -111,6 +111,24 @@ export interface CheckpointWritten {
   weights_digest: string;
 }
 
+export interface ClockEntry {
+  name: string;
+  kind: TaskKind;
+  interval_s: number;
+  phase_s: number;
+  last_s: number;
+  done_s: number;
+  next_s: number;
+  last_task: string;
+  known_s: number;
+}
+
+export interface ClockReport {
+  entries: ClockEntry[];
+  holder: string;
+  lease_s: number;
+}
+
 export interface Column {
   name: string;
   type: ("float32" | "float64" | "int32" | "text");
@@ -763,6 +781,18 @@ export interface PromptLease {
   deliveries: number;
 }
 
+export interface QueueList {
+  queues: QueueSeen[];
+}
+
+export interface QueueSeen {
+  queue: string;
+  waiting: number;
+  running: number;
+  oldest_s: number;
+  workers: number;
+}
+
 export interface ReasoningGymDataset {
   type: ("reasoning_gym");
   difficulty_pools?: DifficultyPools;
@@ -972,6 +1002,7 @@ export interface StackReport {
   trainers: TrainerSeen[];
   generators: GeneratorSeen[];
   stage_workers: StageWorkerSeen[];
+  task_workers: TaskWorkerSeen[];
 }
 
 export interface StackState {
@@ -980,6 +1011,7 @@ export interface StackState {
   live_generators: number;
   live_stage_workers: number;
   live_consumers: number;
+  live_task_workers: number;
   num_jobs: number;
   max_jobs: number;
 }
@@ -1067,6 +1099,30 @@ export interface StreamState {
   memory_bytes: number;
 }
 
+export interface TaskChanged {
+  type: ("task_changed");
+  at_s: number;
+  task_id: string;
+  kind: TaskKind;
+  state: TaskState;
+  by: string;
+  reason: string;
+}
+
+export type TaskKind = ("backup" | "clear_objects" | "delete" | "export" | "forget" | "sweep" | "verify" | "verify_kept");
+
+export type TaskState = ("cancelled" | "done" | "failed" | "queued" | "running");
+
+export interface TaskWorkerSeen {
+  worker_id: string;
+  seen_s: number;
+  services: ServiceSeen[];
+  leaves_alone: Record<string, string>;
+  host: string;
+  queues: string[];
+  running: string[];
+}
+
 export interface TeacherStage {
   type: ("teacher");
   max_attempts: number;
@@ -1111,7 +1167,7 @@ export interface TimeoutSpec {
 
 export interface ToldEvent {
   id: string;
-  event: (StateChanged | TrainerStarted | IterationCommitted | EvaluationFinished | CheckpointWritten | BatchDead | GeneratorsChanged | HealthChanged | MismatchAlarm | Rewound);
+  event: (StateChanged | TrainerStarted | IterationCommitted | EvaluationFinished | CheckpointWritten | BatchDead | GeneratorsChanged | HealthChanged | MismatchAlarm | Rewound | TaskChanged);
 }
 
 export interface TrainerSeen {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from broker.presence import ConsumerPresence, Presence, StagePresence
+from broker.presence import ConsumerPresence, Presence, StagePresence, TaskPresence
 from contracts.encoding.wire import convert
 from contracts.jobs import JobState
-from contracts.monitor import ConsumerSeen, GeneratorSeen, ServiceSeen, StageWorkerSeen
+from contracts.monitor import ConsumerSeen, GeneratorSeen, ServiceSeen, StageWorkerSeen, TaskWorkerSeen
 from contracts.settings import StackSettings
 from gateway.app import create_app
 from gateway.services import Services
@@ -24,6 +24,10 @@ def test_it_has_the_server_the_disk_and_what_lives(settings: StackSettings, serv
     Presence(services.broker).beat(GeneratorSeen(worker_id="generator-7", doing="waiting"))
     judge = ServiceSeen(name="judge", away_s=3.0, why="at x: refused")
     StagePresence(services.broker).beat(StageWorkerSeen(worker_id="stage-1", serves=("teacher",), services=(judge,)))
+    tasks = TaskWorkerSeen(
+        worker_id="tasks-1", host="node-3", queues=("check", "files"), running=("task-0a1b2c3d4e5f",)
+    )
+    TaskPresence(services.broker).beat(tasks)
     consumers = ConsumerPresence(services.broker)
     consumers.beat(ConsumerSeen(worker_id="consumer-idle", lives_s=60.0))
     consumers.beat(ConsumerSeen(worker_id="consumer-busy", lives_s=60.0, job_id=held.job_id))
@@ -44,6 +48,8 @@ def test_it_has_the_server_the_disk_and_what_lives(settings: StackSettings, serv
     assert "generator-7" in [one.worker_id for one in report.generators]
     worker = next(one for one in report.stage_workers if one.worker_id == "stage-1")
     assert (worker.serves, worker.seen_s < 10, worker.service("judge")) == (("teacher",), True, judge)
+    of_tasks = next(one for one in report.task_workers if one.worker_id == "tasks-1")
+    assert (of_tasks.host, of_tasks.queues, of_tasks.running) == (tasks.host, tasks.queues, tasks.running)
     seen = {one.worker_id: (one.job_id, one.lives_s, one.seen_s < 10) for one in report.consumers}
     assert seen == {"consumer-idle": ("", 60.0, True), "consumer-busy": (held.job_id, 60.0, True)}
     consumers.leave("consumer-busy")

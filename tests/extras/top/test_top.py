@@ -61,6 +61,14 @@ def test_a_job_that_ended_unwell_is_marked_and_says_what_was_wrong() -> None:
     assert "!" not in before
 
 
+@pytest.mark.parametrize(("number", "words"), [(0, ""), (1, ", 1 worker of tasks"), (2, ", 2 workers of tasks")])
+def test_the_head_counts_workers_of_tasks_where_there_are_any(number: int, words: str) -> None:
+    stack = replace(STACK, live_task_workers=number)
+    look = Look(at_s=1.0, stack=stack, jobs=(), generators=(), curves={}, streams={}, alerts=())
+    shown = " ".join(" ".join(drawn(screen(look, chosen=0, now_s=1.0, url=""))).split())
+    assert f"1 generator{words} Redis" in shown
+
+
 def test_a_look_that_is_old_says_so_and_why(gateway: FakeGateway) -> None:
     with GatewayClient(gateway.url, KEY) as client:
         look = TopReader(client).look()
