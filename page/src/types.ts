@@ -84,6 +84,13 @@ export interface AuditVerdict {
   notes: string[];
 }
 
+export interface BackupMade {
+  directory: string;
+  num_jobs: number;
+  num_bytes: number;
+  has_redis: boolean;
+}
+
 export interface BatchDead {
   type: ("batch_dead");
   at_s: number;
@@ -292,6 +299,25 @@ export interface ExactReward {
   on_unscorable: (("fail") | number);
   sources?: string[];
   ignore_case: boolean;
+}
+
+export interface ExportRequest {
+  version: (number | null);
+  best: boolean;
+  adapters: boolean;
+}
+
+export interface ExportedFiles {
+  policy_version: number;
+  weights_digest: string;
+  adapters_digest: string;
+  source: string;
+  base: string;
+  files: Record<string, number>;
+  num_bytes: number;
+  has_chain: boolean;
+  until_s: number;
+  host: string;
 }
 
 export interface ExternalStage {
@@ -1099,6 +1125,13 @@ export interface StreamState {
   memory_bytes: number;
 }
 
+export interface TaskArguments {
+  job_id: string;
+  version: (number | null);
+  best: boolean;
+  adapters: boolean;
+}
+
 export interface TaskChanged {
   type: ("task_changed");
   at_s: number;
@@ -1111,7 +1144,44 @@ export interface TaskChanged {
 
 export type TaskKind = ("backup" | "clear_objects" | "delete" | "export" | "forget" | "sweep" | "verify" | "verify_kept");
 
+export interface TaskList {
+  tasks: TaskStatus[];
+}
+
+export interface TaskProgress {
+  files_done: number;
+  files_total: number;
+  bytes_done: number;
+  bytes_total: number;
+}
+
+export interface TaskResult {
+  verdict?: AuditVerdict;
+  exported?: ExportedFiles;
+  backup?: BackupMade;
+  num_jobs?: number;
+  num_bytes?: number;
+}
+
 export type TaskState = ("cancelled" | "done" | "failed" | "queued" | "running");
+
+export interface TaskStatus {
+  task_id: string;
+  kind: TaskKind;
+  queue: string;
+  state: TaskState;
+  reason: string;
+  arguments?: TaskArguments;
+  who: string;
+  created_s: number;
+  started_s: number;
+  ended_s: number;
+  attempts: number;
+  worker: string;
+  is_cancelling: boolean;
+  progress?: TaskProgress;
+  result: (TaskResult | null);
+}
 
 export interface TaskWorkerSeen {
   worker_id: string;

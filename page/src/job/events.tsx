@@ -55,6 +55,7 @@ export function Events({ events, numReclaimed, isToCome }: { events: Told[]; num
 
 function toneOf(event: Told): string {
   if (event.type === "state_changed" && event.state === "failed") return "bad";
+  if (event.type === "task_changed" && event.state === "failed") return "bad";
   if (event.type === "health_changed") return (event.problems as HealthProblem[]).length ? "warn" : "";
   if (event.type === "generators_changed") return (event.gone as string[]).length ? "warn" : "";
   return ALARMS[event.type] ?? "";
@@ -93,6 +94,10 @@ function told(event: Told, isLater: boolean): string {
       return `after iteration ${text("iteration")}`;
     case "batch_dead":
       return `${text("batch_id")}: ${text("reason")}`;
+    case "task_changed":
+      return event.state === "queued"
+        ? `${text("kind")} asked for by ${text("by")}`
+        : `${text("kind")} ${text("state")}${event.reason ? `: ${text("reason")}` : ""}`;
     case "mismatch_alarm":
       return `iteration ${text("iteration")}: k3 ${value("mismatch_k3")} is above ${value("threshold")}; the largest difference is ${value("mismatch_max")}`;
     case "evaluation_finished": {

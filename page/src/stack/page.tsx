@@ -1,13 +1,14 @@
 // The stack that all jobs share: Redis, the disk, and the processes that live.
-import type { ComponentChildren, JSX } from "preact";
+import type { JSX } from "preact";
 import { useResource } from "../live";
 import { link } from "../router";
 import type { ConsumerSeen, ServiceSeen, StackReport, StageWorkerSeen, TrainerSeen } from "../types";
 import { bytes, duration, plural, share } from "../ui/format";
-import { Empty, Failure } from "../ui/parts";
+import { Card, Empty, Failure } from "../ui/parts";
 import { Generators } from "../job/fence/generators";
 import { Absent, Fact, isAbsent, Table } from "../job/parts";
 import { Plain } from "../job/plain";
+import { Tasks } from "./tasks";
 
 const EVERY_MS = 2000;
 /** From this share on it is said in a colour. */
@@ -32,19 +33,9 @@ export function StackPage(): JSX.Element {
         <Generators />
         <StageWorkers workers={report.stage_workers} />
         <Services report={report} />
+        <Tasks workers={report.task_workers} />
       </div>
     </>
-  );
-}
-
-function Card({ title, children }: { title: string; children: ComponentChildren }): JSX.Element {
-  return (
-    <section class="card" aria-label={title}>
-      <div class="card-head">
-        <h2>{title}</h2>
-      </div>
-      {children}
-    </section>
   );
 }
 

@@ -90,6 +90,18 @@ export function Empty({ title, children }: { title: string; children?: Component
   );
 }
 
+/** A part of a screen under its own head. */
+export function Card({ title, class: name = "", children }: { title: string; class?: string; children: ComponentChildren }): JSX.Element {
+  return (
+    <section class={`card ${name}`} aria-label={title}>
+      <div class="card-head">
+        <h2>{title}</h2>
+      </div>
+      {children}
+    </section>
+  );
+}
+
 /** What went wrong, with its field and cure; nothing while nothing did. */
 export function Failure({ error }: { error: unknown }): JSX.Element | null {
   if (!error) return null;

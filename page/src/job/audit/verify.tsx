@@ -1,31 +1,15 @@
-// Has the gateway check the chain and the weights on disk again, as `onbeat verify` does.
+// Has a worker check the chain and the weights on disk again, as `onbeat verify` does.
 import type { JSX } from "preact";
-import { useState } from "preact/hooks";
-import { post } from "../../api";
+import { useJobTask } from "../../tasks/job_task";
+import { Asked, EndedTask, OpenTask } from "../../tasks/parts";
+import { isOpen } from "../../tasks/tasks";
 import type { AuditVerdict, JobState } from "../../types";
 import { plural } from "../../ui/format";
 import { Failure, FINAL } from "../../ui/parts";
 import { Plain } from "../plain";
 
-/** Weights of many versions are hashed. */
-const DEADLINE_MS = 600_000;
-
 export function Verify({ jobId, state }: { jobId: string; state: JobState }): JSX.Element {
-  const [verdict, setVerdict] = useState<AuditVerdict | null>(null);
-  const [error, setError] = useState<unknown>(null);
-  const [busy, setBusy] = useState(false);
-  const run = async (): Promise<void> => {
-    setBusy(true);
-    setVerdict(null);
-    try {
-      const path = `/v1/jobs/${encodeURIComponent(jobId)}/verify`;
-      setVerdict(await post<AuditVerdict>(path, undefined, { deadlineMs: DEADLINE_MS }));
-      setError(null);
-    } catch (failed) {
-      setError(failed);
-    }
-    setBusy(false);
-  };
+  const { task, error, isBusy, start, reload } = useJobTask(jobId, "verify", `/v1/jobs/${encodeURIComponent(jobId)}/verify`);
   return (
     <section class="card" aria-labelledby="verify-title">
       <div class="card-head">
@@ -33,15 +17,20 @@ export function Verify({ jobId, state }: { jobId: string; state: JobState }): JS
           <h2 id="verify-title">Does it hold?</h2>
           <p class="quiet small">
             Follows the chain from its first record, and hashes the weights on disk again.
-            {!FINAL.includes(state) && " The job goes on meanwhile: the check is of what is committed now."}
+            {!FINAL.includes(state) && " The job goes on meanwhile: the check is of what is committed when it begins."}
           </p>
         </div>
-        <button type="button" class="button primary" disabled={busy} onClick={() => void run()}>
-          {busy ? "Verifying…" : "Verify"}
+        <button type="button" class="button primary" disabled={isBusy} onClick={() => void start()}>
+          {isBusy ? "Verifying…" : "Verify"}
         </button>
       </div>
       <Failure error={error} />
-      <div role="status">{verdict && <Outcome verdict={verdict} />}</div>
+      {task && isOpen(task) && <OpenTask task={task} onDone={reload} />}
+      <div role="status">
+        {task && <EndedTask task={task} />}
+        {task?.result?.verdict && <Outcome verdict={task.result.verdict} />}
+      </div>
+      {task && <Asked task={task} />}
     </section>
   );
 }
