@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from broker.connection.roles import GATEWAY, GENERATOR, SEAL_MARK, STAGE, TRAINER
 from broker.connection.script_texts import write_texts
@@ -300,7 +301,7 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-@pytest.mark.parametrize("extra", ["core", *PROJECT["optional-dependencies"]])
+@pytest.mark.parametrize("extra", ["core", *(name for name in PROJECT["optional-dependencies"] if name != "vllm")])
 def test_every_package_is_locked_by_its_pin_and_hashes(extra: str) -> None:
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line)
     pins = {_normal(name): version for name, version in pins.items()}
@@ -311,6 +312,28 @@ def test_every_package_is_locked_by_its_pin_and_hashes(extra: str) -> None:
     wanted = PROJECT["dependencies"] if extra == "core" else PROJECT["optional-dependencies"][extra]
     names = {_normal(re.split(r"[<>=; \[]", line)[0]) for line in wanted}
     assert names - {"torch"} <= packages.keys() | locked("core").keys(), "run `make lock`"
+
+
+STACK = {"redis", "celery", "torch", "vllm", "transformers", "msgpack", "uvicorn", "fastapi"}
+"""What Onbeat is built of."""
+
+
+def test_what_onbeat_is_built_of_is_a_dependency_or_an_extra() -> None:
+    extras = PROJECT["optional-dependencies"].values()
+    lines = [*PROJECT["dependencies"], *(line for extra in extras for line in extra)]
+    assert {_normal(Requirement(line).name) for line in lines} >= STACK
+
+
+def test_the_extra_vllm_is_installed_beside_onbeat_in_the_versions_that_its_image_has() -> None:
+    """vLLM bounds some packages from above: a dependency of ours that begins above them makes `onbeat[vllm]`
+    impossible to install."""
+    locked_packages = locked("vllm/cuda")
+    wanted = [Requirement(line) for line in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["vllm"])]
+    shared = [requirement for requirement in wanted if _normal(requirement.name) in locked_packages]
+    assert {"vllm", "torch", "transformers", "fastapi", "numpy", "redis"} <= {requirement.name for requirement in shared}
+    for requirement in shared:
+        version, _ = locked_packages[_normal(requirement.name)]
+        assert requirement.specifier.contains(version), requirement
 
 
 def test_torch_whose_hash_differs_by_build_is_in_no_lock() -> None:
