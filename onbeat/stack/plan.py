@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
+from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TASKS, TRAINER
 from contracts.engines import VARIABLE, Engine, TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.settings import PREFIX, StackSettings, is_service_link, settings_from, usable_cores
@@ -21,14 +21,23 @@ from contracts.spec_tables.stages import ExternalStage, LlmJudgeStage
 from onbeat.process.launcher import NUMERIC_THREADS, THREADS_BY_LOAD
 from onbeat.stack.profile import StackProfile
 
-REDIS_ROLES = {"gateway": GATEWAY, "consumer": TRAINER, "generator": GENERATOR, "stage": STAGE}
+REDIS_ROLES = {
+    "gateway": GATEWAY,
+    "consumer": TRAINER,
+    "generator": GENERATOR,
+    "stage": STAGE,
+    "tasks": TASKS,
+    "beat": TASKS,
+}
 """Service → its user in Redis (broker/connection/roles.py)."""
 SECRETS: Mapping[str, frozenset[str]] = {
     "reward_service": frozenset({"metrics_key", "reward_key", "mcp_servers"}),
-    "gateway": frozenset({"metrics_key", "redis_url", "api_key", "reward_key"}),
+    "gateway": frozenset({"metrics_key", "redis_url", "celery_url", "api_key", "reward_key"}),
     "consumer": frozenset({"metrics_key", "redis_url", "reward_key", "cache_key"}),
     "generator": frozenset({"metrics_key", "redis_url", "reward_key", "cache_key"}),
     "stage": frozenset({"metrics_key", "redis_url", "judge_key"}),
+    "tasks": frozenset({"metrics_key", "redis_url", "celery_url"}),
+    "beat": frozenset({"metrics_key", "redis_url", "celery_url"}),
 }
 """Service → the secrets among its settings; it gets no other's."""
 DECIDED = {
@@ -57,6 +66,9 @@ class StackPlan:
     generators: int = 1
     stage_workers: int = 0
     """Processes that serve Onbeat's own stages."""
+    tasks: bool = False
+    """Whether there are a worker of tasks and the clock, as `onbeat up` has them. A stack of one job ends with the job:
+    nothing of it is due, and `onbeat verify` and `onbeat export` read its folder."""
     profile: StackProfile | None = None
     """Where generators aren't all alike; it has as many as `generators` says."""
     threads: int | None = None

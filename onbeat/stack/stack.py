@@ -8,10 +8,11 @@
                                               └─────────── fenced publication ─────────────┘
 
 Stage workers, where the plan has any, stand beside the generators: they take rows that are published and put columns.
+A worker of tasks and the clock, where the plan has them, do what a request or the time asks for; no job waits for them.
 
 One stack at a time has a folder: it locks it before anything starts (folder_lock.py).
 
-Started in the order redis → reward_service, gateway → worker, generators, stage workers; stopped
+Started in the order redis → reward_service, gateway → worker, generators, stage workers, tasks, beat; stopped
 in the reverse order, so that no process loses a server that it still needs. A service that dies is started again; what
 it held is in Redis, or can be played again.
 """
@@ -26,21 +27,22 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
 from msgspec.structs import replace
 
 from broker.connection.probe import probe
-from broker.connection.roles import GATEWAY
+from broker.connection.roles import CELERY, GATEWAY
 from contracts.errors import InvalidInput, OnbeatError, Unavailable
 from contracts.jobs import is_of_work
 from contracts.settings import StackSettings
 from onbeat.http_service.outgoing import make_client
 from onbeat.process import child_process
 from onbeat.process.child_process import ChildProcess
-from onbeat.process.entry_points import find_entry_point, load_entry_point
+from onbeat.process.entry_points import find_entry_point, load_entry_point, offers_of
 from onbeat.process.folders import make_private
 from onbeat.process.host_memory import with_large_pages
 from onbeat.process.signals import uninterrupted
@@ -62,6 +64,8 @@ GENERATOR_GRACE_S = 8.0
 CONSUMER_GRACE_S = 20.0
 """A trainer writes a checkpoint before it ends."""
 SERVICE_GRACE_S = 8.0
+TASKS_GRACE_S = 12.0
+"""A worker of tasks gives its tasks back, and ends by itself within ten seconds (onbeat_extras/tasks/worker.py)."""
 LOG = Path("logs", "stack.log")
 """The log of a stack that runs in the background, below its folder."""
 STACK_MARK = "EMBEDDED_STACK_MARK"
@@ -72,11 +76,15 @@ MODULES = {
     "consumer": "consumer.supervisor",
     "generator": "producer",
     "stage": "",
+    "tasks": "",
+    "beat": "",
 }
 """Service → module that `python -m` runs; "" of one that an extra has."""
 EXTRA_PROCESSES = "onbeat.processes"
 """The group of entry points in which those are found, by the service's name."""
-PROCESSES = ("consumer", "generator", "stage")
+BACKGROUND = ("tasks", "beat")
+"""Services that no job waits for; the stack goes on without one that dies at each of its starts."""
+PROCESSES = ("consumer", "generator", "stage", *BACKGROUND)
 """Services without HTTP."""
 SCALED = ("generator-", "stage-")
 """How the names of services begin of which there may be several; what they hold goes to others when they die."""
@@ -140,8 +148,7 @@ class EmbeddedStack:
         for child in self._plan_children(settings):
             self.children[child.name] = child
             child.start()
-            is_excused = is_of_work if child.name.startswith(SCALED) else None
-            self._supervised.append(Supervised(child, policy=self._restarts, is_excused=is_excused))
+            self._supervised.append(Supervised(child, policy=self._restarts, is_excused=_excuse_of(child.name)))
         self._wait_until_ready(self._urls, deadline_s)
         stack = StackFile(
             gateway_url=self.gateway_url, api_key=self.api_key, pid=os.getpid(), roles=self._roles(settings)
@@ -179,18 +186,19 @@ class EmbeddedStack:
         if self._targets is not None:
             self._targets.remove()
         scaled = [child for name, child in self.children.items() if name.startswith(SCALED)]
-        for child in scaled:  # all are asked first, so that the graces run side by side
+        background = [child for name, child in self.children.items() if name in BACKGROUND]
+        for child in (*scaled, *background):  # all are asked first, so that the graces run side by side
             child.terminate()
-        deadline_s = time.monotonic() + GENERATOR_GRACE_S
+        asked_s = time.monotonic()
         for child in scaled:
-            child.stop(grace_s=max(0.0, deadline_s - time.monotonic()))
-        for name, grace_s in (
-            ("consumer", CONSUMER_GRACE_S),
-            ("gateway", SERVICE_GRACE_S),
-            ("reward_service", SERVICE_GRACE_S),
-        ):
+            child.stop(grace_s=max(0.0, asked_s + GENERATOR_GRACE_S - time.monotonic()))
+        if "consumer" in self.children:
+            self.children["consumer"].stop(grace_s=CONSUMER_GRACE_S)
+        for child in background:
+            child.stop(grace_s=max(0.0, asked_s + TASKS_GRACE_S - time.monotonic()))
+        for name in ("gateway", "reward_service"):
             if name in self.children:
-                self.children[name].stop(grace_s=grace_s)
+                self.children[name].stop(grace_s=SERVICE_GRACE_S)
         # A trainer whose consumer was killed has another parent by now; the mark that it inherited is still there.
         child_process.kill_all(child_process.marked(STACK_MARK, self._mark))
         if self.redis is not None:
@@ -232,6 +240,7 @@ class EmbeddedStack:
             self.plan.settings,
             reward_url=self.reward_url,
             reward_key=self.reward_key,
+            celery_url=self.redis.url_of(CELERY) if self.redis else self.plan.settings.celery_url,
             gateway_url=self.gateway_url,
             api_key=self.api_key,
             run_root=str(self.plan.run_root.resolve()),
@@ -261,7 +270,9 @@ class EmbeddedStack:
         ports = {service: int(url.rpartition(":")[2]) for service, url in self._urls.items()} | {"consumer": 0}
         generators = [f"generator-{number}" for number in range(1, self.plan.generators + 1)]
         stages = [f"stage-{number}" for number in range(1, self.plan.stage_workers + 1)]
-        names = [name for name in (*ports, *generators, *stages) if name.partition("-")[0] in self._modules]
+        background = BACKGROUND if self.plan.tasks else ()
+        names = (*ports, *generators, *stages, *background)
+        names = [name for name in names if name.partition("-")[0] in self._modules]
         return [
             self._plan_child(name, settings, ("-m", self._module_of(name.partition("-")[0])), port=ports.get(name, 0))
             for name in names
@@ -269,8 +280,8 @@ class EmbeddedStack:
 
     def _module_of(self, service: str) -> str:
         """Raises UnknownEntryPoint where it is an extra's that isn't installed."""
-        named = self._modules[service]
-        return named or find_entry_point(EXTRA_PROCESSES, service, field=f"--{service}-workers", where="stack").module
+        flag = "--tasks" if service in BACKGROUND else f"--{service}-workers"
+        return self._modules[service] or find_entry_point(EXTRA_PROCESSES, service, field=flag, where="stack").module
 
     def program_as(self, name: str, *arguments: str) -> ChildProcess:
         """A Python program that is told what the service of this name is, not started. It is its starter's to look
@@ -336,6 +347,22 @@ class EmbeddedStack:
                     field=child.name,
                 )
             supervised.tick()
+
+
+def _excuse_of(name: str) -> Callable[[int], bool] | None:
+    """Returns which exit codes of a service don't count where it is started again; None: each counts."""
+    if name in BACKGROUND:
+        return lambda _: True
+    return is_of_work if name.startswith(SCALED) else None
+
+
+def has_tasks() -> bool:
+    """Returns True where an extra has the worker of tasks and the clock; its folder may have been removed."""
+    offers = offers_of(EXTRA_PROCESSES)
+    try:
+        return all(name in offers and find_spec(offers[name].module) is not None for name in BACKGROUND)
+    except ModuleNotFoundError:  # a parent package's folder
+        return False
 
 
 def readiness_client() -> httpx.Client:

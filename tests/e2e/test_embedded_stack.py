@@ -16,7 +16,7 @@ import pytest
 
 from broker.connection.client import connect
 from broker.connection.probe import probe
-from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
+from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TASKS, TRAINER
 from contracts.errors import Conflict, InvalidInput, Unavailable
 from onbeat.process import child_process
 from onbeat.stack.access import gateway_access, read_stack_file
@@ -33,6 +33,8 @@ MODULES = {
     "consumer": "stand_in_worker",
     "generator": "stand_in_generator",
     "stage": "stand_in_generator",
+    "tasks": "stand_in_generator",
+    "beat": "stand_in_generator",
 }
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and PR_SET_PDEATHSIG")
 
@@ -54,15 +56,15 @@ def identities(pids: dict[str, int]) -> set[psutil.Process]:
 
 @linux_only
 def test_every_service_is_its_own_process_and_none_outlives_the_stack(tmp_path: Path) -> None:
-    stack = EmbeddedStack(plan(tmp_path, generators=2, stage_workers=2), modules=MODULES)
+    stack = EmbeddedStack(plan(tmp_path, generators=2, stage_workers=2, tasks=True), modules=MODULES)
     scaled = {"generator-1", "generator-2", "stage-1", "stage-2"}
     with stack:
-        assert set(stack.pids) == {"redis", "reward_service", "gateway", "consumer", *scaled}
-        assert len(set(stack.pids.values())) == 8
+        assert set(stack.pids) == {"redis", "reward_service", "gateway", "consumer", "tasks", "beat", *scaled}
+        assert len(set(stack.pids.values())) == 10
         consumer = stack.pids["consumer"]
         until(lambda: len(child_process.descendants(consumer)) == 1, "the consumer's trainer")
         everything = identities(stack.pids) | child_process.descendants(consumer)
-        assert len(everything) == 9
+        assert len(everything) == 11
         assert httpx.get(f"{stack.gateway_url}/readyz").is_success
         assert stack.redis is not None
         assert probe(stack.redis.url).version
@@ -83,11 +85,11 @@ def test_a_trainer_whose_consumer_was_killed_still_ends_with_the_stack(tmp_path:
 
 
 def test_a_killed_service_and_a_killed_redis_come_back_at_their_addresses(tmp_path: Path) -> None:
-    with EmbeddedStack(plan(tmp_path, stage_workers=1), modules=MODULES) as stack:
+    with EmbeddedStack(plan(tmp_path, stage_workers=1, tasks=True), modules=MODULES) as stack:
         assert stack.redis is not None
         url = stack.redis.url
         before = stack.pids
-        killed = ("generator-1", "stage-1", "gateway", "redis")
+        killed = ("generator-1", "stage-1", "gateway", "redis", "tasks", "beat")
         for name in killed:
             os.kill(before[name], signal.SIGKILL)
         until(lambda: all(stack.pids[name] != before[name] for name in killed), "all", tick=stack.tick)
@@ -150,6 +152,20 @@ def test_a_service_that_is_killed_at_each_start_ends_the_stack_by_its_name(tmp_p
         EmbeddedStack(plan(tmp_path), modules=modules, restarts=restarts).start_or_stop()
 
 
+def test_a_worker_of_tasks_that_dies_at_each_start_ends_no_stack(tmp_path: Path) -> None:
+    modules = MODULES | {"tasks": "stand_in_killed"}
+    restarts = RestartPolicy(first_pause_s=0.01, longest_pause_s=0.01, max_in_a_row=2)
+    starts: set[int] = set()
+    with EmbeddedStack(plan(tmp_path, tasks=True), modules=modules, restarts=restarts) as stack:
+
+        def is_started_often() -> bool:
+            starts.add(stack.pids["tasks"])
+            return len(starts) > restarts.max_in_a_row + 1
+
+        until(is_started_often, "its starts", tick=stack.tick)
+        assert gateway_answers(stack.gateway_url), "no job waits for a task"
+
+
 def test_a_service_that_is_never_ready_is_named_after_the_deadline(tmp_path: Path) -> None:
     stack = EmbeddedStack(plan(tmp_path), modules={"gateway": "stand_in_generator"})
     with pytest.raises(Unavailable, match=r"gateway: waited .* s for gateway to be ready"):
@@ -171,11 +187,13 @@ def test_the_stack_file_is_private_and_gone_with_the_stack(tmp_path: Path) -> No
         assert [stat.S_IMODE(folder.stat().st_mode) for folder in (path.parent, stack.logs)] == [0o700, 0o700]
         access = gateway_access({}, gateway=None, api_key=None, run_dir=stack.plan.run_root)
         assert (access.url, access.key) == (stack.gateway_url, stack.api_key)
-        for role in (GENERATOR, STAGE, TRAINER):
+        for role in (GENERATOR, STAGE, TASKS, TRAINER):
             told = client_settings(role, run_dir=stack.plan.run_root)
             assert told.redis_url.startswith(f"unix://{role}:")
+            assert bool(told.celery_url) is (role == TASKS)
             connect(told).close()
-            assert (told.api_key, bool(told.reward_key)) == ("", role != STAGE), "a role has its own secrets alone"
+            has_reward_key = role in (GENERATOR, TRAINER)
+            assert (told.api_key, bool(told.reward_key)) == ("", has_reward_key), "a role has its own secrets alone"
         with pytest.raises(InvalidInput, match="user `gateway`"):
             client_settings(GATEWAY, run_dir=stack.plan.run_root)
         logs = "".join(log.read_text() for log in stack.logs.iterdir())

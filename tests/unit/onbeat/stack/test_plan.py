@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import onbeat.commands.stack as stack_commands
-from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
+from broker.connection.roles import CELERY, GATEWAY, GENERATOR, STAGE, TASKS, TRAINER
 from contracts.errors import InvalidInput
 from contracts.settings import ENGINE_OPTIONS, PREFIX, StackSettings, engine_from, settings_from
 from onbeat.commands.stack import up
@@ -103,7 +103,7 @@ ENGINE_CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "packed_weights_mb": (64, {"engine": "transformers"}),
 }
 """Option of an engine → the same."""
-SERVICES = ("reward_service", "gateway", "consumer", "generator-1", "stage-1")
+SERVICES = ("reward_service", "gateway", "consumer", "generator-1", "stage-1", "tasks", "beat")
 
 
 class Started(Exception):
@@ -151,7 +151,7 @@ def set_in_environment(monkeypatch: pytest.MonkeyPatch, values: dict[str, object
 
 def environments(plan: StackPlan) -> dict[str, dict[str, str]]:
     """Service → the environment of its process, of one generator and one stage worker."""
-    stack = EmbeddedStack(replace(plan, stage_workers=1))
+    stack = EmbeddedStack(replace(plan, stage_workers=1, tasks=True))
     environment_of = {child.name: child.environment for child in stack._plan_children(stack._settings())}
     assert set(SERVICES) <= set(environment_of)
     return {service: environment_of[service] for service in SERVICES}
@@ -221,6 +221,19 @@ def test_a_child_computes_with_the_stacks_threads_whatever_the_launchers_environ
     assert "OMP_DYNAMIC" not in environment
 
 
+def test_up_alone_has_tasks_and_they_can_be_left_out(
+    command: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """A stack of one job has none: a worker of tasks takes a second of a core at its start, and 100 MB."""
+    is_up = request.node.callspec.params["command"] == "up"
+    assert command().tasks is is_up
+    monkeypatch.setitem(COMMANDS, "up", lambda: up(port=0, tasks=False))
+    assert command().tasks is False
+    monkeypatch.setitem(COMMANDS, "up", lambda: up(port=0))
+    monkeypatch.setattr(stack_commands, "has_tasks", lambda: False)
+    assert command().tasks is False, "without its folder"
+
+
 def test_a_flag_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plans: list[StackPlan] = []
 
@@ -242,7 +255,7 @@ def test_an_engine_of_the_environment_and_a_profile_contradict_each_other(monkey
 
 
 def test_a_process_of_a_private_redis_gets_the_user_of_its_role_and_no_other_secret(tmp_path: Path) -> None:
-    stack = EmbeddedStack(StackPlan(run_root=tmp_path, model_root=tmp_path, stage_workers=1))
+    stack = EmbeddedStack(StackPlan(run_root=tmp_path, model_root=tmp_path, stage_workers=1, tasks=True))
     stack.start_redis()
     assert stack.redis is not None
     try:
@@ -250,10 +263,19 @@ def test_a_process_of_a_private_redis_gets_the_user_of_its_role_and_no_other_sec
     finally:
         stack.stop()
     redis = stack.redis
-    users = {"gateway": GATEWAY, "consumer": TRAINER, "generator-1": GENERATOR, "stage-1": STAGE}
-    for service, role in users.items():
-        assert children[service]["ONBEAT_REDIS_URL"] == redis.url_of(role)
-        assert [name for name in children if password_of(redis.url_of(role)) in told_to(children[name])] == [service]
+    users = {
+        GATEWAY: ["gateway"],
+        TRAINER: ["consumer"],
+        GENERATOR: ["generator-1"],
+        STAGE: ["stage-1"],
+        TASKS: ["tasks", "beat"],
+    }
+    for role, services in users.items():
+        assert {children[service]["ONBEAT_REDIS_URL"] for service in services} == {redis.url_of(role)}
+        assert [name for name in children if password_of(redis.url_of(role)) in told_to(children[name])] == services
+    with_messages = ["gateway", "tasks", "beat"]
+    assert {children[service]["ONBEAT_CELERY_URL"] for service in with_messages} == {redis.url_of(CELERY)}
+    assert [name for name in children if password_of(redis.url_of(CELERY)) in told_to(children[name])] == with_messages
     assert children["reward_service"]["ONBEAT_REDIS_URL"] == ""
     assert not any(password_of(redis.url) in told_to(environment) for environment in children.values())
 
