@@ -226,6 +226,7 @@ def test_up_alone_has_tasks_and_they_can_be_left_out(
 ) -> None:
     """A stack of one job has none: a worker of tasks takes a second of a core at its start, and 100 MB."""
     is_up = request.node.callspec.params["command"] == "up"
+    monkeypatch.setattr(stack_commands, "has_tasks", lambda: True)
     assert command().tasks is is_up
     monkeypatch.setitem(COMMANDS, "up", lambda: up(port=0, tasks=False))
     assert command().tasks is False
