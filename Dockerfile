@@ -73,9 +73,9 @@ RUN if [ "$ENGINE $DEVICE" != "transformers cpu" ]; then \
 ENV PATH=/opt/onbeat/bin:$PATH PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 # The root is read-only in docker-compose.yml: what libraries keep for themselves goes to memory.
 ENV HOME=/tmp MPLCONFIGDIR=/tmp/matplotlib XDG_CACHE_HOME=/tmp/cache
-# The processes need no root; the volumes of runs and of keys inherit owner and files from here.
+# The processes need no root; the volumes of runs, backups and keys inherit owner and files from here.
 RUN useradd --uid 10001 --create-home onbeat && install -d -o onbeat -g onbeat /app \
- && install -d -m 0700 -o onbeat -g onbeat /runs /keys && install -m 0600 -o onbeat -g onbeat /dev/null /keys/keys
+ && install -d -m 0700 -o onbeat -g onbeat /runs /keys /backups && install -m 0600 -o onbeat -g onbeat /dev/null /keys/keys
 COPY --from=installed /opt/onbeat /opt/onbeat
 COPY configs /app/configs
 

@@ -2,6 +2,8 @@
 # Makes the users from the passwords in the environment, or in the files of secrets, starts the server, and gives it its
 # library of functions: no role may bring its own. The seal, a secret in the names of keys, belongs to the data and lies
 # beside them. Nothing secret stands on a command line, or in the server's environment.
+#
+# The server's group may read the data, and nobody else: a worker of tasks that backs them up belongs to it.
 set -eu
 umask 077
 here=/usr/share/onbeat
@@ -11,10 +13,12 @@ hash_of() {
 }
 
 passwords="REDIS_PASSWORD REDIS_GATEWAY_PASSWORD REDIS_TRAINER_PASSWORD REDIS_GENERATOR_PASSWORD REDIS_STAGE_PASSWORD"
+passwords="$passwords REDIS_TASKS_PASSWORD REDIS_CELERY_PASSWORD"
+cure="make .env with deploy/make-env.sh, or give an old one what it lacks: sh deploy/make-env.sh .env >> .env"
 for name in $passwords; do
   eval "value=\${$name:-}"
   if [ -z "$value" ]; then value=$(tr -d '[:cntrl:]' 2>/dev/null < "/run/secrets/$name" || true); fi
-  if [ -z "$value" ]; then echo "$name is neither set nor a file that can be read: make .env with deploy/make-env.sh" >&2; exit 2; fi
+  if [ -z "$value" ]; then echo "$name is neither set nor a file that can be read: $cure" >&2; exit 2; fi
   eval "$name=\$value"
 done
 
@@ -27,6 +31,8 @@ sed -e "s/@SEAL@/$seal/g" \
     -e "s/@TRAINER@/$(hash_of "$REDIS_TRAINER_PASSWORD")/" \
     -e "s/@GENERATOR@/$(hash_of "$REDIS_GENERATOR_PASSWORD")/" \
     -e "s/@STAGE@/$(hash_of "$REDIS_STAGE_PASSWORD")/" \
+    -e "s/@TASKS@/$(hash_of "$REDIS_TASKS_PASSWORD")/" \
+    -e "s/@CELERY@/$(hash_of "$REDIS_CELERY_PASSWORD")/" \
     -e "s/@LOADER@/$(head -c 32 /dev/urandom | sha256sum | cut -c 1-64)/" \
     "$here/users.acl" > /tmp/users.acl
 
@@ -38,6 +44,11 @@ load_library() {
   redis-cli -x function load replace < /tmp/library.lua > /dev/null
 }
 
+# Files of an older image are the server's alone.
+chmod g+r /data/seal
+if [ -d /data/appendonlydir ]; then chmod -R g+rX /data/appendonlydir; fi
+
 load_library &
 unset $passwords
+umask 027
 exec redis-server "$here/redis.conf" --maxmemory "${REDIS_MAXMEMORY:-1gb}"

@@ -6,6 +6,7 @@ set -eu
 
 secret() { head -c 32 /dev/urandom | base64 | tr '+/' '-_' | tr -d '=\n'; }
 gateway=$(secret) trainer=$(secret) generator=$(secret) stage=$(secret)
+tasks=$(secret) celery=$(secret)
 
 cat << EOF
 apiVersion: v1
@@ -20,6 +21,8 @@ stringData:
   redis-trainer: "${TRAINER:-redis://trainer:$trainer@redis:6379/0}"
   redis-generator: "${GENERATOR:-redis://generator:$generator@redis:6379/0}"
   redis-stage: "${STAGE:-redis://stage:$stage@redis:6379/0}"
+  redis-tasks: "${TASKS:-redis://tasks:$tasks@redis:6379/0}"
+  redis-celery: "${CELERY:-redis://celery:$celery@redis:6379/0}"
 EOF
 # Keys with scopes, by their hashes (docs/operate.md, Keys): none yet.
 cat << EOF
@@ -44,4 +47,6 @@ stringData:
   trainer: "$trainer"
   generator: "$generator"
   stage: "$stage"
+  tasks: "$tasks"
+  celery: "$celery"
 EOF
