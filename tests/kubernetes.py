@@ -193,9 +193,15 @@ def pods(found: list[Document]) -> dict[str, Document]:
     return {one["metadata"]["labels"]["app"]: one for one in templates}
 
 
-def environment(found: list[Document], known: dict[str, dict[str, str]], app: str) -> dict[str, str]:
-    """The variables of an app's process. Raises KeyError for what nothing defines."""
-    (container,) = pods(found)[app]["spec"]["containers"]
+def container_of(found: list[Document], app: str, name: str = "") -> Document:
+    """Returns a container of an app's pods by its name; "" for the first one, whose process the app is called after."""
+    containers: list[Document] = pods(found)[app]["spec"]["containers"]
+    return next(container for container in containers if name in ("", container["name"]))
+
+
+def environment(found: list[Document], known: dict[str, dict[str, str]], app: str, name: str = "") -> dict[str, str]:
+    """The variables of a container's process. Raises KeyError for what nothing defines."""
+    container = container_of(found, app, name)
     maps = {one["metadata"]["name"]: one["data"] for one in found if one["kind"] == "ConfigMap"}
     made: dict[str, str] = {}
     for source in container.get("envFrom", ()):
@@ -360,28 +366,14 @@ def _asked_by(
 
 def _process(found: list[Document], known: dict[str, dict[str, str]], app: str) -> Iterator[str]:
     pod = pods(found)[app]
-    (container,) = pod["spec"]["containers"]
-    if container["image"] not in built_images():
-        yield f"{app}: {container['image']} is built nowhere"
-    words = container.get("command", [])
-    if "redis" not in container["image"] and (words[:2] != ["python", "-m"] or not _is_module(words[2])):
-        yield f"{app}: {words} runs no module"
-    try:
-        told = environment(found, known, app)
-        settings = settings_from({name: value for name, value in told.items() if name.startswith(PREFIX)})
-        yield from _addresses(found, known, settings.redis_url, settings.reward_url, settings.gateway_url)
-    except (InvalidInput, KeyError) as error:
-        yield f"{app}: {error}"
-    for probe in (container["readinessProbe"], container["livenessProbe"]):
-        asked = probe.get("tcpSocket") or probe.get("httpGet") or {}
-        if asked and asked["port"] not in ports(pod):
-            yield f"{app}: a probe asks port {asked['port']}"
-        if asked.get("path", "/healthz") not in ("/healthz", *(["/readyz"] if set(words) & {*SERVICES} else [])):
-            yield f"{app}: a probe asks for {asked['path']}"
+    for container in pod["spec"]["containers"]:
+        yield from _container(found, known, app, container)
+    first, *beside = pod["spec"]["containers"]
     owners = [one for one in found if one["kind"] in PODS and one["spec"]["template"] is pod]
     claimed = [one["metadata"]["name"] for owner in owners for one in owner["spec"].get("volumeClaimTemplates", ())]
     volumes = {one["name"]: one for one in pod["spec"].get("volumes", ())}
-    if sorted(mount["name"] for mount in container["volumeMounts"]) != sorted([*volumes, *claimed]):
+    mounts = [[mount["name"] for mount in container["volumeMounts"]] for container in (first, *beside)]
+    if sorted(mounts[0]) != sorted([*volumes, *claimed]) or not set().union(*mounts[1:]) <= volumes.keys():
         yield f"{app}: its mounts aren't its volumes"
     claims = {one["metadata"]["name"] for one in found if one["kind"] == "PersistentVolumeClaim"}
     for volume in volumes.values():
@@ -392,9 +384,33 @@ def _process(found: list[Document], known: dict[str, dict[str, str]], app: str) 
             yield f"{app}: no secret {secret['secretName']}"
 
 
-def _is_module(name: str) -> bool:
-    """Whether `python -m` can run it."""
+def _container(found: list[Document], known: dict[str, dict[str, str]], app: str, container: Document) -> Iterator[str]:
+    if container["image"] not in built_images():
+        yield f"{app}: {container['image']} is built nowhere"
+    words = container.get("command", [])
+    if "redis" not in container["image"] and (words[:2] != ["python", "-m"] or not _is_module(words[2])):
+        yield f"{app}: {words} runs no module"
     try:
+        told = environment(found, known, app, container["name"])
+        settings = settings_from({name: value for name, value in told.items() if name.startswith(PREFIX)})
+        urls = (settings.redis_url, settings.celery_url, settings.reward_url, settings.gateway_url)
+        yield from _addresses(found, known, *urls)
+    except (InvalidInput, KeyError) as error:
+        yield f"{app}: {error}"
+    for probe in (container.get("readinessProbe", {}), container["livenessProbe"]):
+        asked = probe.get("tcpSocket") or probe.get("httpGet") or {}
+        if asked and asked["port"] not in ports(pods(found)[app]):
+            yield f"{app}: a probe asks port {asked['port']}"
+        if asked.get("path", "/healthz") not in ("/healthz", *(["/readyz"] if set(words) & {*SERVICES} else [])):
+            yield f"{app}: a probe asks for {asked['path']}"
+
+
+def _is_module(name: str) -> bool:
+    """Whether `python -m` can run it: a package with a `__main__`, or a module."""
+    try:
+        found = importlib.util.find_spec(name)
+        if found is None or found.submodule_search_locations is None:
+            return found is not None
         return importlib.util.find_spec(f"{name}.__main__") is not None
     except ModuleNotFoundError:
         return False

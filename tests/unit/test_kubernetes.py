@@ -10,19 +10,21 @@ from pathlib import Path
 import pytest
 import yaml
 
-from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
+from broker.connection.roles import CELERY, GATEWAY, GENERATOR, STAGE, TASKS, TRAINER
 from consumer.supervisor.trainer_process import STOP_GRACE_S as TRAINER_GRACE_S
 from contracts.settings import settings_from
 from contracts.spec_limits import TimeoutSpec
 from contracts.weights import ObjectWeights
 from docs.make_monitoring import ALERTS, COMMAND, monitors, rules
 from onbeat.client.spec_file import load_spec
+from onbeat.stack.stack import TASKS_GRACE_S as TASKS_END_S
 from producer.generator import STOP_GRACE_S as GENERATOR_GRACE_S
 from tests.kubernetes import (
     OBJECTS,
     READ_OBJECTS,
     ROOT,
     Document,
+    container_of,
     documents,
     environment,
     pods,
@@ -34,15 +36,26 @@ from tests.kubernetes import (
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 FOUND = documents(FOLDER / "scaling")
-APPS = ("consumer", "gateway", "producer", "redis", "reward", "stages")
-ROLES = {"consumer": TRAINER, "gateway": GATEWAY, "producer": GENERATOR, "stages": STAGE}
+APPS = ("beat", "consumer", "gateway", "producer", "redis", "reward", "stages", "tasks")
+ROLES = {
+    "beat": TASKS,
+    "consumer": TRAINER,
+    "gateway": GATEWAY,
+    "producer": GENERATOR,
+    "stages": STAGE,
+    "tasks": TASKS,
+}
+WITH_MESSAGES = {"beat", "gateway", "tasks"}
+"""Apps that have the address of Celery's user too."""
 HOLDS = {
+    "beat": {"redis-tasks", "redis-celery", "metrics-key"},
     "consumer": {"redis-trainer", "reward-key", "metrics-key"},
-    "gateway": {"redis-gateway", "api-key", "reward-key", "metrics-key"},
+    "gateway": {"redis-gateway", "redis-celery", "api-key", "reward-key", "metrics-key"},
     "producer": {"redis-generator", "reward-key", "metrics-key"},
-    "redis": {"password", "gateway", "trainer", "generator", "stage"},
+    "redis": {"password", "gateway", "trainer", "generator", "stage", "tasks", "celery"},
     "reward": {"reward-key", "metrics-key"},
     "stages": {"redis-stage", "metrics-key"},
+    "tasks": {"redis-tasks", "redis-celery", "metrics-key"},
 }
 """App → the keys of Secrets that its pods are told."""
 WRITERS = {"consumer"}
@@ -55,6 +68,10 @@ TYPOS = [
     ("base/consumers.yaml", "serviceName: consumers", "serviceName: consumer", "no Service consumer"),
     ("base/consumers.yaml", "claimName: models", "claimName: model", "no claim model"),
     ("base/consumers.yaml", "selector: {app: consumer}", "selector: {app: consumers}", "no pods"),
+    ("base/consumers.yaml", "onbeat_extras.tasks, files", "onbeat_extras.task, files", "runs no module"),
+    ("base/consumers.yaml", "/healthz, port: tasks", "/healthz, port: task", "a probe asks port task"),
+    ("base/tasks.yaml", "key: redis-celery", "key: redis-messages", "redis-messages"),
+    ("base/tasks.yaml", "onbeat_extras.tasks.clock", "onbeat_extras.tasks.clocks", "runs no module"),
     ("base/producers.yaml", "key: redis-generator", "key: redis-producer", "redis-producer"),
     ("base/producers.yaml", "name: onbeat-settings", "name: onbeat-setting", "onbeat-setting"),
     ("base/producers.yaml", "/healthz, port: metrics", "/healthz, port: metric", "a probe asks port metric"),
@@ -112,15 +129,15 @@ def test_the_page_leads_from_an_empty_cluster_to_a_job_over_what_is_there() -> N
         assert path.is_file() or (path / "kustomization.yaml").is_file(), path
     (extras,) = re.findall(r"EXTRAS=([\w,]+)", commands)
     assert all((ROOT / "requirements" / f"{extra}.txt").is_file() for extra in extras.split(","))
-    images = {one["spec"]["containers"][0]["image"].partition(":")[0] for one in pods(FOUND).values()}
+    images = {container_of(FOUND, app)["image"].partition(":")[0] for app in APPS}
     assert images == {*re.findall(r"localhost/[\w-]+", commands)}
     namespaces = {one["metadata"]["name"] for one in FOUND if one["kind"] == "Namespace"}
     assert namespaces == {*re.findall(r" -n (\w+)", commands)}
     (kind, name) = re.findall(r"exec -n \w+ (\w+)/(\w+)", commands)[0]
     assert (kind, name) in {(one["kind"].lower(), one["metadata"]["name"]) for one in FOUND}
     assert re.findall(r"secret generic (\S+)", commands) == [OBJECTS, READ_OBJECTS]
-    optional = [one["secretRef"] for app in ROLES for one in pods(FOUND)[app]["spec"]["containers"][0]["envFrom"][1:]]
-    assert [one["optional"] for one in optional] == [True] * len(ROLES)
+    optional = [one["secretRef"] for app in ROLES for one in container_of(FOUND, app)["envFrom"][1:]]
+    assert [one["optional"] for one in optional] == [True] * len(ROLES.keys() - {"beat"})
     assert {one["name"] for one in optional} == {OBJECTS, READ_OBJECTS}
     (file, changes) = re.findall(r"onbeat submit /app/(\S+) (.*) --wait", commands)[0]
     assert "COPY configs /app/configs" in (ROOT / "Dockerfile").read_text()
@@ -131,18 +148,46 @@ def test_the_page_leads_from_an_empty_cluster_to_a_job_over_what_is_there() -> N
 @pytest.mark.parametrize("app", APPS)
 def test_a_pod_is_told_its_own_secrets_and_no_links_of_services(app: str) -> None:
     pod = pods(FOUND)[app]["spec"]
-    (container,) = pod["containers"]
-    told = [
-        one["valueFrom"]["secretKeyRef"]["key"]
-        for one in container["env"]
-        if "secretKeyRef" in one.get("valueFrom", {})
-    ]
-    assert set(told) == HOLDS[app]
+    container = container_of(FOUND, app)
+    assert secrets_of(container) == HOLDS[app]
     assert pod["enableServiceLinks"] is False
     assert pod["automountServiceAccountToken"] is False
-    accounts = [one["secretRef"]["name"] for one in container.get("envFrom", ()) if "secretRef" in one]
-    expected = [OBJECTS if app in WRITERS else READ_OBJECTS] if app in ROLES else []
-    assert accounts == expected, "neither Redis nor the reward service has the store's account"
+    expected = [OBJECTS if app in WRITERS else READ_OBJECTS] if app in ROLES.keys() - {"beat"} else []
+    assert accounts_of(container) == expected, "Redis, the reward service and the clock have no account of the store"
+
+
+def secrets_of(container: Document) -> set[str]:
+    """Returns the keys of Secrets that a container is told."""
+    sources = [variable.get("valueFrom", {}) for variable in container["env"]]
+    return {source["secretKeyRef"]["key"] for source in sources if "secretKeyRef" in source}
+
+
+def accounts_of(container: Document) -> list[str]:
+    """Returns the Secrets of the object store's accounts that a container is told."""
+    return [source["secretRef"]["name"] for source in container.get("envFrom", ()) if "secretRef" in source]
+
+
+def test_a_worker_beside_each_consumer_sees_to_the_files_that_no_other_pod_reaches() -> None:
+    pod = pods(FOUND)["consumer"]["spec"]
+    consumer, tasks = pod["containers"]
+    assert tasks["command"] == ["python", "-m", "onbeat_extras.tasks", "files"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in tasks["volumeMounts"]}
+    assert mounts == {mount["mountPath"]: mount["name"] for mount in consumer["volumeMounts"]}
+    assert secrets_of(tasks) == HOLDS["tasks"], "nothing of the trainer's"
+    assert accounts_of(tasks) == [OBJECTS], "it removes objects that no job names"
+    assert tasks["image"] == consumer["image"]
+    assert "readinessProbe" not in tasks, "a consumer is ready without it"
+    (elsewhere,) = pods(FOUND)["tasks"]["spec"]["containers"]
+    assert elsewhere["command"] == ["python", "-m", "onbeat_extras.tasks", "check", "clock"]
+    settings = settings_from(
+        {
+            name: value
+            for name, value in environment(FOUND, secrets(FOLDER), "consumer", "tasks").items()
+            if name.startswith("ONBEAT_")
+        }
+    )
+    assert settings.metrics_port == ports(pods(FOUND)["consumer"])["tasks"]
+    assert settings.metrics_port not in (9100, 9101), "these are the consumer's"
 
 
 @pytest.mark.parametrize("app", ROLES)
@@ -152,6 +197,8 @@ def test_a_process_has_its_roles_address_and_the_threads_of_the_others(app: str)
     settings = settings_from({name: value for name, value in told.items() if name.startswith("ONBEAT_")})
     role = ROLES[app]
     assert settings.redis_url == f"redis://{role}:{known['onbeat-redis'][role]}@redis:6379/0"
+    messages = f"redis://{CELERY}:{known['onbeat-redis'][CELERY]}@redis:6379/0"
+    assert settings.celery_url == (messages if app in WITH_MESSAGES else "")
     assert told["OMP_NUM_THREADS"] == str(settings.threads)
     assert (settings.metrics_port or 9100) == 9100
     assert settings.api_key == (known["onbeat-secrets"]["api-key"] if app == "gateway" else "")
@@ -165,24 +212,27 @@ def test_secrets_are_others_each_time_and_take_the_addresses_of_a_redis_that_is_
     ]
     assert len({*words}) == len(words)
     assert min(map(len, words)) >= 40
-    there = {role.upper(): f"rediss://{role}:word@redis.example:6380/0" for role in ROLES.values()}
+    roles = {*ROLES.values(), CELERY}
+    there = {role.upper(): f"rediss://{role}:word@redis.example:6380/0" for role in roles}
     own = secrets(FOLDER, **there)
     assert own.keys() == {"onbeat-secrets", "onbeat-keys"}
-    for role in ROLES.values():
+    for role in roles:
         assert own["onbeat-secrets"][f"redis-{role}"] == there[role.upper()]
 
 
 @pytest.mark.parametrize("app", APPS)
 def test_a_pod_has_few_rights_and_bounded_means(app: str) -> None:
     pod = pods(FOUND)[app]["spec"]
-    (container,) = pod["containers"]
-    context, is_root = container["securityContext"], app == "reward"
-    assert context["allowPrivilegeEscalation"] is False
-    assert context["readOnlyRootFilesystem"] is True
-    assert context["capabilities"] == {"drop": ["ALL"]} | ({"add": ["SETUID", "SETGID", "KILL"]} if is_root else {})
+    is_root = app == "reward"
+    rights = {"drop": ["ALL"]} | ({"add": ["SETUID", "SETGID", "KILL"]} if is_root else {})
+    for container in pod["containers"]:
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["readOnlyRootFilesystem"] is True
+        assert context["capabilities"] == rights
+        assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
     assert pod["securityContext"].get("runAsNonRoot", False) is not is_root
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
     volumes = {one["name"]: one for one in pod["volumes"]}
     assert all("sizeLimit" in one["emptyDir"] for one in volumes.values() if "emptyDir" in one)
     assert not is_root or volumes.keys() == {"tmp"}, "a process that is root sees no files of the stack"
@@ -193,6 +243,7 @@ def test_a_pod_that_is_ended_has_the_time_to_give_back_what_it_holds() -> None:
     grace = {app: pod["spec"]["terminationGracePeriodSeconds"] for app, pod in pods(FOUND).items()}
     assert grace["consumer"] > TRAINER_GRACE_S + leases.trainer_lease_s
     assert grace["producer"] > GENERATOR_GRACE_S + leases.generator_lease_s
+    assert min(grace["tasks"], grace["beat"]) > TASKS_END_S
 
 
 def policies_of(found: list[Document], app: str, direction: str) -> list[Document]:
@@ -267,10 +318,11 @@ def test_out_of_the_cluster_pods_reach_stores_alone_and_the_cages_and_redis_noth
 
 def test_each_app_reaches_what_it_needs_and_the_cages_neither_redis_nor_anything_else() -> None:
     reached = {
-        "redis": (6379, {"consumer", "gateway", "producer", "stages"}),
+        "redis": (6379, {"beat", "consumer", "gateway", "producer", "stages", "tasks"}),
         "reward": (8100, {"consumer", "gateway", "producer"}),
         "consumer": (45000, {"consumer"}),
         "producer": (9100, set()),
+        "tasks": (9100, set()),
         "gateway": (8000, {"gateway"}),
     }
     for target, (port, sources) in reached.items():
