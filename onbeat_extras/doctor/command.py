@@ -69,8 +69,8 @@ def look(run_root: Path, model_root: Path | None, port: int, chosen: Service | N
         engine_from(os.environ)
     except OnbeatError as error:
         yield refused("settings", error)
-    settings = replace(settings, model_root=str(options.model_root_or_default(model_root)), run_root=str(run_root))
     service = chosen or service_of(settings)
+    settings = replace(settings, model_root=str(options.model_root_or_default(model_root)), run_root=str(run_root))
     yield look_at_service(service, is_chosen=chosen is not None)
     for subject, looked in (
         ("machine", lambda: machine.look(settings, run_root, port, service)),

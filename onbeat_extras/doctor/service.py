@@ -12,7 +12,7 @@ from enum import StrEnum
 from broker.connection.address import user_of
 from broker.connection.client import connect
 from broker.connection.probe import roles_of
-from broker.connection.roles import GATEWAY, GENERATOR, ROLES, STAGE, TRAINER
+from broker.connection.roles import GATEWAY, GENERATOR, ROLES, STAGE, TASKS, TRAINER
 from contracts.encoding.wire import Record
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import StackSettings
@@ -55,6 +55,8 @@ SERVICES = (
     Service(name="consumer", role=TRAINER, run_root=Access.WRITES, holds_model=True),
     Service(name="producer", role=GENERATOR, run_root=Access.READS, holds_model=True),
     Service(name="stages", role=STAGE, run_root=Access.NONE, holds_model=True),
+    Service(name="tasks", role=TASKS, run_root=Access.WRITES, holds_model=False),
+    Service(name="beat", role=TASKS, run_root=Access.NONE, holds_model=False),
 )
 """A service with a user of its own in Redis has a row here, or doctor judges its container as a whole stack."""
 
@@ -81,6 +83,10 @@ def service_of(settings: StackSettings) -> Service:
         roles = (user,) if user in ROLES else ()
     # A user with the rights of several roles is the operator's, or that of a server without users.
     services = [service for service in SERVICES if service.role and service.role in roles]
+    if len({service.role for service in services}) == 1 < len(services):
+        # Workers of tasks and the clock have one user. The clock has no files, so its settings name no run root.
+        has_files = bool(settings.run_root)
+        services = [service for service in services if (service.run_root is not Access.NONE) is has_files]
     return services[0] if len(services) == 1 else STACK
 
 

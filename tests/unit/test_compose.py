@@ -15,7 +15,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from broker.connection.roles import GATEWAY, GENERATOR, SEAL_MARK, STAGE, TRAINER
+from broker.connection.roles import CELERY, GATEWAY, GENERATOR, SEAL_MARK, STAGE, TASKS, TRAINER
 from broker.connection.script_texts import write_texts
 from contracts.settings import PREFIX, settings_from
 
@@ -29,26 +29,39 @@ SAMPLE_SECRETS = {
     "REDIS_TRAINER_PASSWORD": "trainer-word",
     "REDIS_GENERATOR_PASSWORD": "generator-word",
     "REDIS_STAGE_PASSWORD": "stage-word",
+    "REDIS_TASKS_PASSWORD": "tasks-word",
+    "REDIS_CELERY_PASSWORD": "celery-word",
     "ONBEAT_API_KEY": "api-word",
     "ONBEAT_REWARD_KEY": "reward-word",
     "ONBEAT_METRICS_KEY": "metrics-word",
     "GRAFANA_PASSWORD": "grafana-word",
 }
 HOLDS = {
-    "redis": {"operator", "gateway", "trainer", "generator", "stage"},
-    "gateway": {"gateway", "api", "reward", "metrics"},
+    "redis": {"operator", "gateway", "trainer", "generator", "stage", "tasks", "celery"},
+    "gateway": {"gateway", "celery", "api", "reward", "metrics"},
     "consumer": {"trainer", "reward", "metrics"},
     "producer": {"generator", "reward", "metrics"},
     "consumer_gpu": {"trainer", "reward", "metrics"},
     "producer_gpu": {"generator", "reward", "metrics"},
     "reward_service": {"reward", "metrics"},
     "stages": {"stage", "metrics"},
+    "tasks": {"tasks", "celery", "metrics"},
+    "beat": {"tasks", "celery", "metrics"},
     "prometheus": {"metrics"},
     "alertmanager": set(),
     "grafana": {"grafana"},
 }
 """Service → the secrets that it is told."""
-ROLES = {"gateway": GATEWAY, "consumer": TRAINER, "producer": GENERATOR, "stages": STAGE}
+ROLES = {
+    "gateway": GATEWAY,
+    "consumer": TRAINER,
+    "producer": GENERATOR,
+    "stages": STAGE,
+    "tasks": TASKS,
+    "beat": TASKS,
+}
+WITH_MESSAGES = {"gateway", "tasks", "beat"}
+"""Services that have the address of Celery's user too."""
 ON_GPUS = {"consumer_gpu": "consumer", "producer_gpu": "producer"}
 """Service of the profile gpu → the one whose place it takes."""
 ROLES |= {name: ROLES[other] for name, other in ON_GPUS.items()}
@@ -63,7 +76,7 @@ def interpolated(text: str) -> str:
 
 
 def test_the_services_are_the_processes_of_the_embedded_stack() -> None:
-    services = {"gateway", "consumer", "producer", "reward_service", "stages"}
+    services = {"gateway", "consumer", "producer", "reward_service", "stages", "tasks", "beat"}
     assert set(COMPOSE["services"]) == services | set(ON_GPUS) | NOT_OURS
     for name in ("prometheus", "alertmanager", "grafana"):
         assert COMPOSE["services"][name]["profiles"] == ["metrics"]
@@ -80,6 +93,8 @@ def test_a_service_runs_a_module_that_exists_with_settings_that_are_known(name: 
     environment = {key: interpolated(value) for key, value in service["environment"].items()}
     from_file = environment.pop(f"{PREFIX}REDIS_PASSWORD_FILE", None)
     assert from_file == (f"/run/secrets/{service['secrets'][0]}" if name in ROLES else None)
+    from_file = environment.pop(f"{PREFIX}CELERY_PASSWORD_FILE", None)
+    assert from_file == (f"/run/secrets/{service['secrets'][1]}" if name in WITH_MESSAGES else None)
     settings = settings_from(environment)
     assert bool(settings.api_key) is (name == "gateway")
     assert bool(settings.reward_key) is ("reward" in HOLDS[name])
@@ -89,6 +104,8 @@ def test_a_service_runs_a_module_that_exists_with_settings_that_are_known(name: 
     if name in ROLES:
         assert settings.metrics_port == (0 if name == "gateway" else 9100)
         assert settings.redis_url == f"redis://{ROLES[name]}:{ROLES[name]}-word@redis:6379/0"
+        messages = f"redis://{CELERY}:{CELERY}-word@redis:6379/0"
+        assert settings.celery_url == (messages if name in WITH_MESSAGES else "")
         assert environment["OMP_NUM_THREADS"] == environment[f"{PREFIX}THREADS"]
 
 
@@ -101,7 +118,8 @@ def test_a_service_is_told_its_own_secrets_and_none_on_a_command_line(name: str)
     health = "REDISCLI_AUTH=$${REDIS_PASSWORD:-$$(tr -d '[:cntrl:]' < /run/secrets/REDIS_PASSWORD)}"
     assert not re.findall("|".join(SAMPLE_SECRETS), str(rest).replace(health, ""))
     as_files = {SAMPLE_SECRETS[secret].removesuffix("-word") for secret in service.get("secrets", ())}
-    assert as_files == HOLDS[name] & {"operator", "gateway", "trainer", "generator", "stage"}
+    of_redis = {secret.removesuffix("-word") for key, secret in SAMPLE_SECRETS.items() if key.startswith("REDIS_")}
+    assert as_files == HOLDS[name] & of_redis
 
 
 def test_a_password_of_redis_is_a_variable_or_a_file_that_is_empty_without_one() -> None:
@@ -126,7 +144,8 @@ def test_a_container_has_few_rights_and_bounded_means(name: str) -> None:
     is_root = name == "reward_service"
     assert service.get("cap_add", []) == (["SETUID", "SETGID", "KILL"] if is_root else [])
     assert service.get("user") == ("0:0" if is_root else None)
-    assert is_root is not bool(service.get("volumes")), "a process that is root sees no files of the stack"
+    has_files = bool(service.get("volumes"))
+    assert has_files is (not is_root and name != "beat"), "a process that is root sees no files of the stack"
 
 
 @pytest.mark.parametrize(("name", "other"), ON_GPUS.items())
@@ -154,11 +173,36 @@ def test_cages_share_no_network_with_redis_and_each_process_is_asked_whether_it_
     assert not networks["redis"] & networks["reward_service"]
     for name in ("gateway", "consumer", "producer", *ON_GPUS):
         assert networks[name] == networks["redis"] | networks["reward_service"]
+    assert networks["tasks"] == networks["beat"] == networks["redis"], "no task asks for a reward"
     assert networks["prometheus"] == set(COMPOSE["networks"]), "it scrapes all"
     for name, service in OURS.items():
         (url,) = re.findall(r"http://127\.0\.0\.1:(\d+/\w+)", service["healthcheck"]["test"][-1])
         port = interpolated(service["environment"].get(f"{PREFIX}METRICS_PORT", "0"))
         assert url == (f"{port}/healthz" if port != "0" else {"gateway": "8000/readyz"}.get(name, "8100/readyz"))
+
+
+def test_a_worker_of_tasks_is_ended_first_where_memory_is_short_and_reads_the_servers_files_as_its_group() -> None:
+    tasks, redis = COMPOSE["services"]["tasks"], COMPOSE["services"]["redis"]
+    assert tasks["oom_score_adj"] >= 500
+    assert tasks["init"] is True, "processes of killed tasks are reaped"
+    environment = tasks["environment"]
+    assert f"redis:{environment['ONBEAT_REDIS_FOLDER']}:ro" in tasks["volumes"]
+    assert "redis:/data" in redis["volumes"]
+    (user,) = re.findall(r"^USER (\d+):(\d+)$", (ROOT / "deploy" / "redis.Dockerfile").read_text(), re.MULTILINE)
+    assert tasks["group_add"] == [user[1]]
+    start = (ROOT / "deploy" / "redis-start.sh").read_text()
+    secret, server = re.findall(r"^umask (\d+)$", start, re.MULTILINE)
+    assert (secret, server) == ("077", "027")
+    assert start.index("umask 027") > start.index("/tmp/users.acl"), "passwords are the server's alone"
+    assert "group_add" not in COMPOSE["services"]["beat"]
+
+
+def test_a_backup_has_a_volume_that_a_worker_may_write() -> None:
+    assert "backups:/backups" in COMPOSE["services"]["tasks"]["volumes"]
+    assert "backups" in COMPOSE["volumes"]
+    image = (ROOT / "Dockerfile").read_text().rpartition("\nFROM ")[2]
+    assert re.search(r"install -d -m 0700 -o onbeat -g onbeat .*/backups\b", image)
+    assert re.search(r"^# BACKUP_ROOT=/backups$", (ROOT / ".env.example").read_text(), re.MULTILINE)
 
 
 def started(name: str, folder: Path, secret: str, value: str, **variables: str) -> list[str]:
@@ -251,6 +295,7 @@ def test_redis_reads_a_password_of_a_file_as_every_process_does_also_where_its_l
     (tmp_path / "REDIS_STAGE_PASSWORD").unlink()
     told = subprocess.run(["sh", "-c", script], env={"PATH": os.defpath}, check=False, capture_output=True, text=True)
     assert (told.returncode, "REDIS_STAGE_PASSWORD is neither set nor a file" in told.stderr) == (2, True)
+    assert "sh deploy/make-env.sh .env >> .env" in told.stderr, "an older .env lacks the passwords of newer users"
 
 
 def test_a_gateway_has_a_file_of_keys_that_it_may_write_and_a_new_volume_begins_with_an_empty_one() -> None:

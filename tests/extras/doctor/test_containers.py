@@ -17,17 +17,17 @@ from typing import Any
 
 import pytest
 
-from broker.connection.roles import GENERATOR, TRAINER
+from broker.connection.roles import CELERY, GENERATOR, TRAINER
 from contracts.settings import PREFIX, StackSettings, settings_from
 from onbeat.cli import run
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.doctor import machine, server
 from onbeat_extras.doctor.finding import GIB, Level
 from onbeat_extras.doctor.service import REWARD_SERVICE, SERVICES, STACK, service_named, service_of
+from tests.kubernetes import container_of, secrets
 from tests.kubernetes import environment as pod_environment
-from tests.kubernetes import pods, secrets
 from tests.refusals import refusal_of
-from tests.unit.test_compose import ON_GPUS, OURS, ROLES, interpolated
+from tests.unit.test_compose import ON_GPUS, OURS, ROLES, WITH_MESSAGES, interpolated
 from tests.unit.test_kubernetes import FOLDER as KUBERNETES
 from tests.unit.test_kubernetes import FOUND as MANIFESTS
 from tests.unit.test_kubernetes import ROLES as POD_ROLES
@@ -58,8 +58,11 @@ def settings_of(name: str, redis: EmbeddedRedis) -> dict[str, str]:
     """The service's variables in docker-compose.yml, at this server."""
     environment = {key: interpolated(value) for key, value in OURS[name]["environment"].items()}
     environment.pop(f"{PREFIX}REDIS_PASSWORD_FILE", None)
+    environment.pop(f"{PREFIX}CELERY_PASSWORD_FILE", None)
     if name in ROLES:
         environment[f"{PREFIX}REDIS_URL"] = redis.url_of(ROLES[name])
+    if name in WITH_MESSAGES:
+        environment[f"{PREFIX}CELERY_URL"] = redis.url_of(CELERY)
     return environment
 
 
@@ -79,8 +82,8 @@ def pod_settings(app: str, redis: EmbeddedRedis) -> dict[str, str]:
 
 def pod_mounts(app: str) -> dict[str, bool]:
     """Folder of an app's container in deploy/kubernetes → True where it is mounted read-only."""
-    (container,) = pods(MANIFESTS)[app]["spec"]["containers"]
-    return {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
+    mounts = container_of(MANIFESTS, app)["volumeMounts"]
+    return {mount["mountPath"]: mount.get("readOnly", False) for mount in mounts}
 
 
 def make_root(root: Path, mounts: dict[str, bool]) -> None:
@@ -135,7 +138,7 @@ def test_doctor_finds_nothing_bad_in_a_container_of_a_healthy_stack(
     assert findings["service"]["says"].startswith(name)
     if name in ROLES:
         assert findings["redis"]["says"].endswith(f"for the role {ROLES[name]}")
-    assert ("run root" in findings) is (name in ("gateway", "consumer", "producer"))
+    assert ("run root" in findings) is (name in ("gateway", "consumer", "producer", "tasks"))
 
 
 @pytest.mark.parametrize("app", APPS)
