@@ -70,6 +70,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     celery_url: str = ""
     """The same server for the messages of Celery, as a user of their own, for gateways, workers of tasks and the clock;
     "" takes redis_url."""
+    task_events: bool = False
+    """True: a worker of tasks says what it does over Celery's events, which Flower shows."""
     reward_url: str = "http://127.0.0.1:8100"
     """Base URL of the reward service, which scores and plays."""
     reward_key: str = ""

@@ -13,7 +13,7 @@ mkdir "$folder"
 secret() { head -c 24 /dev/urandom | base64 | tr '+/' '-_'; }
 seal=$(head -c 16 /dev/urandom | sha256sum | cut -c 1-32)
 sed -i "s/@SEAL@/$seal/g" "$folder/users.acl" "$folder/library.lua"
-for role in DEFAULT GATEWAY TRAINER GENERATOR STAGE TASKS CELERY LOADER; do
+for role in DEFAULT GATEWAY TRAINER GENERATOR STAGE TASKS CELERY FLOWER LOADER; do
   password=$(secret)
   hash=$(printf %s "$password" | sha256sum | cut -c 1-64)
   sed -i "s/@$role@/$hash/" "$folder/users.acl"

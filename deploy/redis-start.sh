@@ -13,7 +13,7 @@ hash_of() {
 }
 
 passwords="REDIS_PASSWORD REDIS_GATEWAY_PASSWORD REDIS_TRAINER_PASSWORD REDIS_GENERATOR_PASSWORD REDIS_STAGE_PASSWORD"
-passwords="$passwords REDIS_TASKS_PASSWORD REDIS_CELERY_PASSWORD"
+passwords="$passwords REDIS_TASKS_PASSWORD REDIS_CELERY_PASSWORD REDIS_FLOWER_PASSWORD"
 cure="make .env with deploy/make-env.sh, or give an old one what it lacks: sh deploy/make-env.sh .env >> .env"
 for name in $passwords; do
   eval "value=\${$name:-}"
@@ -33,6 +33,7 @@ sed -e "s/@SEAL@/$seal/g" \
     -e "s/@STAGE@/$(hash_of "$REDIS_STAGE_PASSWORD")/" \
     -e "s/@TASKS@/$(hash_of "$REDIS_TASKS_PASSWORD")/" \
     -e "s/@CELERY@/$(hash_of "$REDIS_CELERY_PASSWORD")/" \
+    -e "s/@FLOWER@/$(hash_of "$REDIS_FLOWER_PASSWORD")/" \
     -e "s/@LOADER@/$(head -c 32 /dev/urandom | sha256sum | cut -c 1-64)/" \
     "$here/users.acl" > /tmp/users.acl
 

@@ -6,6 +6,7 @@
     stage       stage workers: claim rows of published batches and put their columns; of the rest they are readers
     tasks       workers of tasks and the clock: they run what a request or the clock starts, and forget ended jobs
     celery      Celery's messages, which say that there is a task; beside them it may call one bounded function
+    flower      Celery's page: hears what workers of tasks say of their messages, and how many messages wait
     loader      puts the library of functions on the server, when the server starts; nothing else
 
 Redis applies these rules to every command, those inside of a function too. So no role may bring functions of its own,
@@ -26,8 +27,10 @@ import hashlib
 from collections.abc import Mapping
 
 GATEWAY, TRAINER, GENERATOR, STAGE = "gateway", "trainer", "generator", "stage"
-TASKS, CELERY, LOADER = "tasks", "celery", "loader"
-ROLES = (GATEWAY, TRAINER, GENERATOR, STAGE, TASKS, CELERY, LOADER)
+TASKS, CELERY, FLOWER, LOADER = "tasks", "celery", "flower", "loader"
+ROLES = (GATEWAY, TRAINER, GENERATOR, STAGE, TASKS, CELERY, FLOWER, LOADER)
+WITHOUT_FUNCTIONS = (FLOWER, LOADER)
+"""Roles that may call no function."""
 OPERATOR = "default"
 """The user that runs the server, with every right."""
 SEAL_MARK = "@SEAL@"
@@ -123,6 +126,9 @@ REMOVAL = (
 )
 """What the removal of a job's keys needs: of gateways, and of the tasks that forget ended jobs."""
 
+EVENT_CHANNELS = "onbeat:celery:/0.celeryev/*"
+"""Channels of Celery's events of workers and tasks (onbeat_extras/tasks/events.py), in database 0."""
+
 RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     GATEWAY: (
         ("+time +info", ""),
@@ -192,7 +198,17 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+hset +hdel", f"~{S}:task_workers"),
     ),
     # What Celery's worker and its senders need, and no script: a list for each queue.
-    CELERY: (("+multi +exec +discard", ""), ("+lpush +rpop +brpop +llen +exists +del", "~onbeat:celery:*")),
+    CELERY: (
+        ("+multi +exec +discard", ""),
+        ("+lpush +rpop +brpop +llen +exists +del", "~onbeat:celery:*"),
+        # What a worker does, for Flower; of another channel each worker would hear, and be ended by it.
+        ("+publish", f"&{EVENT_CHANNELS}"),
+    ),
+    FLOWER: (
+        ("+multi +exec +discard", ""),
+        ("+llen", "%R~onbeat:celery:*"),
+        ("+psubscribe +punsubscribe", f"&{EVENT_CHANNELS}"),
+    ),
     LOADER: (("+function|load +function|list", ""),),
 }
 """Role → (commands, keys and channels). A command passes that one of these lines allows with all of its keys."""
@@ -219,7 +235,7 @@ def users_acl(password_hashes: Mapping[str, str], seal: str) -> str:
 
 def rules(role: str, seal: str) -> str:
     """What stands behind the password of a role's line."""
-    has_functions = role != LOADER
+    has_functions = role not in WITHOUT_FUNCTIONS
     selectors = [f"(+get %R~{marker(role)})"] if has_functions else []
     root = f"{EVERY_ROLE} +fcall" if has_functions else EVERY_ROLE
     for commands, names in RIGHTS[role]:

@@ -6,7 +6,7 @@ set -eu
 
 secret() { head -c 32 /dev/urandom | base64 | tr '+/' '-_' | tr -d '=\n'; }
 gateway=$(secret) trainer=$(secret) generator=$(secret) stage=$(secret)
-tasks=$(secret) celery=$(secret)
+tasks=$(secret) celery=$(secret) flower=$(secret)
 
 cat << EOF
 apiVersion: v1
@@ -49,4 +49,5 @@ stringData:
   stage: "$stage"
   tasks: "$tasks"
   celery: "$celery"
+  flower: "$flower"
 EOF

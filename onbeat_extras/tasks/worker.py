@@ -35,6 +35,7 @@ from onbeat.process import crash_points
 from onbeat.process.launcher import end_with_parent
 from onbeat.telemetry import logs
 from onbeat_extras.tasks.attempt import GRACE_S, RunningAttempt
+from onbeat_extras.tasks.events import send_events
 from onbeat_extras.tasks.messages import TASK_NAMES, TaskMessages, make_celery_app
 from onbeat_extras.tasks.works import work_of
 
@@ -89,6 +90,8 @@ def run_worker(settings: StackSettings, names: Sequence[TaskQueue]) -> int:
     for queue, soft_s in soft_limits(settings).items():
         hard_s = soft_s + HARD_LIMIT_S
         app.task(run_task, name=TASK_NAMES[queue], soft_time_limit=soft_s, time_limit=hard_s)
+    if settings.task_events:
+        send_events(app)
     look = Look(broker, settings, worker_id=worker_id, queues=queues)
     app.steps["consumer"].add(look.step())
     signals.worker_shutting_down.connect(WorkerEnd(look).begin, weak=False)

@@ -16,6 +16,7 @@ from broker import keys
 from broker.connection.client import Broker, connect
 from broker.connection.roles import (
     CELERY,
+    FLOWER,
     GATEWAY,
     GENERATOR,
     LOADER,
@@ -189,11 +190,12 @@ TASKS_MAY = {
 
 def attacks(job_id: str, seal: str = SEAL) -> dict[str, tuple[tuple[str, ...], tuple[Any, ...]]]:
     """Those of the roles of a job, and those of tasks and of Celery's messages."""
-    not_of_tasks = (TRAINER, GENERATOR, STAGE, CELERY, LOADER)
-    not_celery = (GATEWAY, TRAINER, GENERATOR, STAGE, TASKS, LOADER)
+    not_of_tasks = (TRAINER, GENERATOR, STAGE, CELERY, FLOWER, LOADER)
+    not_celery = (GATEWAY, TRAINER, GENERATOR, STAGE, TASKS, FLOWER, LOADER)
+    not_flower = (GATEWAY, TRAINER, GENERATOR, STAGE, TASKS, CELERY, LOADER)
     task, messages = keys.task("task-000000000000"), "onbeat:celery:check"
     return {
-        what: (tuple({*roles, CELERY, *(() if what in TASKS_MAY else (TASKS,))}), command)
+        what: (tuple({*roles, CELERY, FLOWER, *(() if what in TASKS_MAY else (TASKS,))}), command)
         for what, (roles, command) in attacks_on_a_job(job_id, seal).items()
     } | {
         "forge a task": (not_of_tasks, ("HSET", task, "state", "done")),
@@ -203,6 +205,8 @@ def attacks(job_id: str, seal: str = SEAL) -> dict[str, tuple[tuple[str, ...], t
         "send a message of Celery's": (not_celery, ("LPUSH", messages, "x")),
         "take a message of Celery's": (not_celery, ("RPOP", messages)),
         "tell all workers to end": (ROLES, ("PUBLISH", "onbeat:celery:/0.celery.pidbox", "x")),
+        "forge an event of Celery's": (not_celery, ("PUBLISH", "onbeat:celery:/0.celeryev/worker.heartbeat", "x")),
+        "listen to Celery's events": (not_flower, ("PSUBSCRIBE", "onbeat:celery:/0.celeryev/*")),
     }
 
 
@@ -318,7 +322,7 @@ def test_a_script_of_another_role_is_refused_at_its_head(
     for role in {GATEWAY, TRAINER, GENERATOR, STAGE, TASKS, CELERY} - set(SCRIPT_ROLES[script]):
         with raw(redis_server, role) as client, pytest.raises(ResponseError, match=f"may run {script}"):
             client.fcall(function_name(script), 0, job.job_id, "1", told, "", "", "")
-    for role in (LOADER,):
+    for role in (FLOWER, LOADER):
         with raw(redis_server, role) as client, pytest.raises(NoPermissionError):
             client.fcall(function_name(script), 0)
     assert before == {key: operator.dump(key) for key in every_key(keys)}

@@ -15,13 +15,13 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from broker.connection.roles import CELERY, GATEWAY, GENERATOR, SEAL_MARK, STAGE, TASKS, TRAINER
+from broker.connection.roles import CELERY, FLOWER, GATEWAY, GENERATOR, SEAL_MARK, STAGE, TASKS, TRAINER
 from broker.connection.script_texts import write_texts
 from contracts.settings import PREFIX, settings_from
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-NOT_OURS = {"redis", "prometheus", "alertmanager", "grafana"}
+NOT_OURS = {"redis", "prometheus", "alertmanager", "grafana", "flower"}
 OURS = {name: service for name, service in COMPOSE["services"].items() if name not in NOT_OURS}
 SAMPLE_SECRETS = {
     "REDIS_PASSWORD": "operator-word",
@@ -31,13 +31,15 @@ SAMPLE_SECRETS = {
     "REDIS_STAGE_PASSWORD": "stage-word",
     "REDIS_TASKS_PASSWORD": "tasks-word",
     "REDIS_CELERY_PASSWORD": "celery-word",
+    "REDIS_FLOWER_PASSWORD": "flower-word",
     "ONBEAT_API_KEY": "api-word",
     "ONBEAT_REWARD_KEY": "reward-word",
     "ONBEAT_METRICS_KEY": "metrics-word",
     "GRAFANA_PASSWORD": "grafana-word",
+    "FLOWER_PASSWORD": "page-word",
 }
 HOLDS = {
-    "redis": {"operator", "gateway", "trainer", "generator", "stage", "tasks", "celery"},
+    "redis": {"operator", "gateway", "trainer", "generator", "stage", "tasks", "celery", "flower"},
     "gateway": {"gateway", "celery", "api", "reward", "metrics"},
     "consumer": {"trainer", "reward", "metrics"},
     "producer": {"generator", "reward", "metrics"},
@@ -50,6 +52,7 @@ HOLDS = {
     "prometheus": {"metrics"},
     "alertmanager": set(),
     "grafana": {"grafana"},
+    "flower": {"flower", "page"},
 }
 """Service → the secrets that it is told."""
 ROLES = {
@@ -137,15 +140,18 @@ def test_a_container_has_few_rights_and_bounded_means(name: str) -> None:
     assert service["tmpfs"] == (["/tmp:exec"] if name in ON_GPUS else ["/tmp"])
     assert service["pids_limit"] > 0
     assert service["logging"]["options"] == {"max-size": "${LOG_SIZE:-32m}", "max-file": "2"}
-    assert all(port.startswith("${BIND:-127.0.0.1}:${") for port in service.get("ports", []))
+    address = "127.0.0.1:${" if name == "flower" else "${BIND:-127.0.0.1}:${"
+    assert all(port.startswith(address) for port in service.get("ports", []))
     assert re.fullmatch(r"\$\{[A-Z]+_MEMORY:-\d+g\}", service["mem_limit"])
-    assert ("stop_grace_period" in service) is (name not in {"alertmanager", "grafana"})
+    assert ("stop_grace_period" in service) is (name not in {"alertmanager", "grafana", "flower"})
     assert "privileged" not in service
     is_root = name == "reward_service"
     assert service.get("cap_add", []) == (["SETUID", "SETGID", "KILL"] if is_root else [])
     assert service.get("user") == ("0:0" if is_root else None)
     has_files = bool(service.get("volumes"))
-    assert has_files is (not is_root and name != "beat"), "a process that is root sees no files of the stack"
+    assert has_files is (not is_root and name not in ("beat", "flower")), (
+        "a process that is root sees no files of the stack"
+    )
 
 
 @pytest.mark.parametrize(("name", "other"), ON_GPUS.items())
@@ -195,6 +201,23 @@ def test_a_worker_of_tasks_is_ended_first_where_memory_is_short_and_reads_the_se
     assert (secret, server) == ("077", "027")
     assert start.index("umask 027") > start.index("/tmp/users.acl"), "passwords are the server's alone"
     assert "group_add" not in COMPOSE["services"]["beat"]
+
+
+def test_flower_is_on_loopback_with_a_password_and_nothing_needs_it() -> None:
+    flower = COMPOSE["services"]["flower"]
+    assert flower["profiles"] == ["flower"]
+    assert importlib.util.find_spec(flower["command"][2]) is not None
+    assert "flower" in PROJECT["optional-dependencies"][flower["build"]["args"]["EXTRAS"]][0]
+    assert all("flower" not in service.get("depends_on", []) for service in COMPOSE["services"].values())
+    assert flower["networks"] == ["stack"]
+    environment = {key: interpolated(value) for key, value in flower["environment"].items()}
+    assert environment.pop("FLOWER_BASIC_AUTH") == "onbeat:page-word"
+    assert environment.pop(f"{PREFIX}CELERY_PASSWORD_FILE") == "/run/secrets/REDIS_FLOWER_PASSWORD"
+    settings = settings_from(environment)
+    assert settings.celery_url == f"redis://{FLOWER}:flower-word@redis:6379/0"
+    assert settings.redis_url == ""
+    events = {name: service["environment"].get(f"{PREFIX}TASK_EVENTS") for name, service in OURS.items()}
+    assert events["tasks"] == "${TASK_EVENTS:-0}", "off, where nobody asks for them"
 
 
 def test_a_backup_has_a_volume_that_a_worker_may_write() -> None:
@@ -375,7 +398,9 @@ def test_the_extra_vllm_is_installed_beside_onbeat_in_the_versions_that_its_imag
     locked_packages = locked("vllm/cuda")
     wanted = [Requirement(line) for line in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["vllm"])]
     shared = [requirement for requirement in wanted if _normal(requirement.name) in locked_packages]
-    assert {"vllm", "torch", "transformers", "fastapi", "numpy", "redis"} <= {requirement.name for requirement in shared}
+    assert {"vllm", "torch", "transformers", "fastapi", "numpy", "redis"} <= {
+        requirement.name for requirement in shared
+    }
     for requirement in shared:
         version, _ = locked_packages[_normal(requirement.name)]
         assert requirement.specifier.contains(version), requirement

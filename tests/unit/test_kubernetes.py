@@ -52,7 +52,7 @@ HOLDS = {
     "consumer": {"redis-trainer", "reward-key", "metrics-key"},
     "gateway": {"redis-gateway", "redis-celery", "api-key", "reward-key", "metrics-key"},
     "producer": {"redis-generator", "reward-key", "metrics-key"},
-    "redis": {"password", "gateway", "trainer", "generator", "stage", "tasks", "celery"},
+    "redis": {"password", "gateway", "trainer", "generator", "stage", "tasks", "celery", "flower"},
     "reward": {"reward-key", "metrics-key"},
     "stages": {"redis-stage", "metrics-key"},
     "tasks": {"redis-tasks", "redis-celery", "metrics-key"},

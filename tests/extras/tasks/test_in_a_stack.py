@@ -1,4 +1,4 @@
-"""`onbeat up` has a worker of tasks and the clock: both live, come back when they are killed, and end with the stack."""
+"""`onbeat up` has a worker of tasks and the clock: they live, are started again when killed, and end with the stack."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[4]
 CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "redis_url": ("redis://:word@127.0.0.1:6390/0", {}),
     "redis_replicas": (2, {}),
+    "task_events": (True, {}),
     "api_key": ("chosen-key", {}),
     "keys_file": ("/tmp/chosen", {}),
     "metrics_key": ("key-of-scrapes", {}),
