@@ -2,8 +2,6 @@
 # Makes the users from the passwords in the environment, or in the files of secrets, starts the server, and gives it its
 # library of functions: no role may bring its own. The seal, a secret in the names of keys, belongs to the data and lies
 # beside them. Nothing secret stands on a command line, or in the server's environment.
-#
-# The server's group may read the data, and nobody else: a worker of tasks that backs them up belongs to it.
 set -eu
 umask 077
 here=/usr/share/onbeat
@@ -21,6 +19,11 @@ for name in $passwords; do
   if [ -z "$value" ]; then echo "$name is neither set nor a file that can be read: $cure" >&2; exit 2; fi
   eval "$name=\$value"
 done
+
+# Workers of tasks make backups: their group may read the data, and nobody else (docs/operate.md, Backups).
+readable() {
+  chmod -R g+rX,o-rwx /data/appendonlydir /data/seal 2>/dev/null || true
+}
 
 test -s /data/seal || head -c 16 /dev/urandom | sha256sum | cut -c 1-32 > /data/seal
 seal=$(cat /data/seal)
@@ -45,11 +48,8 @@ load_library() {
   redis-cli -x function load replace < /tmp/library.lua > /dev/null
 }
 
-# Files of an older image are the server's alone.
-chmod g+r /data/seal
-if [ -d /data/appendonlydir ]; then chmod -R g+rX /data/appendonlydir; fi
-
 load_library &
 unset $passwords
+readable
 umask 027
 exec redis-server "$here/redis.conf" --maxmemory "${REDIS_MAXMEMORY:-1gb}"
