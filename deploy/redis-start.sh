@@ -20,7 +20,7 @@ for name in $passwords; do
   eval "$name=\$value"
 done
 
-# Workers of tasks make backups: their group may read the data, and nobody else (docs/operate.md, Backups).
+# Workers of tasks make backups: their group may read the data, other users may not (docs/operate.md, Backup).
 readable() {
   chmod -R g+rX,o-rwx /data/appendonlydir /data/seal 2>/dev/null || true
 }

@@ -40,6 +40,7 @@ NOT_HERE = {
     "(cd deploy/kubernetes/redis && kustomize": "the same",
     "kubectl": "there is no cluster; tests/unit/test_kubernetes.py reads the manifests",
     "sh deploy/kubernetes/make-secrets.sh | kubectl": "the same",
+    "tasks=$(openssl rand -hex 32)": "words for the next line, of kubectl",
     "pip install": "it asks a package registry",
     "export AWS_REGION=…": "an account of yours",
     "export AWS_ENDPOINT_URL=": "the same; tests/extras/objects has a server of its own",
@@ -72,6 +73,8 @@ ELSEWHERE = {
     "(umask 077; sh deploy/make-env.sh": ("tests/unit/test_compose.py", "make-env.sh"),
     "CONSUMERS=2 PRODUCERS=4 sbatch": ("tests/e2e/test_slurm.py", "onbeat.sbatch"),
     "sh deploy/own-redis.sh": ("tests/e2e/test_own_redis.py", "own-redis.sh"),
+    "python -m onbeat_extras.tasks check": ("tests/extras/tasks/test_flower.py", '"onbeat_extras.tasks"'),
+    "FLOWER_BASIC_AUTH=": ("tests/extras/tasks/test_flower.py", "FLOWER_BASIC_AUTH="),
     "redis-server --port 0 --tls-port": ("tests/e2e/test_own_redis.py", "--tls-port"),
     ". made/redis.env && redis-cli": ("tests/e2e/test_own_redis.py", "FUNCTION"),
 }
