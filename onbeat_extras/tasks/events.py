@@ -28,7 +28,8 @@ def send_events(app: Celery) -> None:
     and bounded as each message is (`messages.make_celery_app`).
     """
     app.conf.worker_send_task_events = True
-    app.steps["consumer"].add(HeartbeatStep)
+    steps: Any = app.steps
+    steps["consumer"].add(HeartbeatStep)
 
 
 class HeartbeatStep(bootsteps.StartStopStep):
