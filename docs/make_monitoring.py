@@ -32,10 +32,13 @@ class Endpoint(NamedTuple):
 MONITORED: Mapping[str, Sequence[Endpoint]] = {
     "gateway": [Endpoint("http", "gateway")],
     "reward": [Endpoint("http", "reward_service")],
-    # The trainer is a process of its consumer's pod; while no job runs its target is down.
-    "consumer": [Endpoint("metrics", "consumer"), Endpoint("trainer", "trainer")],
+    # The trainer is a process of its consumer's pod; while no job runs its target is down. A worker of tasks is next to
+    # them, in a container of its own.
+    "consumer": [Endpoint("metrics", "consumer"), Endpoint("trainer", "trainer"), Endpoint("tasks", "tasks")],
     "producer": [Endpoint("metrics", "generator")],
     "stages": [Endpoint("metrics", "stage")],
+    "tasks": [Endpoint("metrics", "tasks")],
+    "beat": [Endpoint("metrics", "beat")],
 }
 """App (the label of its pods) → its endpoints. A new service is a row here, one in prometheus.yml, and a policy."""
 

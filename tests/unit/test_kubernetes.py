@@ -349,10 +349,10 @@ def test_prometheus_scrapes_each_port_at_which_a_pod_serves_metrics_and_is_let_i
         if document["kind"] == "PodMonitor"
         for endpoint in document["spec"]["podMetricsEndpoints"]
     }
-    containers = {app: pod["spec"]["containers"][0] for app, pod in pods(FOUND).items()}
+    containers = [(app, container) for app, pod in pods(FOUND).items() for container in pod["spec"]["containers"]]
     serving = {
         (app, port["name"])
-        for app, container in containers.items()
+        for app, container in containers
         if any(variable["name"] == "ONBEAT_METRICS_KEY" for variable in container["env"])
         for port in container["ports"]
     }

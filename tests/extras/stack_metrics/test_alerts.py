@@ -31,7 +31,7 @@ RULES = [
     for rule in group["rules"]
 ]
 ALERTS = sorted({rule["alert"] for rule in RULES})
-SERVICES = {"gateway", "reward_service", "consumer", "trainer", "generator", "stage"}
+SERVICES = {"gateway", "reward_service", "consumer", "trainer", "generator", "stage", "tasks", "beat"}
 BY_PROMETHEUS = {"job", "instance"}
 """Labels that each target has without a configuration."""
 OF_TARGETS = ("up", "process_start_time_seconds", "process_cpu_seconds_total", "process_resident_memory_bytes")
@@ -69,7 +69,7 @@ def embedded_targets(folder: Path) -> Sequence[Labels]:
     (scrape,) = yaml.safe_load((DEPLOY / "prometheus" / "embedded.yml").read_text())["scrape_configs"]
     assert scrape["file_sd_configs"][0]["files"] == [f"../../runs/{TARGETS}"]
     assert scrape["honor_labels"] is True
-    plan = StackPlan(run_root=folder, model_root=folder, generators=1, stage_workers=1, metrics=True)
+    plan = StackPlan(run_root=folder, model_root=folder, generators=1, stage_workers=1, tasks=True, metrics=True)
     stack = EmbeddedStack(plan)
     stack.start_redis()
     try:
