@@ -293,15 +293,15 @@ class JobStore:
             if not self.state(job_id).is_final:
                 self._redis.sadd(keys.ACTIVE, job_id)
 
-    def wait_for_changes(self, after: str, timeout_s: float) -> tuple[str, bool]:
+    def wait_for_changes(self, after: str, timeout_s: float) -> str:
         """Waits for jobs that came, are to end or have gone after an entry of the changes; "0" is before all of them.
 
-        Returns the newest entry, and whether a job has gone, whose files are to be removed.
+        Returns the newest entry; the same one where nothing has changed.
         """
         with self._broker.call(blocks_s=timeout_s):
             rows: Any = self._redis.xread({keys.CHANGES: after}, block=max(1, int(timeout_s * 1000)))
         entries = rows[0][1] if rows else []
-        return (entries[-1][0].decode() if entries else after), any(e.get(b"what") == b"removed" for _, e in entries)
+        return entries[-1][0].decode() if entries else after
 
     def resume(self, job_id: str, asked: ResumeRequest = NOTHING_NEW, *, by: str = "") -> tuple[str, ...]:
         """Queues an ended job again: a trainer goes on from its newest checkpoint; the open iteration is sampled anew.

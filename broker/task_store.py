@@ -291,8 +291,10 @@ class TaskStore:
         known = self._known_entries()
         now_s = self._broker.now_s()
         dated = [changed(entry, known_s=known.get(entry.name) or now_s) for entry in entries]
+        names = {entry.name: True for entry in entries}
         lease_ms = int(lease_s * 1000)
-        return bool(self._broker.run("hold_clock", encode(dated), owner=owner, lease_ms=lease_ms)[1])
+        _, is_held = self._broker.run("hold_clock", encode(dated), owner=owner, lease_ms=lease_ms, names=names)
+        return bool(is_held)
 
     def _known_entries(self) -> dict[str, float]:
         """Returns since when the clock has each of its entries; nothing where another Onbeat has written them."""
@@ -301,6 +303,16 @@ class TaskStore:
         except ContractViolation as error:
             log.warning("the entries of the clock are written anew: %s", error)
             return {}
+
+    def place(self, entry: str) -> str:
+        """Returns how far an entry's work has come, in its own words; "" before the first run."""
+        with self._broker.call():
+            value: bytes | None = self._redis.hget(keys.CLOCK, f"place {entry}")
+        return (value or b"").decode(errors="replace")
+
+    def set_place(self, entry: str, place: str) -> None:
+        """Keeps how far an entry's work has come."""
+        self._broker.write("HSET", "clock", f"place {entry}", place)
 
     def clock(self) -> ClockReport:
         """Returns what the clock starts, when each ran last, and whose it is."""

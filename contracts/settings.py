@@ -161,6 +161,16 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """The same of result_days."""
     verify_timeout_s: Patience = 600.0
     """How long one check of an audit chain may take, which hashes all weights of a job that a worker of tasks sees."""
+    verify_kept_days: Annotated[float, Meta(ge=0.0, le=36500.0)] = 0.0
+    """Days after which the clock has every ended job whose run folder is kept verified again, some at a time; 0:
+    never."""
+    backup_root: str = ""
+    """Folder in which the clock has a backup made each night at 3:00 UTC, by a worker of tasks; "": none is made."""
+    backups_kept: Annotated[int, Meta(ge=1, le=10_000)] = 7
+    """Backups that stay there, the newest ones; older ones are removed when another is made."""
+    redis_folder: str = ""
+    """Folder of Redis' data, with the append-only file and the seal, for the backups of a stack whose Redis isn't in
+    the run root; "": `redis` in the run root, where there is one."""
     log_format: Literal["human", "json"] = "human"
     """human, or json: one object a line."""
     broker_timeout_s: Patience = 30.0
@@ -260,6 +270,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
     def own_folders(self) -> tuple[str, ...]:
         """What the stack alone reads and writes: no spec leads there, and no caged process sees it."""
         folders = (self.run_root, self.weight_root, self.cache, self.objects.partition("file://")[2])
+        folders += (self.backup_root, self.redis_folder)
         return tuple(str(Path(folder).resolve()) for folder in folders if folder)
 
     @property

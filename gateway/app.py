@@ -40,8 +40,6 @@ from onbeat.process.waiting import wait_for
 
 VERSION = "0.1.0"
 EXTRAS, NOTES, EXPOSITIONS = "onbeat.routes", "onbeat.notes", "onbeat.expositions"
-ENDED_JOBS = "onbeat.ended_jobs"
-"""A group of entry points: `gateway` sees to jobs that have ended."""
 LOOK_EVERY_S = 60.0
 UNCOMPRESSED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/x-tar")
 """Weights hardly become smaller, and a download of them has a length, and goes on where it broke off."""
@@ -108,20 +106,18 @@ async def _close_at_the_end(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _look_again_and_again(services: Services) -> None:
-    """Looks at the jobs' files, and at those that have ended, until the gateway ends. An error ends one look alone."""
-    see_to_ended = all_of(ENDED_JOBS, distribution=OURS).get("gateway", lambda services: None)
+    """Measures the disk that jobs take, until the gateway ends. An error ends one look alone."""
     while not services.closing.is_set():
         try:
             active = set(await run_in_threadpool(services.jobs.active_jobs))
             await run_in_threadpool(services.disk.measure, active=active, now_s=time.monotonic())
-            await run_in_threadpool(see_to_ended, services)
         except OnbeatError as error:
-            log.warning("cannot look at ended jobs now: %s", error)
+            log.warning("cannot look at the jobs' files now: %s", error)
         await wait_for(services.closing, LOOK_EVERY_S)
 
 
 def _end_if_died(task: asyncio.Task[None]) -> None:
     """A task of the background that dies ends its process, which is started again."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.critical("the look at ended jobs died: this gateway ends", exc_info=error)
+        log.critical("the look at the jobs' files died: this gateway ends", exc_info=error)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -133,6 +133,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     GATEWAY: (
         ("+time +info", ""),
         *REMOVAL,
+        ("+hgetall", "%R~onbeat:removed"),
         (WATCH, f"%R~onbeat:{{*}}:* %R~onbeat:jobs %R~onbeat:active %R~onbeat:journal %R~{S}:*"),
         (WATCH, f"%R~{TASK_KEYS.replace(' ~', ' %R~')}"),
         ("+set", "~onbeat:idempotency:*"),
@@ -174,7 +175,6 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+publish", "&onbeat:wake:* &onbeat:{*}:shards"),
         ("+set +get +pexpire +del", "~onbeat:{*}:starting"),
         ("+sadd +srem", "~onbeat:active"),
-        ("+hgetall +hset +hdel", "~onbeat:removed"),
         ("+hdel", f"~{S}:generators ~{S}:stage_workers"),
         ("+hset +hdel", f"~{S}:consumers"),
         ("+xtrim", f"~{S}:{{*}}:spans"),

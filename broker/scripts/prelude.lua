@@ -461,6 +461,8 @@ local TASKS, OPEN_TASKS, TASK_NAMES, TASK_COUNTS, CLOCK =
 local TASK_ENDED = { done = true, failed = true, cancelled = true }
 -- The message of a task that no worker has begun after so long may be lost.
 local RESEND_MS = 15000
+-- So long the clock remembers the runs of an entry that it no longer has.
+local FORGOTTEN_MS = 30 * 86400 * 1000
 
 local function task_key(id)
   if type(id) ~= 'string' or not string.match(id, '^task%-%x%x%x%x%x%x%x%x%x%x%x%x$') then return error('not a task id') end

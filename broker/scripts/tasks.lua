@@ -8,7 +8,8 @@
 --   onbeat:task_names   hash   what is asked, by whom -> task id: a request that comes again is answered the same task while it is open
 --   onbeat:task_counts  hash   'STATE KIND' -> how many have ended so; 'ms KIND' -> how long their last attempts took together
 --   onbeat:clock        hash   owner, lease_until, entries (packed ClockEntry list); of each entry 'last NAME' (ms of its newest task's
---                              creation), 'task NAME' (that task) and 'done NAME' (ms at which one was done last)
+--                              creation), 'task NAME' (that task), 'failed NAME' (the newest one before it that failed), 'done NAME' (ms
+--                              at which one was done last) and 'place NAME' (how far its work has come, where the next one goes on)
 
 -- create_task: {task_id, kind, queue, who, entry, interval_ms, phase_ms, max_waiting, max_kept}, payloads TaskArguments, JobEvent or '';
 --   entry: the clock's entry that is to be run, or ''; its periods begin at phase_ms, and then every interval_ms
@@ -40,7 +41,22 @@ redis.call('HSET', task_key(a.task_id), 'kind', a.kind, 'queue', a.queue, 'job',
 redis.call('ZADD', TASKS, whole(now), a.task_id)
 redis.call('ZADD', OPEN_TASKS, whole(now + RESEND_MS), a.task_id)
 redis.call('HSET', TASK_NAMES, same, a.task_id)
-if a.entry ~= '' then redis.call('HSET', CLOCK, 'last ' .. a.entry, whole(now), 'task ' .. a.entry, a.task_id) end
+if a.entry ~= '' then
+  -- Of an entry that runs each minute two runs are kept, the newest and the newest that failed: all of them would push out what people
+  -- have asked for.
+  local before = redis.call('HGET', CLOCK, 'task ' .. a.entry)
+  local ended = before and redis.call('HGET', task_key(before), 'state')
+  if ended == 'failed' then
+    local failed = redis.call('HGET', CLOCK, 'failed ' .. a.entry)
+    redis.call('HSET', CLOCK, 'failed ' .. a.entry, before)
+    before = failed
+  end
+  if before and ended and TASK_ENDED[ended] then
+    redis.call('UNLINK', task_key(before))
+    redis.call('ZREM', TASKS, before)
+  end
+  redis.call('HSET', CLOCK, 'last ' .. a.entry, whole(now), 'task ' .. a.entry, a.task_id)
+end
 tell_of_task(event)
 -- The oldest ended ones make room.
 local num_over = redis.call('ZCARD', TASKS) - a.max_kept
@@ -145,7 +161,8 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', OPEN_TASKS, '-inf', whole(now), 
 end
 return out
 
--- hold_clock: {owner, lease_ms}, payload packed list of ClockEntry -> {held, 1 where the clock is the owner's, else 0}
+-- hold_clock: {owner, lease_ms, names}, payload packed list of ClockEntry -> {held, 1 where the clock is the owner's, else 0};
+--   names: of its entries, each with true
 -- Two clocks may stand beside each other; one of them ticks.
 local entries, now = payload(), now_ms()
 local owner, lease_until = unpack(redis.call('HMGET', CLOCK, 'owner', 'lease_until'))
@@ -153,6 +170,13 @@ local left = (tonumber(lease_until) or 0) - now
 -- A lease from before a clock stepped back counts as over.
 if owner and owner ~= a.owner and left > 0 and left <= 10 * a.lease_ms then return { 'held', 0 } end
 redis.call('HSET', CLOCK, 'owner', a.owner, 'lease_until', whole(now + a.lease_ms), 'entries', entries)
+-- An entry that there hasn't been for long, as of a host that is gone, is forgotten.
+for _, field in ipairs(redis.call('HKEYS', CLOCK)) do
+  local name = string.match(field, '^last (.*)$')
+  if name and not a.names[name] and now - (tonumber(redis.call('HGET', CLOCK, field)) or 0) > FORGOTTEN_MS then
+    redis.call('HDEL', CLOCK, field, 'task ' .. name, 'failed ' .. name, 'done ' .. name, 'place ' .. name)
+  end
+end
 return { 'held', 1 }
 
 -- send_message: {queue, max_waiting}, payload a message of Celery's -> {sent} | {full}

@@ -39,10 +39,8 @@ from onbeat.telemetry.container_name import named
 
 LOOK_EVERY_S = 2.0
 LISTEN_S = 10.0
-SWEEP_EVERY_S = 60.0
-"""Ended jobs, and what becomes of their keys and files."""
-ENDED_JOBS, LOG_RELAYS = "onbeat.ended_jobs", "onbeat.log_relays"
-"""Groups of entry points: `worker` sees to ended jobs, `stderr` passes a trainer's log on."""
+LOG_RELAYS = "onbeat.log_relays"
+"""A group of entry points: `stderr` passes a trainer's log on."""
 REDIS_PATIENCE_S = 2.0
 
 log = logging.getLogger(__name__)
@@ -56,14 +54,11 @@ class LookOut:
     trainer whose starter's thread is gone.
     """
 
-    def __init__(self, reconciler: Reconciler, jobs: JobStore, *, begin_sweep: Callable[[], None]) -> None:
-        """begin_sweep: has the ended jobs seen to, in a thread of its own; called where that is due."""
+    def __init__(self, reconciler: Reconciler, jobs: JobStore) -> None:
         self._reconciler = reconciler
-        self._begin_sweep = begin_sweep
         self._jobs = jobs
         self._wakes = queue.SimpleQueue[None]()  # no Event: a handler that interrupts its wait would wait for its lock
         self._stopping = False
-        self._swept_s = float("-inf")
 
     def stop(self) -> None:
         """`run` returns once the trainer that runs here has ended. A signal handler may call it."""
@@ -74,30 +69,21 @@ class LookOut:
         """Looks until `stop`."""
         threading.Thread(target=self._listen, name="changes", daemon=True).start()
         while not self._stopping:
-            self.look()
+            self._unless_away(self._reconciler.reconcile)
             with contextlib.suppress(queue.Empty):
                 self._wakes.get(timeout=LOOK_EVERY_S)
                 while True:
                     self._wakes.get_nowait()
         self._unless_away(self._reconciler.close)
 
-    def look(self) -> None:
-        """Sees to the active jobs, and to the ended ones where that is due."""
-        self._unless_away(self._reconciler.reconcile)
-        if time.monotonic() - self._swept_s >= SWEEP_EVERY_S:
-            self._swept_s = time.monotonic()
-            self._begin_sweep()
-
     def _listen(self) -> None:
         newest = "0"
         while not self._stopping:
             try:
-                last, (newest, has_removed) = newest, self._jobs.wait_for_changes(newest, LISTEN_S)
+                last, newest = newest, self._jobs.wait_for_changes(newest, LISTEN_S)
             except Unavailable:
                 time.sleep(LOOK_EVERY_S)
                 continue
-            if has_removed:
-                self._begin_sweep()
             if newest != last:
                 self._wakes.put(None)
 
@@ -132,9 +118,7 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
         network=settings.network,
         metrics=metrics,
     )
-    sweeper = all_of(ENDED_JOBS, distribution=OURS).get("worker")
-    begin_sweep = sweeper(broker, settings, metrics).begin if sweeper else lambda: None
-    look_out = LookOut(reconciler, JobStore(broker), begin_sweep=begin_sweep)
+    look_out = LookOut(reconciler, JobStore(broker))
 
     def end(*_: object) -> None:
         ending.begin()

@@ -24,7 +24,8 @@ from contracts.run_folder import RunFolder
 from onbeat.process.folders import make_private
 from onbeat.process.waiting import Waiting
 
-APPEND_ONLY, MANIFEST = "appendonlydir", "appendonly.aof.manifest"
+APPEND_ONLY, MANIFEST, SEAL = "appendonlydir", "appendonly.aof.manifest", "seal"
+"""What a folder of Redis' data holds: the folder of its append-only file, which has a manifest, and the seal."""
 NUMBERED = ("checkpoints", "weights", "rollouts", "trainer_state")
 """Folders of a run whose folders are whole once they have their names, and may vanish once others have theirs."""
 TRIES_S = 60.0
@@ -58,7 +59,7 @@ def _copied_redis(source: Path, target: Path) -> bool:
     except FileNotFoundError:
         return False
     (target / APPEND_ONLY / MANIFEST).write_bytes(named)
-    _copy_file(source / "seal", target / "seal")
+    _copy_file(source / SEAL, target / SEAL)
     return (source / APPEND_ONLY / MANIFEST).read_bytes() == named
 
 

@@ -151,19 +151,31 @@ class Bucket:
 
     def objects(self, prefix: str) -> dict[str, datetime]:
         """Key → when it was written, by the store's clock, below a prefix that ends where a name does."""
+        return {key: written_at for key, (_, written_at) in self.sizes_and_ages(prefix).items()}
+
+    def sizes_and_ages(self, prefix: str) -> dict[str, tuple[int, datetime]]:
+        """Key → bytes of the object, and when it was written, as `objects` has it."""
         furthest = 0
 
-        def listed(waiting: Waiting) -> dict[str, datetime]:
+        def listed(waiting: Waiting) -> dict[str, tuple[int, datetime]]:
             nonlocal furthest
-            found: dict[str, datetime] = {}
-            for some in self._store.list(prefix=prefix):
-                found |= {one["path"]: one["last_modified"] for one in some}
-                if len(found) > furthest:
-                    furthest = len(found)
+            objects: dict[str, tuple[int, datetime]] = {}
+            for part in self._store.list(prefix=prefix):
+                objects |= {meta["path"]: (meta["size"], meta["last_modified"]) for meta in part}
+                if len(objects) > furthest:
+                    furthest = len(objects)
                     waiting.progress()
-            return found
+            return objects
 
         return self._ask("say what it has", prefix, listed)
+
+    def folders(self) -> list[str]:
+        """The first parts of the keys of all objects that lie in a folder, sorted."""
+        return self._ask(
+            "say which folders it has",
+            "",
+            lambda _: sorted(prefix.strip("/") for prefix in self._store.list_with_delimiter()["common_prefixes"]),
+        )
 
     def delete(self, keys: Collection[str]) -> None:
         """Deletes those that are there."""

@@ -190,6 +190,8 @@ class ObjectFiles(RunFiles):
             rest = {name: one for name, one in files.items() if name != aside.name}
             return rest | ({(named if is_forgotten else aside).name: pieces} if pieces else {})
 
+        if is_forgotten and named.is_file() and not self._blobs.pointers():
+            self._list_first(with_chain)
         self._relist(with_chain)
 
     def forget(self, paths: Collection[Path]) -> None:
@@ -227,6 +229,14 @@ class ObjectFiles(RunFiles):
             except OSError:
                 is_free = True
             yield is_free
+
+    def _list_first(self, change: Callable[[Files], Files]) -> None:
+        """Gives a job a list that ended before its first checkpoint: by its pointer the store tells that it is kept."""
+        spec = self._folder.spec
+        files = change({spec.name: (self._blobs.put_file(spec),)} if spec.is_file() else {})
+        listed = FileList(job_id=self._folder.job_id, trainer_epoch=0, iteration=0, files=files)
+        newest = Listed(trainer_epoch=0, iteration=0, at=self._put_list(listed))
+        self._blobs.put_pointer(f"{0:020d}-{0:09d}", encode(newest))
 
     def _relist(self, change: Callable[[Files], Files], *, sweeps: bool = False) -> None:
         """Puts another list of an ended job's files in the place of the newest one, which may be changed at once."""

@@ -1,5 +1,5 @@
 """How long ended jobs are kept, and how they go: `onbeat delete`, and what their spec and their stack say.
 
-`sweeper.py` is the worker's part: files. `forgetting.py` is the gateway's: keys, which it removes once the run folder
-has all of them, and the endpoint that deletes a job.
+`deletion.py` is the gateway's part: the endpoint that deletes a job. `sweeper.py` is what the tasks `sweep` and
+`delete` do with files. The task `forget` removes keys once the run folder has all of them.
 """

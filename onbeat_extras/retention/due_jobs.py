@@ -1,9 +1,10 @@
 """Ended jobs whose time in Redis is over, and what their run folder needs to stand alone.
 
-    consumer: audit chain and status ─▶ put aside in the run folder     it alone may write there
-    gateway:  reads them back, equal ─▶ remove_job (as_seen)            it alone may remove keys
-    consumer: onbeat:removed, kept   ─▶ audit.json
+    sweep:  audit chain and status ─▶ put aside in the run folder
+    forget: reads them back, equal ─▶ remove_job (as_seen)
+    sweep:  onbeat:removed, kept   ─▶ audit.json
 
+These are tasks of the clock, perhaps of workers on several hosts, and each may run twice, or late.
 A resume between two of these steps wins: `remove_job` looks at the job once more, and what was put aside is stale.
 """
 

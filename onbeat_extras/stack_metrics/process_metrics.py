@@ -102,17 +102,17 @@ NUMBERS: Mapping[Process, Numbers] = {
                 "Unix time at which it last looked after the active jobs.",
                 0.0,
             ),
-            "unreadable_removals": (
-                "onbeat_worker_unreadable_removals",
-                "Notes of deleted jobs that can't be read: their files stay.",
-                0.0,
-            ),
             "running": ("onbeat_worker_trainer_running", "1 while a trainer of its runs.", 0.0),
         },
     ),
     # What becomes of tasks is counted in Redis, for the gateway's metrics: these have what each process has.
     "tasks": Numbers(),
-    "clock": Numbers(),
+    "clock": Numbers(
+        gauges={
+            "ticked": ("onbeat_clock_ticked_timestamp_seconds", "Unix time of its last tick that Redis answered.", 0.0),
+            "holds_lease": ("onbeat_clock_holds_lease", "1 while it is the one that starts tasks.", 0.0),
+        },
+    ),
 }
 
 

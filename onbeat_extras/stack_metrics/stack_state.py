@@ -30,6 +30,7 @@ from broker.keys import JOBS, OpenKeys
 from broker.ledger import ids_among
 from broker.monitor import job_status
 from broker.presence import Presence
+from broker.removals import Removals
 from broker.task_store import TaskStore
 from contracts.encoding.json_lines import last_json_lines
 from contracts.encoding.names import JOB_ID
@@ -97,6 +98,7 @@ STACK = (
     Family("onbeat_live_stage_workers", GAUGE, "Stage workers with a sign of life in the last 10 seconds."),
     Family("onbeat_live_consumers", GAUGE, "Consumers that looked after the jobs in the last 10 seconds."),
     Family("onbeat_live_task_workers", GAUGE, "Workers of tasks with a sign of life in the last 10 seconds."),
+    Family("onbeat_unreadable_removals", GAUGE, "Notes of deleted jobs that can't be read: their files stay."),
     Family("onbeat_disk_free_bytes", GAUGE, "Free bytes of the disk that the run root is on."),
     Family("onbeat_disk_size_bytes", GAUGE, "All of its bytes."),
     Family("onbeat_jobs_disk_bytes", GAUGE, "Run folders and versions of all jobs together, a minute ago."),
@@ -261,6 +263,7 @@ def _add_stack(samples: _Samples, broker: Broker, num_generators: int) -> None:
     samples.add("onbeat_live_generators", num_generators)
     samples.add("onbeat_live_stage_workers", shared.live_stage_workers)
     samples.add("onbeat_live_consumers", shared.live_consumers)
+    samples.add("onbeat_unreadable_removals", len(Removals(broker).notes().unreadable))
     samples.add("onbeat_live_task_workers", shared.live_task_workers)
 
 

@@ -18,6 +18,12 @@ from onbeat_extras.tasks.attempt import Progress, Work
 WORKS: Mapping[TaskKind, str] = {
     TaskKind.VERIFY: "onbeat_extras.tasks.work.verify:verify",
     TaskKind.EXPORT: "onbeat_extras.tasks.work.export:export",
+    TaskKind.BACKUP: "onbeat_extras.tasks.work.backup:backup",
+    TaskKind.CLEAR_OBJECTS: "onbeat_extras.tasks.work.clear_objects:clear_objects",
+    TaskKind.DELETE: "onbeat_extras.tasks.work.delete:delete",
+    TaskKind.FORGET: "onbeat_extras.tasks.work.forget:forget",
+    TaskKind.SWEEP: "onbeat_extras.tasks.work.sweep:sweep",
+    TaskKind.VERIFY_KEPT: "onbeat_extras.tasks.work.verify_kept:verify_kept",
 }
 """Kind → `module:function` below onbeat_extras/tasks/work/."""
 

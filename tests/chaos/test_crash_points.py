@@ -15,11 +15,9 @@ from tests.pipeline import Pipeline, wait_for_exit
 
 LAGGING_POINTS = ["consumer.saving_older_versions", "consumer.publishing_older_versions"]
 """Only trainers of a job with a lag get there."""
-SWEEP_POINTS = ["consumer.putting_aside", "consumer.reducing_files", "consumer.removing_files"]
-"""Those of the worker's sweep after ended jobs: the tests of retention die there."""
 COPY_POINTS = ["consumer.keeping_files", "consumer.after_files_kept"]
 """Only trainers whose run folders are copied elsewhere get there: tests/chaos/test_lost_hosts.py."""
-ELSEWHERE = (*LAGGING_POINTS, *SWEEP_POINTS, *COPY_POINTS)
+ELSEWHERE = (*LAGGING_POINTS, *COPY_POINTS)
 TRAINER_POINTS = [name for name in CRASH_POINTS if name.startswith("consumer.") and name not in ELSEWHERE]
 LOADING, RECEIVING = "producer.loading_weights", "producer.receiving_weights"
 """Only generators of a job with a lag get there."""

@@ -360,7 +360,7 @@ def test_the_key_table_names_each_key_once_and_every_key_of_a_job() -> None:
 
 def test_every_crash_point_is_explained() -> None:
     page = (ROOT / "docs" / "promises.md").read_text()
-    explained = re.findall(r"^`((?:consumer|hosts|producer|environment|stage)\.\w+)` \|", page, re.MULTILINE)
+    explained = re.findall(r"^`((?:consumer|hosts|producer|environment|stage|tasks)\.\w+)` \|", page, re.MULTILINE)
     assert set(explained) == set(CRASH_POINTS)
 
 

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from broker.connection.client import connect
+from broker.removals import Removals
 from contracts.encoding.wire import encode
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -21,15 +22,14 @@ from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.objects.blobs import open_blobs
 from onbeat_extras.objects.run_files import FileList, Listed, Piece
 from onbeat_extras.retention import sweeper
-from onbeat_extras.retention.forgetting import forget_due, remove_for_good
-from onbeat_extras.retention.removals import Removals
+from onbeat_extras.retention.deletion import remove_for_good
 from onbeat_extras.retention.sweeper import Sweeper
 from tests.extras.retention.test_retention import Stack, known
 
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
-    """A gateway and a consumer on two hosts."""
+    """A gateway and a worker of tasks on two hosts."""
     (tmp_path / "bucket").mkdir()
     with EmbeddedRedis(tmp_path / "redis") as server:
         settings = StackSettings(
@@ -38,7 +38,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
         of_gateway = replace(settings, run_root=str(tmp_path / "of the gateway"), api_key="test-key")
         services = Services(settings=of_gateway, broker=connect(of_gateway))
         broker = connect(settings)
-        yield Stack(operator=broker, gateway=services, consumer=broker, settings=settings)
+        yield Stack(operator=broker, gateway=services, consumer=broker, tasks=broker, settings=settings)
 
 
 def copied(stack: Stack, folder: RunFolder) -> None:
@@ -66,13 +66,13 @@ def seen_from(stack: Stack, folder: RunFolder, name: str) -> RunFolder:
 
 
 def test_any_host_has_the_record_of_a_job_that_was_forgotten(stack: Stack, ended: RunFolder) -> None:
-    assert forget_due(stack.gateway) == [], "nothing is put aside yet"
+    assert stack.forget_due() == [], "nothing is put aside yet"
     stack.sweep()
     assert not seen_from(stack, ended, "before").audit.exists()
-    assert forget_due(stack.gateway) == [ended.job_id]
+    assert stack.forget_due() == [ended.job_id]
     assert not known(stack, ended)
     stack.sweep()
-    assert Removals(stack.consumer).notes().removals == {}
+    assert Removals(stack.tasks).notes().removals == {}
     shutil.rmtree(ended.path)
     there = seen_from(stack, ended, "after")
     assert not there.audit_aside.exists()
@@ -84,19 +84,19 @@ def test_a_host_without_the_folder_names_the_copy_and_leaves_the_folder_to_the_h
     stack: Stack, ended: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack.sweep()
-    forget_due(stack.gateway)
-    elsewhere = Sweeper(stack.consumer, replace(stack.settings, run_root=stack.gateway.settings.run_root + "s"))
+    stack.forget_due()
+    elsewhere = Sweeper(stack.tasks, replace(stack.settings, run_root=stack.gateway.settings.run_root + "s"))
     elsewhere.sweep()
     assert seen_from(stack, ended, "after").audit.exists()
-    assert list(Removals(stack.consumer).notes().removals) == [ended.job_id], "the other host has not seen to it"
+    assert list(Removals(stack.tasks).notes().removals) == [ended.job_id], "the other host has not seen to it"
     stack.sweep()
     assert ended.audit.exists()
-    assert Removals(stack.consumer).notes().removals == {}
+    assert Removals(stack.tasks).notes().removals == {}
     # A host that is gone for good is not waited for.
     remove_for_good(stack.gateway, ended.job_id)
     monkeypatch.setattr(sweeper, "LATE_S", 0.0)
     elsewhere.sweep()
-    assert Removals(stack.consumer).notes().removals == {}
+    assert Removals(stack.tasks).notes().removals == {}
     blobs = open_blobs(stack.settings, ended.job_id, "run", deadline_s=10.0)
     assert blobs.pointers() == []
 
@@ -104,5 +104,5 @@ def test_a_host_without_the_folder_names_the_copy_and_leaves_the_folder_to_the_h
 def test_a_resumed_job_is_not_forgotten_by_the_record_of_its_first_end(stack: Stack, ended: RunFolder) -> None:
     stack.sweep()
     stack.operator.redis.hset(stack.operator.job_keys(ended.job_id).job, "ended_s", "1.0")  # it has ended again
-    assert forget_due(stack.gateway) == []
+    assert stack.forget_due() == []
     assert known(stack, ended)

@@ -14,9 +14,10 @@ import pytest
 
 from broker import keys
 from broker.connection.client import Broker, connect
-from broker.connection.roles import GATEWAY, GENERATOR, TRAINER
+from broker.connection.roles import GATEWAY, GENERATOR, TASKS, TRAINER
 from broker.generator_side import PublishOutcome
 from broker.job_store import JobStore
+from broker.removals import Removals
 from contracts.encoding.wire import encode
 from contracts.errors import NotFound, OnbeatError
 from contracts.jobs import JobState
@@ -27,9 +28,9 @@ from gateway.event_stream import EventStream
 from gateway.services import Services
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.retention import sweeper
-from onbeat_extras.retention.removals import Removals
-from onbeat_extras.retention.sweeper import Sweeper, hidden_name, remove_tree
-from onbeat_extras.stack_metrics.process_metrics import ProcessMetrics
+from onbeat_extras.retention.sweeper import Sweeper
+from onbeat_extras.retention.trees import hidden_name, remove_tree
+from onbeat_extras.stack_metrics.stack_state import stack_state
 from tests.builders import job_spec
 from tests.integration.test_fence import DIGEST, answer_to, claimed, job_of
 from tests.served import asked
@@ -40,7 +41,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def stack(server: EmbeddedRedis, tmp_path: Path) -> StackSettings:
     return StackSettings(
-        redis_url=server.url_of(TRAINER), run_root=str(tmp_path / "runs"), weight_root=str(tmp_path / "weights")
+        redis_url=server.url_of(TASKS), run_root=str(tmp_path / "runs"), weight_root=str(tmp_path / "weights")
     )
 
 
@@ -50,7 +51,7 @@ def jobs(server: EmbeddedRedis) -> JobStore:
 
 
 @pytest.fixture
-def consumer(stack: StackSettings) -> Broker:
+def worker(stack: StackSettings) -> Broker:
     return connect(stack)
 
 
@@ -71,11 +72,11 @@ def files_of(folder: RunFolder) -> list[str]:
 
 
 def test_a_deleted_job_s_files_go_from_both_roots_and_the_note_once_no_late_writer_is_to_be_feared(
-    jobs: JobStore, stack: StackSettings, consumer: Broker, monkeypatch: pytest.MonkeyPatch
+    jobs: JobStore, stack: StackSettings, worker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, other = ended(jobs, stack), ended(jobs, stack)
     jobs.remove(folder.job_id)
-    sweep = Sweeper(consumer, stack).sweep
+    sweep = Sweeper(worker, stack).sweep
     sweep()
     assert files_of(folder) == []
     assert len(files_of(other)) == 2
@@ -83,29 +84,29 @@ def test_a_deleted_job_s_files_go_from_both_roots_and_the_note_once_no_late_writ
     folder.trainer_log.write_text("late")
     sweep()
     assert files_of(folder) == []
-    assert list(Removals(consumer).notes().removals) == [folder.job_id]
+    assert list(Removals(worker).notes().removals) == [folder.job_id]
     monkeypatch.setattr(sweeper, "LATE_S", 0.0)
     sweep()
-    assert Removals(consumer).notes().removals == {}
+    assert Removals(worker).notes().removals == {}
 
 
 @pytest.mark.parametrize("name", ["redis", "..", "../outside", "logs", "job-1", "a/b", ""])
 def test_a_name_that_is_no_job_s_id_never_becomes_a_path(
-    name: str, server: EmbeddedRedis, stack: StackSettings, consumer: Broker, tmp_path: Path
+    name: str, server: EmbeddedRedis, stack: StackSettings, worker: Broker, tmp_path: Path
 ) -> None:
     for folder in ("redis", "logs", "job-1", "a/b"):
         (stack.run_root_path / folder).mkdir(parents=True)
     (tmp_path / "outside").mkdir()
     note = encode(Removal(files="removed", at_s=0.0))
     connect(StackSettings(redis_url=server.url)).redis.hset(keys.REMOVED, name, note)  # type: ignore[arg-type]
-    Sweeper(consumer, stack).sweep()
+    Sweeper(worker, stack).sweep()
     assert sorted(path.name for path in stack.run_root_path.iterdir()) == ["a", "job-1", "logs", "redis"]
     assert (stack.run_root_path / "a" / "b").is_dir()
     assert (tmp_path / "outside").is_dir()
 
 
 def test_a_note_that_cannot_be_read_keeps_its_job_s_files_and_no_other_removal(
-    server: EmbeddedRedis, jobs: JobStore, stack: StackSettings, consumer: Broker, caplog: pytest.LogCaptureFixture
+    server: EmbeddedRedis, jobs: JobStore, stack: StackSettings, worker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     damaged = [ended(jobs, stack) for _ in range(3)]
     for folder, note in zip(damaged, (b"", b"\xc1junk", encode(JobState.QUEUED)), strict=True):
@@ -113,18 +114,16 @@ def test_a_note_that_cannot_be_read_keeps_its_job_s_files_and_no_other_removal(
         connect(StackSettings(redis_url=server.url)).redis.hset(keys.REMOVED, folder.job_id, note)  # type: ignore[arg-type]
     other = ended(jobs, stack)
     jobs.remove(other.job_id)
-    metrics = ProcessMetrics("worker")
-    sweeper = Sweeper(consumer, stack, metrics)
-    for _ in range(3):
-        sweeper.sweep()
+    Sweeper(worker, stack).sweep()
     assert files_of(other) == []
     assert [len(files_of(folder)) for folder in damaged] == [2, 2, 2]
     assert caplog.text.count("is left alone") == 3
-    assert b"onbeat_worker_unreadable_removals 3.0" in metrics.exposition()
+    gateway = connect(StackSettings(redis_url=server.url_of(GATEWAY)))
+    assert b"onbeat_unreadable_removals 3.0" in stack_state(gateway, JobStore(gateway), stack.run_root_path)
 
 
 def test_links_are_removed_and_what_they_lead_to_stays(
-    jobs: JobStore, stack: StackSettings, consumer: Broker, tmp_path: Path
+    jobs: JobStore, stack: StackSettings, worker: Broker, tmp_path: Path
 ) -> None:
     treasure = tmp_path / "treasure"
     treasure.mkdir()
@@ -135,21 +134,21 @@ def test_links_are_removed_and_what_they_lead_to_stays(
     whole.path.symlink_to(tmp_path / "elsewhere")
     for folder in (inside, whole):
         jobs.remove(folder.job_id)
-    Sweeper(consumer, stack).sweep()
+    Sweeper(worker, stack).sweep()
     assert (files_of(inside), files_of(whole)) == ([], [])
     assert (treasure / "file").read_text() == "mine"
     assert (tmp_path / "elsewhere" / "replays" / "file").is_file()
 
 
 def test_a_removal_that_is_killed_in_the_middle_is_finished_by_the_next_sweep(
-    jobs: JobStore, stack: StackSettings, consumer: Broker
+    jobs: JobStore, stack: StackSettings, worker: Broker
 ) -> None:
     folder = ended(jobs, stack)
     jobs.remove(folder.job_id)
     program = (
         "import os; from broker.connection.client import connect; from contracts.settings import settings_from;"
         "from onbeat_extras.retention.sweeper import Sweeper; from onbeat.process import crash_points;"
-        "crash_points.arm('consumer.removing_files:2');"
+        "crash_points.arm('tasks.removing_files:2');"
         "settings = settings_from(os.environ); Sweeper(connect(settings), settings).sweep()"
     )
     died = subprocess.run(
@@ -158,12 +157,12 @@ def test_a_removal_that_is_killed_in_the_middle_is_finished_by_the_next_sweep(
     assert died.returncode == -9
     (left,) = files_of(folder)
     assert Path(left).name == hidden_name(folder.path).name
-    Sweeper(consumer, stack).sweep()
+    Sweeper(worker, stack).sweep()
     assert files_of(folder) == []
 
 
 def test_what_cannot_be_removed_is_tried_again_and_keeps_no_other_removal(
-    jobs: JobStore, stack: StackSettings, consumer: Broker, monkeypatch: pytest.MonkeyPatch
+    jobs: JobStore, stack: StackSettings, worker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = ended(jobs, stack), ended(jobs, stack)
     for folder in (first, second):
@@ -175,10 +174,10 @@ def test_what_cannot_be_removed_is_tried_again_and_keeps_no_other_removal(
         return remove_tree(path)
 
     monkeypatch.setattr(sweeper, "remove_tree", refuses)
-    Sweeper(consumer, stack).sweep()
+    Sweeper(worker, stack).sweep()
     assert (len(files_of(first)), files_of(second)) == (2, [])
     monkeypatch.undo()
-    Sweeper(consumer, stack).sweep()
+    Sweeper(worker, stack).sweep()
     assert files_of(first) == []
 
 
@@ -192,7 +191,7 @@ def test_the_same_idempotency_key_after_a_deletion_makes_another_job(jobs: JobSt
 
 
 def test_a_repeated_submission_never_gets_the_id_of_a_job_that_is_removed_in_the_middle_of_it(
-    jobs: JobStore, stack: StackSettings, consumer: Broker, monkeypatch: pytest.MonkeyPatch
+    jobs: JobStore, stack: StackSettings, worker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = ended(jobs, stack, key="a key")
     reserve = JobStore._reserve
@@ -206,7 +205,7 @@ def test_a_repeated_submission_never_gets_the_id_of_a_job_that_is_removed_in_the
     monkeypatch.setattr(JobStore, "_reserve", removed_meanwhile)
     again, is_new = jobs.create(job_spec(), idempotency_key="a key")
     assert (is_new, jobs.state(again)) == (True, JobState.QUEUED)
-    assert again not in Removals(consumer).notes().removals
+    assert again not in Removals(worker).notes().removals
     assert jobs.create(job_spec(), idempotency_key="a key") == (again, False)
 
 
@@ -247,7 +246,7 @@ def test_a_late_generator_and_an_open_event_stream_bring_nothing_of_a_deleted_jo
     assert list(operator.redis.scan_iter(match=f"*{job.job_id}*")) == []
     with pytest.raises(NotFound):
         jobs.remove(job.job_id)
-    assert list(Removals(trainers).notes().removals) == [job.job_id]
+    assert list(Removals(gateway).notes().removals) == [job.job_id]
 
 
 def test_an_ended_job_is_removed_over_http_and_a_live_one_is_not(services: Services) -> None:

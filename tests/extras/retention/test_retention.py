@@ -17,9 +17,10 @@ from msgspec.structs import replace
 from safetensors.numpy import save_file
 
 from broker.connection.client import Broker, connect
-from broker.connection.roles import GATEWAY, TRAINER
+from broker.connection.roles import GATEWAY, TASKS, TRAINER
 from broker.job_store import JobStore
 from broker.monitor import job_status
+from broker.removals import Removals
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import encode_json
 from contracts.errors import Conflict, NotFound
@@ -31,11 +32,12 @@ from gateway.services import Services
 from onbeat.audit.chain import verify_run
 from onbeat.audit.folder import read_audit_file, read_spec
 from onbeat.stack.redis import EmbeddedRedis
-from onbeat_extras.retention import sweeper
+from onbeat_extras.retention import left_folders, sweeper
+from onbeat_extras.retention.deletion import remove_for_good
 from onbeat_extras.retention.due_jobs import audit_links, due_jobs
-from onbeat_extras.retention.forgetting import forget_due, remove_for_good
-from onbeat_extras.retention.removals import Removals
-from onbeat_extras.retention.sweeper import Sweeper, needless, put_aside
+from onbeat_extras.retention.left_folders import needless
+from onbeat_extras.retention.sweeper import Sweeper, put_aside
+from onbeat_extras.tasks.work.forget import forget_due
 from tests.builders import commit_record, job_spec
 from tests.integration.test_fence import DIGEST, Job, answer_to, claimed
 
@@ -45,19 +47,25 @@ DAY_S = 86400.0
 
 @dataclass(kw_only=True)
 class Stack:
-    """A gateway and a consumer, each with its own rights, over one run root."""
+    """A gateway, a consumer and a worker of tasks, each with its own rights, over one run root."""
 
     operator: Broker
     gateway: Services
     consumer: Broker
+    tasks: Broker
     settings: StackSettings
+    """Of the worker of tasks."""
 
     @property
     def jobs(self) -> JobStore:
         return self.gateway.jobs
 
     def sweep(self) -> None:
-        Sweeper(self.consumer, self.settings).sweep()
+        Sweeper(self.tasks, self.settings).sweep()
+
+    def forget_due(self) -> list[str]:
+        """By a worker that sees what the gateway does of the run folders."""
+        return forget_due(self.tasks, replace(self.settings, run_root=self.gateway.settings.run_root))
 
     def folder(self, job_id: str) -> RunFolder:
         return RunFolder(self.settings.run_root_path, job_id)
@@ -103,11 +111,13 @@ def train(job: Job) -> None:
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
     with EmbeddedRedis(tmp_path / "redis") as server:
-        settings = StackSettings(redis_url=server.url_of(TRAINER), run_root=str(tmp_path / "runs"))
+        settings = StackSettings(redis_url=server.url_of(TASKS), run_root=str(tmp_path / "runs"))
         of_gateway = replace(settings, redis_url=server.url_of(GATEWAY), api_key="test-key")
         services = Services(settings=of_gateway, broker=connect(of_gateway))
         operator = connect(StackSettings(redis_url=server.url))
-        yield Stack(operator=operator, gateway=services, consumer=connect(settings), settings=settings)
+        consumer = connect(StackSettings(redis_url=server.url_of(TRAINER)))
+        tasks = connect(settings)
+        yield Stack(operator=operator, gateway=services, consumer=consumer, tasks=tasks, settings=settings)
 
 
 def known(stack: Stack, folder: RunFolder) -> bool:
@@ -121,10 +131,10 @@ def known(stack: Stack, folder: RunFolder) -> bool:
 def test_a_job_is_kept_for_its_days_and_then_its_folder_tells_what_redis_has_forgotten(stack: Stack) -> None:
     old, young = stack.ended(days_ago=31), stack.ended(days_ago=29)
     links, status = audit_links(stack.operator, old.job_id), job_status(stack.operator, old.job_id)
-    assert forget_due(stack.gateway) == [], "nothing is put aside yet"
+    assert stack.forget_due() == [], "nothing is put aside yet"
     stack.sweep()
     assert not old.audit.exists()
-    assert forget_due(stack.gateway) == [old.job_id]
+    assert stack.forget_due() == [old.job_id]
     assert list(stack.operator.redis.scan_iter(match=f"*{old.job_id}*")) == []
     assert (known(stack, old), known(stack, young)) == (False, True)
     stack.sweep()
@@ -133,7 +143,7 @@ def test_a_job_is_kept_for_its_days_and_then_its_folder_tells_what_redis_has_for
     assert [(one.record, one.digest) for one in entries] == links
     assert replace(told, live_generators=0) == replace(status, live_generators=0)
     assert verify_run(entries, read_spec(old), complete=True, digests_on_disk={}).gaps == ()
-    assert Removals(stack.consumer).notes().removals == {}
+    assert Removals(stack.tasks).notes().removals == {}
     assert old.checkpoint_after(0).is_dir(), "the whole folder is kept for a hundred years"
     assert not young.audit.exists()
     assert not young.audit_aside.exists()
@@ -164,26 +174,26 @@ def test_a_resume_between_the_steps_wins_and_what_was_put_aside_is_put_aside_ane
     stack.jobs.resume(folder.job_id, ResumeRequest(iterations=2))
     with pytest.raises(Conflict):
         stack.jobs.remove(folder.job_id, as_seen=(seen.ended_s, seen.num_records))
-    assert forget_due(stack.gateway) == []
+    assert stack.forget_due() == []
     stack.jobs.request_cancel(folder.job_id)
     with pytest.raises(Conflict, match="no longer what its run folder says"):
         stack.jobs.remove(folder.job_id, as_seen=(seen.ended_s, seen.num_records))
     later = stack.operator.now_s() - 35 * DAY_S
     stack.operator.redis.hset(stack.operator.job_keys(folder.job_id).job, "ended_s", repr(later))
-    assert forget_due(stack.gateway) == [], "its folder tells of an earlier end"
+    assert stack.forget_due() == [], "its folder tells of an earlier end"
     stack.sweep()
-    assert forget_due(stack.gateway) == [folder.job_id]
+    assert stack.forget_due() == [folder.job_id]
     stack.sweep()
     assert read_audit_file(folder.audit).status.state is JobState.CANCELLED
 
 
 def test_chain_and_status_are_put_aside_once_and_a_job_without_a_folder_gets_none(stack: Stack) -> None:
     folder = stack.ended(days_ago=40)
-    (due,) = due_jobs(stack.consumer, stack.settings)
-    assert put_aside(stack.consumer, folder, due)
-    assert not put_aside(stack.consumer, folder, due)
+    (due,) = due_jobs(stack.tasks, stack.settings)
+    assert put_aside(stack.tasks, folder, due)
+    assert not put_aside(stack.tasks, folder, due)
     shutil.rmtree(folder.path)
-    assert not put_aside(stack.consumer, folder, due)
+    assert not put_aside(stack.tasks, folder, due)
     assert not folder.path.exists()
 
 
@@ -200,17 +210,17 @@ def test_a_chain_that_is_not_whole_in_its_folder_stays_in_redis(stack: Stack, da
         folder.audit_aside.write_bytes(whole.replace(b'"trainer_epoch":', b'"trainer_epoch":1', 2))
     else:
         folder.audit_aside.write_bytes(whole.partition(b'"entries":')[0] + b'"entries":[]}')
-    assert forget_due(stack.gateway) == []
+    assert stack.forget_due() == []
     assert known(stack, folder)
     stack.sweep()
     assert folder.audit_aside.read_bytes() == whole
-    assert forget_due(stack.gateway) == [folder.job_id]
+    assert stack.forget_due() == [folder.job_id]
 
 
-@pytest.mark.parametrize("point", ["consumer.putting_aside", "consumer.reducing_files"])
+@pytest.mark.parametrize("point", ["tasks.putting_aside", "tasks.reducing_files"])
 def test_a_sweep_that_is_killed_in_the_middle_is_finished_by_the_next(stack: Stack, point: str) -> None:
     folder = stack.ended(days_ago=40, retention__keys_days=1.0, retention__files_days=30.0)
-    if point == "consumer.reducing_files":
+    if point == "tasks.reducing_files":
         forget(stack, folder)
     program = (
         "import os; from broker.connection.client import connect; from contracts.settings import settings_from;"
@@ -222,8 +232,8 @@ def test_a_sweep_that_is_killed_in_the_middle_is_finished_by_the_next(stack: Sta
         [sys.executable, "-c", program], env=os.environ | stack.settings.environment(), cwd=ROOT, check=False
     )
     assert died.returncode == -9
-    if point == "consumer.putting_aside":
-        assert forget_due(stack.gateway) == []
+    if point == "tasks.putting_aside":
+        assert stack.forget_due() == []
         forget(stack, folder)
     stack.sweep()
     assert sorted(path.name for path in folder.path.iterdir()) == [
@@ -235,14 +245,14 @@ def test_a_sweep_that_is_killed_in_the_middle_is_finished_by_the_next(stack: Sta
 def forget(stack: Stack, folder: RunFolder) -> None:
     """All three steps."""
     stack.sweep()
-    assert forget_due(stack.gateway) == [folder.job_id]
+    assert stack.forget_due() == [folder.job_id]
     name_all(stack)
 
 
 def name_all(stack: Stack) -> None:
-    for job_id in Removals(stack.consumer).notes().removals:
+    for job_id in Removals(stack.tasks).notes().removals:
         stack.folder(job_id).audit_aside.rename(stack.folder(job_id).audit)
-        Removals(stack.consumer).done(job_id)
+        Removals(stack.tasks).done(job_id)
 
 
 def test_a_forgotten_job_is_reduced_to_its_result_and_then_removed(
@@ -251,7 +261,7 @@ def test_a_forgotten_job_is_reduced_to_its_result_and_then_removed(
     folder = stack.ended(days_ago=40, retention__keys_days=1.0, retention__files_days=30.0, retention__result_days=60.0)
     trained = folder.weights_of(1) / "weights-00001-of-00001.safetensors"
     trained.write_bytes(b"trained")
-    monkeypatch.setattr(sweeper, "digest_of", lambda files: DIGEST if files == [trained] else "")
+    monkeypatch.setattr(left_folders, "digest_of", lambda files: DIGEST if files == [trained] else "")
     forget(stack, folder)
     stack.sweep()
     assert sorted(path.name for path in folder.path.iterdir()) == [
@@ -275,7 +285,7 @@ def test_files_stay_while_a_fork_that_begins_with_them_has_not_ended(stack: Stac
     assert sorted(folder.path.rglob("*")) == before
     with pytest.raises(Conflict, match=f"job {fork} goes on from version 1 of {folder.job_id}"):
         remove_for_good(stack.gateway, folder.job_id)
-    assert Removals(stack.consumer).notes().removals == {}
+    assert Removals(stack.tasks).notes().removals == {}
     stack.jobs.request_cancel(fork)
     stack.sweep()
     stack.sweep()
@@ -313,16 +323,16 @@ def test_a_forgotten_job_is_deleted_by_its_id(stack: Stack) -> None:
     for unknown in ("job-000000000000", "../outside"):
         with pytest.raises(NotFound):
             remove_for_good(stack.gateway, unknown)
-    assert list(Removals(stack.consumer).notes().removals) == [folder.job_id]
+    assert list(Removals(stack.tasks).notes().removals) == [folder.job_id]
 
 
 def test_a_job_that_trained_nothing_and_has_no_folder_is_forgotten_without_one(stack: Stack) -> None:
     job_id, _ = stack.jobs.create(job_spec())
     stack.jobs.request_cancel(job_id)
     stack.operator.redis.hset(stack.operator.job_keys(job_id).job, "ended_s", "1.0")
-    assert forget_due(stack.gateway) == [job_id]
+    assert stack.forget_due() == [job_id]
     stack.sweep()
-    assert Removals(stack.consumer).notes().removals == {}
+    assert Removals(stack.tasks).notes().removals == {}
     assert not stack.folder(job_id).path.exists()
 
 
@@ -346,7 +356,7 @@ def test_a_damaged_job_stays_and_the_one_beside_it_is_forgotten(stack: Stack, da
         redis.delete(getattr(stack.operator.job_keys(folders[0].job_id), name))
     getattr(redis, command)(getattr(stack.operator.job_keys(folders[0].job_id), name), *values)
     stack.sweep()
-    assert forget_due(stack.gateway)[-1] == folders[1].job_id
+    assert stack.forget_due()[-1] == folders[1].job_id
     assert not known(stack, folders[1])
 
 

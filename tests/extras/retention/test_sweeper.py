@@ -6,17 +6,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from consumer.supervisor.__main__ import ENDED_JOBS
 from contracts.encoding.wire import encode_json
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from gateway.app import ENDED_JOBS as ENDED_JOBS_OF_GATEWAY
-from onbeat.audit.folder import AuditFile
-from onbeat.process.entry_points import OURS, all_of
-from onbeat_extras.retention.forgetting import forget_due
-from onbeat_extras.retention.sweeper import LeftFolder, Sweeper
+from onbeat.audit.folder import AuditFile, read_audit_file
+from onbeat_extras.retention import left_folders
+from onbeat_extras.retention.left_folders import LeftFolder, LeftFolders
 from tests.builders import DIGEST, job_spec
 
 DAY_S = 86400.0
@@ -76,6 +74,50 @@ def test_a_folder_that_went_meanwhile_has_nothing_to_be_removed(folder: RunFolde
     assert left.reduce(OVER_S) == []
 
 
-def test_worker_and_gateway_find_what_sees_to_ended_jobs() -> None:
-    assert ENDED_JOBS == ENDED_JOBS_OF_GATEWAY
-    assert all_of(ENDED_JOBS, distribution=OURS) == {"gateway": forget_due, "worker": Sweeper}
+def test_a_folder_that_was_read_is_not_read_nor_hashed_again_by_the_next_look(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = StackSettings(run_root=str(folder.run_root))
+    first = LeftFolders(settings)
+    left = first.of(folder)
+    assert left is not None
+    left.reduce(OVER_S)
+    first.keep(left)
+    first.save()
+    monkeypatch.setattr(left_folders, "read_audit_file", lambda path: pytest.fail(f"{path} is read again"))
+    again = LeftFolders(settings).of(folder)
+    assert again is not None
+    assert again.read == left.read
+    assert not again.is_due(OVER_S + DAY_S)
+    assert again.is_over(ENDED_S + 36501 * DAY_S)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"job-0123456789ab": 1}'])
+def test_a_lost_note_of_what_was_read_costs_a_look_and_nothing_else(folder: RunFolder, damage: bytes) -> None:
+    settings = StackSettings(run_root=str(folder.run_root))
+    (folder.run_root / left_folders.NAME).write_bytes(damage)
+    folders = LeftFolders(settings)
+    left = folders.of(folder)
+    assert left is not None
+    assert left.reduce(OVER_S) == [folder.path / "rollouts"]
+    folders.keep(left)
+    folders.save()
+    kept = LeftFolders(settings).of(folder)
+    assert kept is not None
+    assert kept.read.is_reduced
+
+
+def test_another_audit_chain_under_the_same_name_is_read_anew(folder: RunFolder) -> None:
+    settings = StackSettings(run_root=str(folder.run_root))
+    folders = LeftFolders(settings)
+    left = folders.of(folder)
+    assert left is not None
+    left.reduce(OVER_S)
+    folders.keep(left)
+    folders.save()
+    stored = read_audit_file(folder.audit)
+    later = replace(stored, status=replace(stored.status, policy_version=22, ended_s=ENDED_S + DAY_S))
+    folder.audit.write_bytes(encode_json(later))
+    again = LeftFolders(settings).of(folder)
+    assert again is not None
+    assert (again.read.policy_version, again.read.is_reduced) == (22, False)

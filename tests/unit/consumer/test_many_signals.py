@@ -39,16 +39,16 @@ def change(newest, timeout_s):
     time.sleep(0.01)
     if has_ended.is_set():
         look_outs[-1].stop()
-    return newest, False
+    return newest
 
 reconciler = SimpleNamespace(reconcile=lambda: None, close=lambda: None)
 jobs = SimpleNamespace(wait_for_changes=change)
-look_outs = [LookOut(reconciler, jobs, begin_sweep=lambda: None)]
+look_outs = [LookOut(reconciler, jobs)]
 signal.signal(signal.SIGTERM, lambda *_: look_outs[-1].stop())
 print("ready", flush=True)
 while not has_ended.is_set():
     look_outs[-1].run()
-    look_outs.append(LookOut(reconciler, jobs, begin_sweep=lambda: None))
+    look_outs.append(LookOut(reconciler, jobs))
 print("stopped")
 """
 

@@ -1,11 +1,10 @@
 """Jobs that Redis has forgotten, and what is to become of their files: noted by the script that removed their keys.
 
-remove_job ─▶ onbeat:removed ─▶ a consumer, which alone may write to the run root ─▶ files are so ─▶ no note any more
+remove_job ─▶ onbeat:removed ─▶ a worker of tasks, which sees to the run root ─▶ files are so ─▶ no note any more
 """
 
 from __future__ import annotations
 
-import logging
 from typing import Any, NamedTuple
 
 from broker import keys
@@ -15,46 +14,39 @@ from contracts.encoding.wire import decode, encode
 from contracts.errors import ContractViolation
 from contracts.run_folder import Removal
 
-log = logging.getLogger(__name__)
-
 
 class Notes(NamedTuple):
     """What the hash holds."""
 
     removals: dict[str, Removal]
     """Job id → its note."""
-    unreadable: frozenset[str]
-    """Ids of jobs whose note doesn't decode, and names that are no job's id: these would become paths."""
+    unreadable: dict[str, str]
+    """Id of a job whose note doesn't decode, or a name that is no job's id, which would become a path → the reason."""
 
 
 class Removals:
-    """The notes. Several consumers may work on the same one: what they do is safe to repeat."""
+    """The notes. Several workers may see to the same one: what they do is safe to repeat."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._redis: Any = broker.redis
-        self._told: frozenset[str] = frozenset()
-        """What the log has said of unreadable notes."""
 
     def notes(self) -> Notes:
         """All of them. One that can't be read stays where it is, as do the files of its job, and keeps up no other."""
         with self._broker.call():
             stored: dict[bytes, bytes] = self._redis.hgetall(keys.REMOVED)
         removals: dict[str, Removal] = {}
-        reasons: dict[str, str] = {}
+        unreadable: dict[str, str] = {}
         for name, value in stored.items():
             job_id = name.decode(errors="backslashreplace")
             if not MADE_HERE.fullmatch(job_id):
-                reasons[job_id] = "it is no job's id"
+                unreadable[job_id] = "it is no job's id"
                 continue
             try:
                 removals[job_id] = decode(value, Removal)
             except ContractViolation as error:
-                reasons[job_id] = str(error)
-        for job_id in sorted(set(reasons) - self._told):
-            log.error("the note of %s in %s is left alone: %s", job_id, keys.REMOVED, reasons[job_id])
-        self._told = frozenset(reasons)
-        return Notes(removals, self._told)
+                unreadable[job_id] = str(error)
+        return Notes(removals, unreadable)
 
     def is_pending(self, job_id: str) -> bool:
         """Whether the job was removed, and its files perhaps not yet."""
@@ -64,7 +56,6 @@ class Removals:
     def note(self, job_id: str, removal: Removal) -> None:
         """Notes files of which Redis knows no job any more. On disk, where the server can tell, when it returns."""
         self._broker.write("HSET", "removed", job_id, encode(removal))
-        self._broker.write("XADD", "changes", "MAXLEN", 100, "*", "what", "removed")
         self._broker.durability.persisted()
 
     def done(self, job_id: str) -> None:

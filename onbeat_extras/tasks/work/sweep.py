@@ -1,0 +1,19 @@
+"""Sees to the run folders of ended jobs, once a minute (onbeat_extras/retention/sweeper.py)."""
+
+from __future__ import annotations
+
+from broker.connection.client import Broker
+from broker.task_store import Attempt
+from contracts.settings import StackSettings
+from contracts.tasks.records import TaskResult
+from onbeat_extras.retention.sweeper import Sweeper
+from onbeat_extras.tasks.attempt import Progress
+
+
+def sweep(broker: Broker, settings: StackSettings, attempt: Attempt, progress: Progress) -> TaskResult:
+    """Puts audit chains aside, removes files that are noted or due, and gives chains of forgotten jobs their name.
+
+    What another sweep, or a task `delete`, does at the same time does no harm: each step looks again.
+    """
+    num_jobs = Sweeper(broker, settings).sweep(lambda: progress.add(files=1))
+    return TaskResult(num_jobs=num_jobs)

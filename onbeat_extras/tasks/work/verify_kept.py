@@ -1,0 +1,94 @@
+"""Has the kept runs verified again, some at a time: weights on a disk rot, and their owner would learn it late.
+
+    round ─▶ kept jobs by id ─▶ place ─▶ tasks `verify`, as many as there is room for ─▶ place, in Redis
+      └ begins every ONBEAT_VERIFY_KEPT_DAYS
+
+A place that is lost begins a round too early, and one that comes back older asks for some again: no more.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from broker.connection.client import Broker
+from broker.job_store import JobStore
+from broker.task_store import CLOCK, MAX_WAITING, Attempt, TaskStore
+from contracts.encoding.names import MADE_HERE
+from contracts.encoding.wire import Record, decode_json, encode_json
+from contracts.errors import InvalidInput
+from contracts.run_folder import RunFolder
+from contracts.settings import StackSettings
+from contracts.spec_tables.retention import DAY_S
+from contracts.tasks.kinds import TaskKind, TaskState
+from contracts.tasks.records import TaskArguments, TaskResult
+from onbeat_extras.tasks.attempt import Progress
+from onbeat_extras.tasks.messages import TaskMessages
+
+ENTRY = "verify_kept"
+"""The clock's entry, whose place is kept."""
+AT_ONCE = 20
+"""Most tasks that one run creates."""
+MAX_OPEN = MAX_WAITING // 2
+"""Tasks that may wait in the queue: the other half is for people."""
+
+
+class Place(Record, frozen=True, kw_only=True):
+    """How far a round has come."""
+
+    began_s: float = 0.0
+    """Unix time at which the round began."""
+    job_id: str = ""
+    """The last job that a task was created for; "" before the first."""
+    is_over: bool = True
+    """True where every job of the round has had its task."""
+
+
+def verify_kept(broker: Broker, settings: StackSettings, attempt: Attempt, progress: Progress) -> TaskResult:
+    """Creates a task `verify` for each of the next jobs. Raises Unavailable."""
+    store = TaskStore(broker)
+    place, now_s = read_place(store.place(ENTRY)), time.time()
+    if place.is_over:
+        # A round that began in the future is from before the clock stepped back.
+        if 0.0 <= now_s - place.began_s < DAY_S * settings.verify_kept_days:
+            return TaskResult(num_jobs=0)
+        place = Place(began_s=now_s, is_over=False)
+    following = [job_id for job_id in kept_jobs(broker, settings) if job_id > place.job_id]
+    num_room = MAX_OPEN - sum(
+        task.queue == TaskKind.VERIFY.queue.value and task.state is TaskState.QUEUED for task in store.open()
+    )
+    chosen = following[: max(0, min(num_room, AT_ONCE))]
+    messages = TaskMessages(settings)
+    for job_id in chosen:
+        task_id, is_new = store.create(TaskKind.VERIFY, TaskArguments(job_id=job_id), who=CLOCK)
+        if is_new:
+            messages.send(task_id, TaskKind.VERIFY.queue.value)
+        place = Place(began_s=place.began_s, job_id=job_id, is_over=False)
+        store.set_place(ENTRY, encode_json(place).decode())
+        progress.add(files=1)
+    messages.close()
+    if len(chosen) == len(following):
+        store.set_place(ENTRY, encode_json(Place(began_s=place.began_s)).decode())
+    return TaskResult(num_jobs=len(chosen))
+
+
+def kept_jobs(broker: Broker, settings: StackSettings) -> list[str]:
+    """Returns the ended jobs whose run folder is below the run root here, by id: those that Redis knows, and those that
+    it has forgotten and whose folder holds their audit chain."""
+    jobs = JobStore(broker)
+    known, active = set(jobs.job_ids()), set(jobs.active_jobs())
+    root = settings.run_root_path
+    names = [entry.name for entry in os.scandir(root) if MADE_HERE.fullmatch(entry.name)] if root.is_dir() else []
+    return sorted(
+        name
+        for name in names
+        if name not in active and (name in known or RunFolder(root, name).audit.is_file()) and (root / name).is_dir()
+    )
+
+
+def read_place(text: str) -> Place:
+    """Reads a place; one that isn't there, or can't be read, is that of no round."""
+    try:
+        return decode_json(text.encode(), Place) if text else Place()
+    except InvalidInput:
+        return Place()
