@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 from safetensors.numpy import save_file
 
 from broker.connection.client import Broker, connect
-from broker.connection.roles import GATEWAY, TASKS, TRAINER
+from broker.connection.roles import CELERY, GATEWAY, TASKS, TRAINER
 from broker.job_store import JobStore
 from broker.monitor import job_status
 from broker.removals import Removals
@@ -108,16 +109,25 @@ def train(job: Job) -> None:
     job.trainer.commit(commit_record(0, trained), trained, event=None, opening=None, made=(1, DIGEST))
 
 
-@pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Stack]:
-    with EmbeddedRedis(tmp_path / "redis") as server:
-        settings = StackSettings(redis_url=server.url_of(TASKS), run_root=str(tmp_path / "runs"))
+@contextlib.contextmanager
+def stack_below(folder: Path) -> Iterator[Stack]:
+    """A stack with a server of its own."""
+    with EmbeddedRedis(folder / "redis") as server:
+        settings = StackSettings(
+            redis_url=server.url_of(TASKS), celery_url=server.url_of(CELERY), run_root=str(folder / "runs")
+        )
         of_gateway = replace(settings, redis_url=server.url_of(GATEWAY), api_key="test-key")
         services = Services(settings=of_gateway, broker=connect(of_gateway))
         operator = connect(StackSettings(redis_url=server.url))
         consumer = connect(StackSettings(redis_url=server.url_of(TRAINER)))
         tasks = connect(settings)
         yield Stack(operator=operator, gateway=services, consumer=consumer, tasks=tasks, settings=settings)
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    with stack_below(tmp_path) as stack:
+        yield stack
 
 
 def known(stack: Stack, folder: RunFolder) -> bool:
