@@ -22,7 +22,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterable
 from types import FrameType
@@ -40,8 +39,9 @@ from contracts.spec_tables.retention import DAY_S
 from contracts.tasks.kinds import OF_HOST, TaskKind, TaskQueue
 from contracts.tasks.records import ClockEntry, TaskArguments
 from onbeat.http_service.own_metrics import UNCOUNTED, OwnMetrics, metrics_of
+from onbeat.process.container_name import named
+from onbeat.process.ending import end_in_time
 from onbeat.telemetry import logs
-from onbeat_extras.tasks.ending import END_S, end_by
 from onbeat_extras.tasks.messages import TaskMessages, make_celery_app
 
 TICK_S = 2.0
@@ -49,6 +49,8 @@ LEASE_S = 10.0
 """How long a clock that died keeps another one from ticking."""
 PATIENCE_S = 2.0
 """How long a call waits for Redis."""
+END_S = 10.0
+"""Longest that the clock takes to end from its SIGTERM on, whatever Redis does."""
 MINUTE_S = 60.0
 VERIFY_EVERY_S = 600.0
 """How often tasks `verify` are created for some of the kept jobs, while a round goes on."""
@@ -183,24 +185,20 @@ class ClockScheduler(Scheduler):
 
 def run_clock(settings: StackSettings) -> int:
     """Ticks until a signal, and returns the exit code. Raises OnbeatError where Redis does not answer or refuses."""
-    services: list[tuple[Clock, Service]] = []
-
-    def end(_: int, __: FrameType | None) -> None:
-        threading.Thread(target=end_by, args=(time.monotonic() + END_S,), name="clock end", daemon=True).start()
-        if not services:
-            sys.exit(0)
-        for clock, service in services:
-            clock.stop()
-            service.stop()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+    ending = end_in_time(END_S)
     broker = connect_within(settings, patience_s=PATIENCE_S)
     broker.check()
     clock = Clock(broker, settings, TaskMessages(settings), metrics_of(settings, "clock"))
     scheduler = functools.partial(ClockScheduler, clock=clock)
     service = Service(make_celery_app(settings), max_interval=TICK_S, scheduler_cls=scheduler)
-    services.append((clock, service))
+
+    def end(_: int, __: FrameType | None) -> None:
+        ending.begin()
+        clock.stop()
+        service.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
     log.info("the clock ticks")
     service.start()
     clock.leave()
@@ -211,7 +209,7 @@ def run_clock(settings: StackSettings) -> int:
 def main() -> int:
     """Returns the exit code."""
     try:
-        settings = settings_from(os.environ)
+        settings = named(settings_from(os.environ))
         logs.configure(settings, service="clock")
         return run_clock(settings)
     except OnbeatError as error:

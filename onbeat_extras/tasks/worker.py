@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import socket
 import threading
@@ -34,7 +35,6 @@ from onbeat.process import crash_points
 from onbeat.process.launcher import end_with_parent
 from onbeat.telemetry import logs
 from onbeat_extras.tasks.attempt import GRACE_S, RunningAttempt
-from onbeat_extras.tasks.ending import END_S, end_by
 from onbeat_extras.tasks.events import send_events
 from onbeat_extras.tasks.messages import TASK_NAMES, TaskMessages, make_celery_app
 from onbeat_extras.tasks.works import work_of
@@ -43,6 +43,8 @@ LOOK_S = 3.0
 LOOK_PATIENCE_S = 2.0
 """How long the look waits for Redis: Celery's loop stands still meanwhile."""
 CHILD_PATIENCE_S = 5.0
+END_S = 10.0
+"""Longest that the process takes to end from its SIGTERM on, whatever Redis does."""
 HARD_LIMIT_S = 60.0
 """Time between a soft limit, which the task answers, and the hard one, at which its process is killed."""
 FILES_LIMIT_S = 6 * 3600.0
@@ -207,4 +209,11 @@ class WorkerEnd:
             with contextlib.suppress(psutil.Error):
                 child.terminate()
         psutil.wait_procs(children, timeout=GRACE_S + 2.0)
-        end_by(until_s)
+        while time.monotonic() < until_s:
+            time.sleep(0.1)
+        log.warning("Celery does not end: this process does")
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        logging.shutdown()
+        os._exit(0)

@@ -198,6 +198,9 @@ def attacks(job_id: str, seal: str = SEAL) -> dict[str, tuple[tuple[str, ...], t
         what: (tuple({*roles, CELERY, FLOWER, *(() if what in TASKS_MAY else (TASKS,))}), command)
         for what, (roles, command) in attacks_on_a_job(job_id, seal).items()
     } | {
+        "note that a job's files are to go": (not_of_tasks, ("HSET", keys.REMOVED, job_id, b"forged")),
+        "take a removal back": ((GATEWAY, *not_of_tasks), ("HDEL", keys.REMOVED, job_id)),
+        "read which jobs were removed": (not_of_tasks, ("HGETALL", keys.REMOVED)),
         "forge a task": (not_of_tasks, ("HSET", task, "state", "done")),
         "end a task": (not_of_tasks, ("ZREM", keys.OPEN_TASKS, "task-000000000000")),
         "take the clock": (not_of_tasks, ("HSET", keys.CLOCK, "owner", "x")),

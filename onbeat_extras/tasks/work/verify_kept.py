@@ -8,8 +8,10 @@ A place that is lost begins a round too early, and one that comes back older ask
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
+from collections.abc import Iterator
 
 from broker.connection.client import Broker
 from broker.job_store import JobStore
@@ -22,6 +24,7 @@ from contracts.settings import StackSettings
 from contracts.spec_tables.retention import DAY_S
 from contracts.tasks.kinds import TaskKind, TaskState
 from contracts.tasks.records import TaskArguments, TaskResult
+from onbeat_extras.objects.bucket import Bucket
 from onbeat_extras.tasks.attempt import Progress
 from onbeat_extras.tasks.messages import TaskMessages
 
@@ -31,6 +34,10 @@ AT_ONCE = 20
 """Most tasks that one run creates."""
 MAX_OPEN = MAX_WAITING // 2
 """Tasks that may wait in the queue: the other half is for people."""
+
+
+STORE_S = 60.0
+"""Longest that one request waits for the object store."""
 
 
 class Place(Record, frozen=True, kw_only=True):
@@ -53,11 +60,13 @@ def verify_kept(broker: Broker, settings: StackSettings, attempt: Attempt, progr
         if 0.0 <= now_s - place.began_s < DAY_S * settings.verify_kept_days:
             return TaskResult(num_jobs=0)
         place = Place(began_s=now_s, is_over=False)
-    following = [job_id for job_id in kept_jobs(broker, settings) if job_id > place.job_id]
     num_room = MAX_OPEN - sum(
         task.queue == TaskKind.VERIFY.queue.value and task.state is TaskState.QUEUED for task in store.open()
     )
-    chosen = following[: max(0, min(num_room, AT_ONCE))]
+    num_chosen = max(0, min(num_room, AT_ONCE))
+    # One more says whether the round goes on.
+    following = list(itertools.islice(kept_jobs(broker, settings, place.job_id), num_chosen + 1))
+    chosen = following[:num_chosen]
     messages = TaskMessages(settings)
     for job_id in chosen:
         task_id, is_new = store.create(TaskKind.VERIFY, TaskArguments(job_id=job_id), who=CLOCK)
@@ -72,18 +81,24 @@ def verify_kept(broker: Broker, settings: StackSettings, attempt: Attempt, progr
     return TaskResult(num_jobs=len(chosen))
 
 
-def kept_jobs(broker: Broker, settings: StackSettings) -> list[str]:
-    """Returns the ended jobs whose run folder is below the run root here, by id: those that Redis knows, and those that
-    it has forgotten and whose folder holds their audit chain."""
+def kept_jobs(broker: Broker, settings: StackSettings, after: str = "") -> Iterator[str]:
+    """Yields the ended jobs that have files and whose id follows `after`, by id.
+
+    Redis knows them, or it has forgotten them and their audit chain is kept. Files are below the run root here; of a
+    stack with an object store they may be there alone, from where the check brings them. Raises Unavailable.
+    """
     jobs = JobStore(broker)
     known, active = set(jobs.job_ids()), set(jobs.active_jobs())
     root = settings.run_root_path
-    names = [entry.name for entry in os.scandir(root) if MADE_HERE.fullmatch(entry.name)] if root.is_dir() else []
-    return sorted(
-        name
-        for name in names
-        if name not in active and (name in known or RunFolder(root, name).audit.is_file()) and (root / name).is_dir()
-    )
+    here = {entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)} if root.is_dir() else set()
+    bucket = Bucket(settings.objects, deadline_s=STORE_S) if settings.objects else None
+    stored = set(bucket.folders()) if bucket else set()
+    names = {name for name in here | stored if MADE_HERE.fullmatch(name) and name > after}
+    for job_id in sorted(names - active):
+        has_chain_here = job_id in here and RunFolder(root, job_id).audit.is_file()
+        # Of a forgotten job whose folder is on another host a pointer in the store is what its record is found by.
+        if job_id in known or has_chain_here or (bucket and bucket.objects(f"{job_id}/pointers")):
+            yield job_id
 
 
 def read_place(text: str) -> Place:

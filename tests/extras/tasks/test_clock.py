@@ -28,8 +28,7 @@ from contracts.tasks.kinds import TaskKind, TaskState
 from contracts.tasks.records import ClockEntry, TaskArguments
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.tasks import clock as clock_module
-from onbeat_extras.tasks.clock import LEASE_S, Clock, entries_of
-from onbeat_extras.tasks.ending import END_S
+from onbeat_extras.tasks.clock import END_S, LEASE_S, Clock, entries_of
 from onbeat_extras.tasks.messages import MESSAGE_LIFE_S, TaskMessages
 from tests.extras.tasks.clock_parts import CLOCK, SentMessages, finish_all, process_of, settings_of_tasks
 from tests.until import until
@@ -232,7 +231,7 @@ def test_a_message_of_the_clock_ends_before_the_next_period_begins(
     assert min(intervals) > MESSAGE_LIFE_S
     Clock(connect(settings), settings, TaskMessages(settings)).tick()
     operator = connect(StackSettings(redis_url=server.url))
-    texts = [operator.redis.lindex(f"{keys.CELERY_PREFIX}{queue}", 0) for queue in ("clock", "files")]
+    texts = [operator.redis.lindex(f"onbeat:celery:{queue}", 0) for queue in ("clock", "files")]
     for text in texts:
         assert isinstance(text, bytes)
         expires = datetime.fromisoformat(json.loads(text)["headers"]["expires"])

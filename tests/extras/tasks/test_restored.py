@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from broker import keys
 from broker.connection.client import connect
 from broker.task_store import TaskStore
 from contracts.settings import StackSettings
@@ -41,12 +40,12 @@ def test_of_a_restored_redis_ended_tasks_are_not_run_again_and_one_that_ran_is_b
         settings = settings_of_tasks(server, tmp_path / "runs")
         store = TaskStore(connect(settings))
         operator = connect(StackSettings(redis_url=server.url))
-        assert operator.redis.llen(f"{keys.CELERY_PREFIX}clock") == 4, "the messages are there again"
+        assert operator.redis.llen("onbeat:celery:clock") == 4, "the messages are there again"
         assert store.status(running).state is TaskState.RUNNING
         with process_of(WORKER, settings), process_of(CLOCK, settings):
             for task_id in (running, waiting):
                 until(lambda task_id=task_id: store.status(task_id).state is TaskState.DONE, "the open tasks")
-            until(lambda: operator.redis.llen(f"{keys.CELERY_PREFIX}clock") == 0, "no message")
+            until(lambda: operator.redis.llen("onbeat:celery:clock") == 0, "no message")
         assert store.status(running).attempts == 2
         assert store.status(waiting).attempts == 1
         ended = store.status(done)

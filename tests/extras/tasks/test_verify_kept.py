@@ -155,3 +155,20 @@ def test_days_are_the_operators(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> 
     now_s = verify_kept_module.time.time()
     monkeypatch.setattr(verify_kept_module.time, "time", lambda: now_s + 0.6 * DAY_S)
     assert kept.run() == 1
+
+
+def test_jobs_whose_files_are_in_the_object_store_alone_are_kept_too(kept: Kept, tmp_path: Path) -> None:
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    kept.settings = replace(kept.settings, objects=bucket.as_uri(), run_root=str(tmp_path / "another host's"))
+    known, _ = kept.jobs.create(job_spec())
+    kept.jobs.move(known, JobState.CANCELLED)
+    running, _ = kept.jobs.create(job_spec())
+    forgotten, left = "job-0000000000aa", "job-0000000000bb"
+    for job_id in (known, running, forgotten, left):
+        (bucket / job_id / "run").mkdir(parents=True)
+        (bucket / job_id / "run" / "x").write_bytes(b"x")
+    (bucket / forgotten / "pointers").mkdir()
+    (bucket / forgotten / "pointers" / "1").write_bytes(b"x")
+    assert kept.run() == 2
+    assert kept.asked() == sorted([known, forgotten])
