@@ -17,8 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from redis import exceptions
+
 from broker import keys
 from broker.connection.client import Broker
+from broker.connection.server_errors import passes
 from broker.ledger import read_of
 from broker.presence import TaskPresence
 from contracts.encoding.wire import changed, decode, encode
@@ -147,13 +150,13 @@ class TaskStore:
     def newest(self, limit: int, *, where: Callable[[TaskStatus], bool] = lambda _: True) -> list[TaskStatus]:
         """Returns at most so many of the tasks that `where` takes, newest first."""
         with self._broker.call():
-            ids = [name.decode() for name in self._redis.zrevrange(keys.TASKS, 0, -1)]
+            ids = [name.decode(errors="replace") for name in self._redis.zrevrange(keys.TASKS, 0, -1)]
         return [status for status in self._statuses(ids) if where(status)][:limit]
 
     def open(self) -> list[TaskStatus]:
         """Returns the tasks that are queued or running, oldest first."""
         with self._broker.call():
-            ids = [name.decode() for name in self._redis.zrange(keys.OPEN_TASKS, 0, -1)]
+            ids = [name.decode(errors="replace") for name in self._redis.zrange(keys.OPEN_TASKS, 0, -1)]
         return sorted(self._statuses(ids), key=lambda status: (status.created_s, status.task_id))
 
     def cancel(self, task_id: str, *, by: str) -> TaskStatus:
@@ -191,16 +194,36 @@ class TaskStore:
         if outcome not in (b"begun", b"exhausted"):
             return None
         turn, number, kind, _, who, arguments = rest
-        with read_of(task_id):
-            return Attempt(
-                task_id=task_id,
-                turn=turn,
-                number=number,
-                kind=TaskKind(kind.decode()),
-                who=who.decode(errors="replace"),
-                arguments=decode(arguments, TaskArguments),
-                is_exhausted=outcome == b"exhausted",
-            )
+        try:
+            with read_of(task_id):
+                return Attempt(
+                    task_id=task_id,
+                    turn=turn,
+                    number=number,
+                    kind=TaskKind(kind.decode()),
+                    who=who.decode(errors="replace"),
+                    arguments=decode(arguments, TaskArguments),
+                    is_exhausted=outcome == b"exhausted",
+                )
+        except ContractViolation as error:
+            # Of another Onbeat, or damaged: it would be begun again for ever.
+            self._fail_unreadable(task_id, turn, str(error))
+            return None
+
+    def _fail_unreadable(self, task_id: str, turn: int, reason: str) -> None:
+        log.warning("fails %s: %s", task_id, reason)
+        self._broker.run(
+            "end_task",
+            encode(NO_PROGRESS),
+            b"",
+            b"",
+            job="",
+            task_id=task_id,
+            turn=turn,
+            state=TaskState.FAILED.value,
+            reason=reason[:MAX_REASON_CHARS],
+            uncounted=False,
+        )
 
     def renew(self, attempt: Attempt, progress: TaskProgress) -> bool:
         """Returns True where the task was asked to end. Raises FencedOff where another attempt has taken its place."""
@@ -328,13 +351,14 @@ class TaskStore:
             )
 
     def _statuses(self, ids: Sequence[str]) -> list[TaskStatus]:
-        """Those of the ids whose records are there."""
+        """Those of the ids whose records are there, and can be read: a damaged one hides no other."""
+        ids = [task_id for task_id in ids if TASK_ID.fullmatch(task_id)]
         with self._broker.call():
             pipe: Any = self._redis.pipeline(transaction=False)
             for task_id in ids:
-                pipe.hgetall(keys.task(check_task_id(task_id)))
-            answers = pipe.execute() if ids else []
-        return [_status(task_id, fields) for task_id, fields in zip(ids, answers, strict=True) if b"state" in fields]
+                pipe.hgetall(keys.task(task_id))
+            answers = pipe.execute(raise_on_error=False) if ids else []
+        return [status for task_id, fields in zip(ids, answers, strict=True) for status in _readable(task_id, fields)]
 
     def _end(
         self,
@@ -375,6 +399,23 @@ def _unknown(task_id: str) -> NotFound:
         field="task_id",
         cure="`onbeat tasks` lists them",
     )
+
+
+def _readable(task_id: str, answer: dict[bytes, bytes] | Exception) -> list[TaskStatus]:
+    """Returns the status in a list; none of a record that is gone or damaged. Raises redis-py's errors of a server that
+    is away."""
+    if isinstance(answer, Exception):
+        if not isinstance(answer, exceptions.ResponseError) or passes(answer):
+            raise answer
+        log.warning("%s is passed over: %s", task_id, answer)
+        return []
+    if b"state" not in answer:
+        return []
+    try:
+        return [_status(task_id, answer)]
+    except ContractViolation as error:
+        log.warning("%s is passed over: %s", task_id, error)
+        return []
 
 
 def _status(task_id: str, fields: dict[bytes, bytes]) -> TaskStatus:

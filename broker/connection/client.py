@@ -177,7 +177,8 @@ def connect(settings: StackSettings, *, patience_s: float = PATIENCE_S) -> Broke
     address = read_address(settings.redis_url)
     patience = Patience(patience_s)
     retry = DeadlineRetry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), patience)
-    pool = redis.ConnectionPool(**address, health_check_interval=30, retry=retry)
+    # No role may name its library to the server: each connection would leave a line in ACL LOG.
+    pool = redis.ConnectionPool(**address, health_check_interval=30, retry=retry, driver_info=None)
     pool.connection_class = bounded(pool.connection_class, patience)
     broker = Broker(redis.Redis.from_pool(pool), patience, num_replicas=settings.redis_replicas)
     broker.ping()

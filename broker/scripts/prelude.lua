@@ -459,6 +459,8 @@ end
 local TASKS, OPEN_TASKS, TASK_NAMES, TASK_COUNTS, CLOCK =
   'onbeat:tasks', 'onbeat:open_tasks', 'onbeat:task_names', 'onbeat:task_counts', 'onbeat:clock'
 local TASK_ENDED = { done = true, failed = true, cancelled = true }
+-- What the names of queues begin with.
+local HAS_QUEUE = { check = true, files = true, clock = true }
 -- The message of a task that no worker has begun after so long may be lost.
 local RESEND_MS = 15000
 -- So long the clock remembers the runs of an entry that it no longer has.
@@ -486,8 +488,9 @@ local function oldest_waiting(queue, but_for)
   local oldest, since = '', math.huge
   for _, id in ipairs(redis.call('ZRANGE', OPEN_TASKS, 0, -1)) do
     local its_queue, state, created = unpack(redis.call('HMGET', task_key(id), 'queue', 'state', 'created_ms'))
-    if id ~= but_for and its_queue == queue and state == 'queued' and tonumber(created) < since then
-      oldest, since = id, tonumber(created)
+    local created_ms = tonumber(created) or 0
+    if id ~= but_for and its_queue == queue and state == 'queued' and created_ms < since then
+      oldest, since = id, created_ms
     end
   end
   if oldest ~= '' then redis.call('ZADD', OPEN_TASKS, whole(now_ms() + RESEND_MS), oldest) end

@@ -85,13 +85,13 @@ for _, id in ipairs(redis.call('ZRANGE', OPEN_TASKS, 0, -1)) do
     return { 'busy' }
   end
 end
-attempts, turn = tonumber(attempts), tonumber(turn) + 1
+attempts, turn = tonumber(attempts) or 0, (tonumber(turn) or 0) + 1
 local is_exhausted = attempts >= a.max_attempts
 if not is_exhausted then attempts = attempts + 1 end
 redis.call('HSET', key, 'state', 'running', 'attempts', attempts, 'turn', turn, 'worker', a.worker, 'started_ms', whole(now),
   'lease_until', whole(now + a.lease_ms), 'progress', '')
 redis.call('ZADD', OPEN_TASKS, whole(now + a.lease_ms), a.task_id)
-return { is_exhausted and 'exhausted' or 'begun', turn, attempts, kind, job, who, arguments }
+return { is_exhausted and 'exhausted' or 'begun', turn, attempts, kind or '', job or '', who or '', arguments or '' }
 
 -- renew_task: {task_id, turn, lease_ms}, payload TaskProgress -> {renewed, 1 where it was asked to end, else 0} | {lost}
 local key, now, progress = task_key(a.task_id), now_ms(), payload()
@@ -110,11 +110,12 @@ local progress, result, event = payload(), payload(), payload()
 local state, turn, attempts, kind, queue, started, same, entry, cancel =
   unpack(redis.call('HMGET', key, 'state', 'turn', 'attempts', 'kind', 'queue', 'started_ms', 'same', 'entry', 'cancel'))
 if state ~= 'running' or tonumber(turn) ~= a.turn then return { 'lost' } end
+kind, queue, same, entry = kind or '', queue or '', same or '', entry or ''
 local becomes = a.state
 if becomes == 'queued' and cancel == '1' then becomes = 'cancelled' end
 redis.call('HSET', key, 'state', becomes, 'reason', a.reason, 'progress', progress, 'lease_until', 0)
 if becomes == 'queued' then
-  if a.uncounted then redis.call('HSET', key, 'attempts', math.max(0, tonumber(attempts) - 1)) end
+  if a.uncounted then redis.call('HSET', key, 'attempts', math.max(0, (tonumber(attempts) or 0) - 1)) end
   redis.call('ZADD', OPEN_TASKS, whole(now), a.task_id)
 else
   redis.call('HSET', key, 'ended_ms', whole(now), 'result', result)
@@ -136,24 +137,31 @@ if state == 'running' and (tonumber(lease_until) or 0) > now_ms() then
   return { 'cancelling' }
 end
 redis.call('HSET', key, 'state', 'cancelled', 'reason', a.reason, 'ended_ms', whole(now_ms()), 'cancel', 1)
-close_task(a.task_id, 'cancelled', kind, same)
+close_task(a.task_id, 'cancelled', kind or '', same or '')
 tell_of_task(event)
 return { 'cancelled' }
 
 -- due_tasks: {most} -> {due, n x (task id, queue)}: tasks whose message may be lost, and those whose worker is gone, queued again
+-- A record that another program has damaged is let go of: it must not keep the others from being found.
 local now, out = now_ms(), { 'due' }
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', OPEN_TASKS, '-inf', whole(now), 'LIMIT', 0, math.min(a.most, 100))) do
-  local state, queue, worker, lease_until, cancel, kind, same =
-    unpack(redis.call('HMGET', task_key(id), 'state', 'queue', 'worker', 'lease_until', 'cancel', 'kind', 'same'))
+  local record = string.match(id, '^task%-%x%x%x%x%x%x%x%x%x%x%x%x$')
+    and redis.pcall('HMGET', task_key(id), 'state', 'queue', 'worker', 'lease_until', 'cancel', 'kind', 'same') or {}
+  local state, queue, worker, lease_until, cancel, kind, same = unpack(record.err and {} or record)
   if not state or TASK_ENDED[state] then
     redis.call('ZREM', OPEN_TASKS, id)
+  elseif not (kind and HAS_QUEUE[string.match(queue or '', '^%l+')]) then
+    redis.call('HSET', task_key(id), 'state', 'failed', 'reason', 'its record is damaged', 'ended_ms', whole(now))
+    close_task(id, 'failed', kind or '', same or '')
   elseif state == 'running' and (tonumber(lease_until) or 0) > now then
     redis.call('ZADD', OPEN_TASKS, lease_until, id)
   elseif state == 'running' and cancel == '1' then
     redis.call('HSET', task_key(id), 'state', 'cancelled', 'reason', 'it was asked to end', 'ended_ms', whole(now))
-    close_task(id, 'cancelled', kind, same)
+    close_task(id, 'cancelled', kind, same or '')
   else
-    if state == 'running' then redis.call('HSET', task_key(id), 'state', 'queued', 'reason', 'worker ' .. worker .. ' ended while it ran') end
+    if state == 'running' then
+      redis.call('HSET', task_key(id), 'state', 'queued', 'reason', 'worker ' .. (worker or '') .. ' ended while it ran')
+    end
     redis.call('ZADD', OPEN_TASKS, whole(now + RESEND_MS), id)
     out[#out + 1] = id
     out[#out + 1] = queue

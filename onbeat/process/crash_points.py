@@ -50,6 +50,7 @@ CRASH_POINTS = {
     "stage.after_compute": "columns in memory, which no other process has",
     "tasks.begun": "a task runs under a lease, nothing of it is done",
     "tasks.worked": "a task's work is done, its record doesn't say so",
+    "tasks.ended": "a task's record says how it ended, no message of the next one is sent",
     "stage.after_put": "columns that are put, the stage worker's own books not closed",
 }
 """Name → the state that a death there leaves."""

@@ -4,9 +4,10 @@
       │        ▲ Interrupted
       └▶ keeper (a thread): renews the lease with the progress, sees who asks it to end
              ├─ cancelled, or the lease is another's: interrupts the work
-             └─ the work goes on for GRACE_S all the same: ends the process
+             └─ the work goes on for GRACE_S all the same: ends the task, then the process
 
-A SIGTERM interrupts the work, too: the task is queued again, and the attempt doesn't count.
+Two signals interrupt the work, too: SIGTERM, after which the task is queued again and the attempt doesn't count, and
+that of Celery's soft limit of time, after which the task has failed.
 """
 
 from __future__ import annotations
@@ -17,11 +18,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Literal
-
-from billiard.exceptions import SoftTimeLimitExceeded
 
 from broker.task_store import Attempt, TaskStore
 from contracts.errors import FencedOff, OnbeatError, Unavailable
@@ -36,7 +35,17 @@ END_WITHIN_S = 60.0
 """How long the end of a task is told to a Redis that is away; then the task is begun again, elsewhere."""
 RETRY_S = 1.0
 
-Why = Literal["cancelled", "stopped", "lost"]
+Why = Literal["cancelled", "stopped", "late", "lost"]
+OF_SIGNALS: Mapping[int, Why] = {
+    signal.SIGTERM: "stopped",
+    signal.SIGUSR1: "late",
+    signal.SIGUSR2: "lost",
+}
+"""Signal → why it interrupts, where the keeper has not said why before. SIGUSR1 is billiard's word for the soft limit:
+its own handler raises an Exception, which a library's `except Exception` would swallow."""
+CANCELLED = "it was asked to end"
+STOPPED = "its worker was asked to end"
+LATE = "it was not done within its limit of time"
 log = logging.getLogger(__name__)
 
 
@@ -90,6 +99,8 @@ class RunningAttempt:
         """Held by whoever ends the task: the work's thread, or the keeper that ends the process."""
         self._why: Why | None = None
         self._interrupted_s = float("inf")
+        self._is_working = False
+        """Whether a signal may raise Interrupted: once, and in the work alone."""
 
     def run(self, work: Work) -> str:
         """Works, and ends the task in its record. Returns the task that waits next in its queue, or ""."""
@@ -99,28 +110,31 @@ class RunningAttempt:
         with self._interrupted_by_signals():
             threading.Thread(target=self._keep, name="keeper", daemon=True).start()
             try:
-                reach("tasks.begun")
-                result = work(attempt, self._progress)
-                reach("tasks.worked")
+                result = self._do(work)
             except Interrupted as error:
-                self._stop_signals()
                 return self._end_interrupted(error.why)
-            except SoftTimeLimitExceeded:
-                self._stop_signals()
-                return self._end(TaskState.FAILED, reason="it was not done within its limit of time")
             except Unavailable as error:
-                self._stop_signals()
                 reason = str(error)
                 return self._tell(lambda: self._store.retry(attempt, reason=reason, progress=self._record()))
             except OnbeatError as error:
-                self._stop_signals()
                 return self._end(TaskState.FAILED, reason=str(error))
-            except Exception as error:
-                self._stop_signals()
+            except BaseException as error:  # SystemExit of a library, asyncio's CancelledError and the like too
                 log.exception("task %s (%s) died", attempt.task_id, attempt.kind.value)
                 return self._end(TaskState.FAILED, reason=f"{type(error).__name__}: {error}")
-            self._stop_signals()
             return self._end(TaskState.DONE, result=result)
+
+    def _do(self, work: Work) -> TaskResult:
+        """Works. A signal raises Interrupted in here, and nowhere else."""
+        try:
+            self._is_working = True
+            if self._why is not None:  # a signal came before
+                raise Interrupted(self._why)
+            reach("tasks.begun")
+            result = work(self._attempt, self._progress)
+            reach("tasks.worked")
+            return result
+        finally:
+            self._is_working = False
 
     def _record(self) -> TaskProgress:
         return self._progress.record()
@@ -139,11 +153,13 @@ class RunningAttempt:
 
     def _end_interrupted(self, why: Why) -> str:
         if why == "cancelled":
-            return self._end(TaskState.CANCELLED, reason="it was asked to end")
+            return self._end(TaskState.CANCELLED, reason=CANCELLED)
+        if why == "late":
+            return self._end(TaskState.FAILED, reason=LATE)
         if why == "stopped":
             log.info("task %s is queued again: this worker ends", self._attempt.task_id)
-            reason = "its worker was asked to end"
-            return self._tell(lambda: self._store.give_back(self._attempt, reason=reason, progress=self._record()))
+            return self._tell(lambda: self._store.give_back(self._attempt, reason=STOPPED, progress=self._record()))
+        self._ended.set()
         return ""
 
     def _tell(self, tell: Callable[[], str]) -> str:
@@ -176,9 +192,11 @@ class RunningAttempt:
                 if self._store.renew(self._attempt, self._record()):
                     self._interrupt("cancelled")
             except FencedOff as error:
-                log.warning("%s", error)
-                self._interrupt("lost")
-            except Unavailable as error:
+                # The main thread may have ended the task meanwhile.
+                if not self._lock.locked() and not self._ended.is_set():
+                    log.warning("%s", error)
+                    self._interrupt("lost")
+            except OnbeatError as error:
                 log.warning("the lease of %s is not renewed: %s", self._attempt.task_id, error)
 
     def _end_process(self) -> None:
@@ -188,11 +206,11 @@ class RunningAttempt:
         log.warning("task %s does not answer: its process ends", self._attempt.task_id)
         with contextlib.suppress(OnbeatError):
             if self._why == "cancelled":
-                self._store.end(
-                    self._attempt, TaskState.CANCELLED, progress=self._record(), reason="it was asked to end"
-                )
+                self._store.end(self._attempt, TaskState.CANCELLED, progress=self._record(), reason=CANCELLED)
+            elif self._why == "late":
+                self._store.end(self._attempt, TaskState.FAILED, progress=self._record(), reason=LATE)
             elif self._why == "stopped":
-                self._store.give_back(self._attempt, reason="its worker was asked to end", progress=self._record())
+                self._store.give_back(self._attempt, reason=STOPPED, progress=self._record())
         logging.shutdown()
         os._exit(1)
 
@@ -204,20 +222,17 @@ class RunningAttempt:
 
     @contextlib.contextmanager
     def _interrupted_by_signals(self) -> Iterator[None]:
-        def interrupt(_: int, __: FrameType | None) -> None:
+        def interrupt(number: int, _: FrameType | None) -> None:
             if self._why is None:
-                self._why, self._interrupted_s = "stopped", time.monotonic()
-            raise Interrupted(self._why)
+                self._why, self._interrupted_s = OF_SIGNALS[number], time.monotonic()
+            if self._is_working:
+                # Once: what comes later must interrupt neither the work's own clean-up nor the end of the task.
+                self._is_working = False
+                raise Interrupted(self._why)
 
-        before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGUSR2)}
+        before = {number: signal.signal(number, interrupt) for number in OF_SIGNALS}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    @staticmethod
-    def _stop_signals() -> None:
-        """What comes now must not interrupt the end."""
-        for number in (signal.SIGTERM, signal.SIGUSR2):
-            signal.signal(number, signal.SIG_IGN)

@@ -16,14 +16,17 @@ from typing import Any
 
 from celery import Celery
 from kombu import Exchange, Queue
-from kombu.exceptions import KombuError, OperationalError
+from kombu.exceptions import KombuError
 from kombu.transport import redis
 from kombu.utils.json import dumps
+from redis import exceptions
 
 from broker import keys
 from broker.connection import script_texts
 from broker.connection.address import read_address
-from contracts.encoding.wire import encode
+from broker.connection.client import connect_within
+from contracts.encoding.wire import changed, encode
+from contracts.errors import DeadlineExceeded, InvalidInput
 from contracts.settings import StackSettings
 from contracts.tasks.kinds import QUEUE_NAME, TASK_ID, TaskQueue
 
@@ -39,8 +42,6 @@ ANSWER_TIMEOUT_S = 3.0
 MEDIA_TYPE = "application/x-msgpack"
 YEARS = range(2000, 3000)
 """When a message may end: Celery overflows where another time zone has it in year 0 or 10000."""
-UNREADABLE_MESSAGE = (ValueError, TypeError, LookupError, AttributeError, RecursionError, KombuError)
-"""What kombu raises over bytes that are no message."""
 OF_TCP = ("host", "port", "socket_keepalive", "socket_keepalive_options")
 """Options that a connection to a socket file isn't given."""
 
@@ -101,7 +102,8 @@ class Channel(redis.Channel):
         defaults of TLS."""
         address = read_address(self.connection.client.transport_options["address"], field="ONBEAT_CELERY_URL")
         self.connection_class = address.pop("connection_class", self.connection_class)
-        parameters = super()._connparams(asynchronous) | address
+        # No role may name its library to the server: it would stand in ACL LOG at each connection.
+        parameters = super()._connparams(asynchronous) | address | {"driver_info": None}
         if "path" in address:
             for of_tcp in OF_TCP:
                 parameters.pop(of_tcp, None)
@@ -131,9 +133,26 @@ class Channel(redis.Channel):
         """Drops what isn't a message of ours, by which kombu would end the worker."""
         try:
             return super()._brpop_read(**options)
-        except UNREADABLE_MESSAGE as error:
+        except exceptions.ResponseError as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            self._clear_queues()
+            raise Empty from None
+        except (Empty, exceptions.RedisError, OSError):
+            raise
+        except Exception as error:  # whatever kombu raises over bytes that anyone may have written
             log.warning("drops a message that can't be read: %s", f"{type(error).__name__}: {error}"[:300])
             raise Empty from None  # kombu's word for no message
+
+    def _clear_queues(self) -> None:
+        """Removes what stands under a queue's name and is no queue: the worker would read no message ever after."""
+        with self.conn_or_acquire() as client:
+            for queue in self.active_queues:
+                try:
+                    client.llen(queue)
+                except exceptions.ResponseError as error:
+                    log.warning("removes %s%s, which is no queue: %s", keys.CELERY_PREFIX, queue, error)
+                    client.delete(queue)
 
 
 class Transport(redis.Transport):
@@ -142,6 +161,22 @@ class Transport(redis.Transport):
     Channel = Channel
     can_parse_url = True
     """kombu shows the address as it was given, less the password."""
+
+
+def check_address(settings: StackSettings) -> None:
+    """Connects once to the server of Celery's messages: Celery would try a wrong password for ever.
+
+    Raises:
+        InvalidInput: The address is none, or the server refuses its user.
+        DeadlineExceeded: Nothing answers.
+    """
+    if not settings.celery_url:
+        return
+    try:
+        connect_within(changed(settings, redis_url=settings.celery_url)).close()
+    except (InvalidInput, DeadlineExceeded) as error:
+        cure = "is ONBEAT_CELERY_URL right?"
+        raise type(error)(error.problem, field="ONBEAT_CELERY_URL", cure=cure) from error
 
 
 def make_celery_app(settings: StackSettings, queues: Sequence[str] = ()) -> Celery:
@@ -183,6 +218,10 @@ def make_celery_app(settings: StackSettings, queues: Sequence[str] = ()) -> Cele
         broker_connection_timeout=CONNECT_TIMEOUT_S,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
+        # A server that is a replica after a failover, or loads its data, refuses what is read: by another connection.
+        broker_channel_error_retry=True,
+        # Fewer messages at once after a lost connection; what is read is acknowledged, so none is out.
+        worker_enable_prefetch_count_reduction=False,
         broker_transport_options={
             "address": Secret(url),
             "global_keyprefix": keys.CELERY_QUEUE.removesuffix("Q"),
@@ -214,20 +253,25 @@ class TaskMessages:
         """Raises InvalidInput."""
         self._app = make_celery_app(settings)
 
-    def send(self, task_id: str, queue: str) -> None:
+    def send(self, task_id: str, queue: str) -> bool:
         """Says that there may be a task to begin. A message that can't be sent is a warning: the record stands.
 
         Args:
             task_id: The task.
             queue: Its queue, perhaps of one host: `files@node-3`.
+
+        Returns:
+            False where the server is away, or refuses it.
         """
         name = TASK_NAMES[TaskQueue(queue.partition("@")[0])]
         try:
             self._app.send_task(
                 name, args=[task_id], queue=queue_named(queue), expires=MESSAGE_LIFE_S, retry=False, ignore_result=True
             )
-        except (OperationalError, OSError) as error:
+        except (KombuError, exceptions.RedisError, OSError) as error:
             log.warning("no message of %s could be sent, it is found without: %s", task_id, str(error)[:300])
+            return False
+        return True
 
     def close(self) -> None:
         """Closes the connections."""

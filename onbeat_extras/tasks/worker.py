@@ -2,7 +2,7 @@
 
     Celery's message ─▶ main ─▶ child: RunningAttempt ─▶ work of the kind
     every LOOK_S ─▶ main: sign of life; messages again for tasks that nobody has begun, or whose worker is gone
-    SIGTERM ─▶ main reads no message more; children give their tasks back ─▶ exit, within END_S whatever Redis does
+    SIGTERM ─▶ main reads no message more; children give their tasks back ─▶ exit, within END_S whatever main waits for
 
 Everything that waits in the main process is bounded: it runs between Celery's reads, and its event loop stands still
 meanwhile.
@@ -17,26 +17,32 @@ import signal
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import psutil
+from billiard.util import get_logger as billiard_logger
 from celery import bootsteps, signals
+from celery.apps.worker import Worker, install_worker_term_handler
+from celery.platforms import SecurityWarning
 
 from broker.connection.client import Broker, connect, connect_within
 from broker.presence import TaskPresence
-from broker.task_store import TaskStore
+from broker.task_store import Attempt, TaskStore
 from contracts.errors import OnbeatError
 from contracts.monitor import TaskWorkerSeen
 from contracts.settings import StackSettings
 from contracts.tasks.kinds import TaskQueue, TaskState, queue_of_host
+from contracts.tasks.records import TaskResult
 from onbeat.http_service.own_metrics import metrics_of
 from onbeat.process import crash_points
+from onbeat.process.crash_points import reach
 from onbeat.process.launcher import end_with_parent
 from onbeat.telemetry import logs
-from onbeat_extras.tasks.attempt import GRACE_S, RunningAttempt
+from onbeat_extras.tasks.attempt import Progress, RunningAttempt
 from onbeat_extras.tasks.events import send_events
-from onbeat_extras.tasks.messages import TASK_NAMES, TaskMessages, make_celery_app
+from onbeat_extras.tasks.messages import TASK_NAMES, TaskMessages, check_address, make_celery_app
 from onbeat_extras.tasks.works import work_of
 
 LOOK_S = 3.0
@@ -44,7 +50,9 @@ LOOK_PATIENCE_S = 2.0
 """How long the look waits for Redis: Celery's loop stands still meanwhile."""
 CHILD_PATIENCE_S = 5.0
 END_S = 10.0
-"""Longest that the process takes to end from its SIGTERM on, whatever Redis does."""
+"""Longest that the process takes to end from its SIGTERM on, whatever Redis or a name server does."""
+ENDING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+POLL_S = 0.1
 HARD_LIMIT_S = 60.0
 """Time between a soft limit, which the task answers, and the hard one, at which its process is killed."""
 FILES_LIMIT_S = 6 * 3600.0
@@ -79,6 +87,7 @@ def run_worker(settings: StackSettings, names: Sequence[TaskQueue]) -> int:
     """Works until a signal, and returns the exit code. Raises OnbeatError where Redis does not answer or refuses."""
     broker = connect_within(settings, patience_s=LOOK_PATIENCE_S)
     broker.check()
+    check_address(settings)
     queues = queues_of(settings, names)
     worker_id = settings.process_id("tasks")
     metrics_of(settings, "tasks")
@@ -94,27 +103,54 @@ def run_worker(settings: StackSettings, names: Sequence[TaskQueue]) -> int:
         send_events(app)
     look = Look(broker, settings, worker_id=worker_id, queues=queues)
     app.steps["consumer"].add(look.step())
-    signals.worker_shutting_down.connect(WorkerEnd(look).begin, weak=False)
+    # Celery would set up logs of its own, where nobody answers this.
+    signals.setup_logging.connect(_keep_logs, weak=False)
     signals.worker_process_init.connect(_begin_child, weak=False)
     log.info("worker of tasks %s takes from %s", worker_id, ", ".join(queues))
-    worker = app.Worker(
-        pool="prefork",
-        concurrency=len(names),
-        without_heartbeat=True,
-        without_gossip=True,
-        without_mingle=True,
-        # The name stands in Celery's own log alone.
-        hostname=worker_id,
-        loglevel=logging.getLogger().level,
-    )
+    with warnings.catch_warnings():
+        # Its warning of a superuser is about pickle, which no message of ours has.
+        warnings.simplefilter("ignore", SecurityWarning)
+        worker = CeleryWorker(
+            app=app,
+            pool="prefork",
+            concurrency=len(queues),
+            without_heartbeat=True,
+            without_gossip=True,
+            without_mingle=True,
+            # Its banner would stand between lines of JSON.
+            quiet=True,
+            # The name stands in Celery's own log alone.
+            hostname=worker_id,
+            loglevel=logging.getLogger().level,
+        )
     worker.start()
     look.leave()
     return int(worker.exitcode or 0)
 
 
+class CeleryWorker(Worker):
+    """Celery's worker, less what it does to its process: a SIGHUP that starts the command anew, a title, a debugger."""
+
+    def install_platform_tweaks(self, worker: Any) -> None:
+        """Answers each signal that asks for the end in the same way."""
+        for name in ENDING:
+            install_worker_term_handler(worker, sig=name, verbose=False)
+        WorkerEnd().watch()
+
+    def set_process_status(self, info: str) -> None:
+        """Leaves the title as it is: operators look for `onbeat_extras.tasks`."""
+
+
+def _keep_logs(**_: Any) -> None:
+    """Leaves the logs as onbeat.telemetry.logs has made them: that it is connected tells Celery so."""
+    # billiard's keeps its lines from the root, and without a handler they come as they are.
+    billiard_logger().propagate = True
+
+
 def _begin_child(**_: Any) -> None:
     """Prepares a child of the pool, once it is forked: it ends with its main process, and before anything else where
     memory is short."""
+    signal.set_wakeup_fd(-1)  # its signals are not those of the main process
     end_with_parent(signal.SIGKILL)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # no Linux
         file.write(str(OOM_SCORE))
@@ -132,9 +168,18 @@ def run_in_child(settings: StackSettings, worker_id: str, task_id: str) -> None:
         if attempt is None:
             return
         log.info("task %s (%s) of %s is begun, attempt %d", task_id, attempt.kind.value, attempt.who, attempt.number)
-        following = RunningAttempt(store, attempt).run(work_of(attempt.kind, broker, settings))
+
+        def work(attempt: Attempt, progress: Progress) -> TaskResult:
+            # Found here: a kind that isn't known, or can't be imported, has failed with that reason.
+            return work_of(attempt.kind, broker, settings)(attempt, progress)
+
+        following = RunningAttempt(store, attempt).run(work)
+        reach("tasks.ended")
         if following:
             TaskMessages(settings).send(following, store.status(following).queue)
+    except OnbeatError as error:
+        # The record stands; the look finds it again.
+        log.warning("cannot begin or go on with %s now: %s", task_id, error)
     finally:
         broker.close()
 
@@ -168,19 +213,31 @@ class Look:
         return LookStep
 
     def look(self) -> None:
-        """Says that this worker lives, and sends messages again. A server that is away costs one look."""
+        """Says that this worker lives, and sends messages again. A server that is away costs one look.
+
+        It runs in Celery's loop, which any error would end.
+        """
         try:
-            tasks = [task for task in self._store.open() if task.state is TaskState.RUNNING]
-            running = tuple(task.task_id for task in tasks if task.worker == self._worker_id)
-            seen = TaskWorkerSeen(
-                worker_id=self._worker_id, host=socket.gethostname(), queues=self._queues, running=running
-            )
-            self._presence.beat(seen)
-            for task_id, queue in self._store.due():
-                log.info("task %s is to be begun from %s", task_id, queue)
-                self._messages.send(task_id, queue)
+            self._say_alive()
+            self._send_again()
         except OnbeatError as error:
             log.warning("cannot look at the tasks now: %s", error)
+        except Exception:
+            log.exception("cannot look at the tasks")
+
+    def _say_alive(self) -> None:
+        tasks = [task for task in self._store.open() if task.state is TaskState.RUNNING]
+        running = tuple(task.task_id for task in tasks if task.worker == self._worker_id)
+        self._presence.beat(
+            TaskWorkerSeen(worker_id=self._worker_id, host=socket.gethostname(), queues=self._queues, running=running)
+        )
+
+    def _send_again(self) -> None:
+        for task_id, queue in self._store.due():
+            log.info("task %s is to be begun from %s", task_id, queue)
+            if not self._messages.send(task_id, queue):
+                # Others would wait as long for the same server; the next look but a few finds them again.
+                return
 
     def leave(self) -> None:
         """Says that this worker ends."""
@@ -189,28 +246,33 @@ class Look:
 
 
 class WorkerEnd:
-    """The end of a worker, which waits for no server: Celery's own waits for its tasks, and for Redis to come back."""
+    """The end of a worker, which waits for no server: Celery's own waits for its tasks, and for Redis to come back.
 
-    def __init__(self, look: Look) -> None:
-        self._look = look
-        self._begun = False
+    It is begun by a signal's number in a pipe, which Python writes at once. A handler would run when the main thread is
+    back from what it waits for; one that asks a name server may not be for minutes.
+    """
 
-    def begin(self, **_: Any) -> None:
-        """Has the children give their tasks back, and sees to the end. Celery calls it from its signal handler."""
-        if self._begun:
-            return
-        self._begun = True
-        threading.Thread(target=self._run, name="worker end", daemon=True).start()
+    def watch(self) -> None:
+        """Begins at the first signal of ENDING. To be called in the main thread, once its handlers are there."""
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        threading.Thread(target=self._run, args=(reader,), name="worker end", daemon=True).start()
 
-    def _run(self) -> None:
+    def _run(self, reader: int) -> None:
+        ending = {signal.Signals[name] for name in ENDING}
+        while not ending.intersection(os.read(reader, 64)):
+            pass
         until_s = time.monotonic() + END_S
-        children = psutil.Process().children(recursive=True)
-        for child in children:
-            with contextlib.suppress(psutil.Error):
-                child.terminate()
-        psutil.wait_procs(children, timeout=GRACE_S + 2.0)
+        asked: set[int] = set()
         while time.monotonic() < until_s:
-            time.sleep(0.1)
+            # Children alone, not theirs: what a work has started is that work's to end. Celery may still start one.
+            for child in psutil.Process().children():
+                if child.pid not in asked:
+                    asked.add(child.pid)
+                    with contextlib.suppress(psutil.Error):
+                        child.terminate()
+            time.sleep(POLL_S)
         log.warning("Celery does not end: this process does")
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
