@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Literal
 
+from broker.connection.deadlines import within
 from broker.task_store import Attempt, TaskStore
 from contracts.errors import FencedOff, OnbeatError, Unavailable
 from contracts.tasks.kinds import TaskState
@@ -170,7 +171,8 @@ class RunningAttempt:
             try:
                 while True:
                     try:
-                        return tell()
+                        with within(until_s - time.monotonic()):
+                            return tell()
                     except Unavailable as error:
                         if time.monotonic() >= until_s:
                             log.error("the end of %s could not be told: %s", self._attempt.task_id, error)

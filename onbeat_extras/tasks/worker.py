@@ -48,9 +48,16 @@ from onbeat_extras.tasks.works import work_of
 LOOK_S = 3.0
 LOOK_PATIENCE_S = 2.0
 """How long the look waits for Redis: Celery's loop stands still meanwhile."""
+REPLACE_S = 0.2
+"""How soon a child that has ended is replaced. Celery looks when the pipe to it breaks, at which it may not have ended
+quite, and then every five seconds: a queue would do one task in five seconds."""
 CHILD_PATIENCE_S = 5.0
 END_S = 10.0
 """Longest that the process takes to end from its SIGTERM on, whatever Redis or a name server does."""
+CLOSE_S = 3.0
+"""How long the main process may take once its children have ended: all that it has left is to say goodbye."""
+QUIET_LOGGERS = ("multiprocessing", "celery.worker.strategy", "celery.app.trace")
+"""They say at each message that it is there, and how long it took to see that there is nothing to begin."""
 ENDING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 POLL_S = 0.1
 HARD_LIMIT_S = 60.0
@@ -145,6 +152,8 @@ def _keep_logs(**_: Any) -> None:
     """Leaves the logs as onbeat.telemetry.logs has made them: that it is connected tells Celery so."""
     # billiard's keeps its lines from the root, and without a handler they come as they are.
     billiard_logger().propagate = True
+    for name in QUIET_LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _begin_child(**_: Any) -> None:
@@ -200,15 +209,19 @@ class Look:
 
         class LookStep(bootsteps.StartStopStep):
             requires = ("celery.worker.consumer.tasks:Tasks",)
+            timers: tuple[Any, ...] = ()
 
             def start(self, parent: Any) -> None:
                 look.look()
-                self.timer = parent.timer.call_repeatedly(LOOK_S, look.look)
+                self.timers = (
+                    parent.timer.call_repeatedly(LOOK_S, look.look),
+                    parent.timer.call_repeatedly(REPLACE_S, parent.pool.maintain_pool),
+                )
 
             def stop(self, parent: Any) -> None:
-                if getattr(self, "timer", None) is not None:
-                    self.timer.cancel()
-                    self.timer = None
+                for timer in self.timers:
+                    timer.cancel()
+                self.timers = ()
 
         return LookStep
 
@@ -267,11 +280,14 @@ class WorkerEnd:
         asked: set[int] = set()
         while time.monotonic() < until_s:
             # Children alone, not theirs: what a work has started is that work's to end. Celery may still start one.
-            for child in psutil.Process().children():
+            children = psutil.Process().children()
+            for child in children:
                 if child.pid not in asked:
                     asked.add(child.pid)
                     with contextlib.suppress(psutil.Error):
                         child.terminate()
+            if not [child for child in children if _lives(child)]:
+                until_s = min(until_s, time.monotonic() + CLOSE_S)
             time.sleep(POLL_S)
         log.warning("Celery does not end: this process does")
         for child in psutil.Process().children(recursive=True):
@@ -279,3 +295,10 @@ class WorkerEnd:
                 child.kill()
         logging.shutdown()
         os._exit(0)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
