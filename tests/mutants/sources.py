@@ -55,6 +55,7 @@ FENCE = (
     "tests/integration/test_bounds_of_scripts.py",
     *STAGES,
 )
+TASKS = ("tests/integration/test_guards_of_tasks.py", "tests/extras/tasks/test_task_model.py")
 REMOVAL = (
     "tests/integration/test_ceilings.py",
     "tests/extras/retention/test_retention.py",
@@ -162,6 +163,8 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/integration/test_wakes.py",
     ),
     "broker/scripts/stage.lua": FENCE,
+    "broker/scripts/tasks.lua": TASKS,
+    "broker/task_store.py": TASKS,
     "broker/scripts/trainer.lua": (
         *HOSTS,
         *FENCE,
