@@ -172,8 +172,6 @@ class TaskStore:
         outcome, *rest = self._broker.run(
             "cancel_task", event, job=before.arguments.job_id, task_id=task_id, reason=reason
         )
-        if outcome == b"unknown":
-            raise _unknown(task_id)
         if outcome == b"ended" and rest[0].decode() != TaskState.CANCELLED.value:
             raise Conflict(f"a task that is {rest[0].decode()} cannot be cancelled", field="state")
         return self.status(task_id)

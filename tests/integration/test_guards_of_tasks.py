@@ -12,12 +12,12 @@ from broker import keys
 from broker.connection.client import Broker, connect
 from broker.connection.roles import CELERY
 from broker.connection.script_texts import function_name
-from broker.task_store import MAX_WAITING, TaskStore
+from broker.task_store import MAX_WAITING, TaskStore, _readable
 from contracts.encoding.wire import encode
 from contracts.errors import Conflict, FencedOff, NotFound, Unavailable
 from contracts.settings import StackSettings
 from contracts.tasks.kinds import TaskKind, TaskState
-from contracts.tasks.records import ClockEntry, TaskArguments, TaskProgress
+from contracts.tasks.records import MAX_ATTEMPTS, ClockEntry, TaskArguments, TaskProgress
 from onbeat.stack.redis import EmbeddedRedis
 
 HOUR_S = 3600.0
@@ -88,6 +88,7 @@ def test_a_task_is_begun_where_it_waits_and_nowhere_else(store: TaskStore, own_b
     store.end(attempt, TaskState.DONE)
     assert store.begin(first, worker="two") is None, "it has ended"
     assert store.begin("task-0123456789ab", worker="two") is None, "there is none"
+    assert not own_broker.redis.exists(keys.task("task-0123456789ab")), "and none is made"
     own_broker.redis.hset(keys.task(second), mapping={"state": "running", "lease_until": 0})
     assert store.begin(second, worker="one"), "its lease is over"
     with pytest.raises(NotFound):
@@ -139,6 +140,31 @@ def test_a_cancel_ends_what_waits_asks_what_runs_and_refuses_what_has_ended(
         store.cancel(done, by="a key")
     with pytest.raises(NotFound):
         store.cancel("task-0123456789ab", by="a key")
+    assert own_broker.run("cancel_task", b"", task_id="task-0123456789ab", reason="late") == [b"unknown"]
+    assert not own_broker.redis.exists(keys.task("task-0123456789ab"))
+
+
+def test_what_is_away_is_tried_three_times(store: TaskStore) -> None:
+    task = create(store)
+    for number in range(1, MAX_ATTEMPTS + 1):
+        attempt = store.begin(task, worker="one")
+        assert attempt
+        store.retry(attempt, reason=f"the store is away, {number}")
+    status = store.status(task)
+    assert (status.state, status.reason) == (TaskState.FAILED, f"the store is away, {MAX_ATTEMPTS}")
+
+
+def test_a_record_that_is_damaged_or_gone_hides_no_other(store: TaskStore, own_broker: Broker) -> None:
+    damaged, foreign, gone, whole = (create(store) for _ in range(4))
+    own_broker.redis.delete(keys.task(damaged), keys.task(gone))
+    own_broker.redis.set(keys.task(damaged), "no hash")
+    own_broker.redis.hset(keys.task(foreign), "state", "of another Onbeat")
+    assert [task.task_id for task in store.open()] == [whole]
+    assert [task.task_id for task in store.newest(10)] == [whole]
+    with pytest.raises(redis.ConnectionError):
+        _readable(whole, redis.ConnectionError("away"))
+    with pytest.raises(redis.ResponseError):
+        _readable(whole, redis.ResponseError("LOADING Redis is loading the dataset in memory"))
 
 
 def test_of_two_clocks_one_ticks_until_its_lease_is_over(store: TaskStore) -> None:
