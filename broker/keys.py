@@ -82,8 +82,6 @@ TASKS = "onbeat:tasks"
 OPEN_TASKS = "onbeat:open_tasks"
 TASK_COUNTS = "onbeat:task_counts"
 CLOCK = "onbeat:clock"
-CELERY_QUEUE = "onbeat:celery:Q"
-"""Q: the queue's name."""
 TRAINER_GROUP = "trainers"
 STAGE_BAND = 2**42
 """As in scripts/prelude.lua: the scores of stage i in `work` start at i times it. Stage 0 makes a batch's rollouts."""
@@ -98,6 +96,11 @@ def idempotency(key: str) -> str:
 def task(task_id: str) -> str:
     """Returns the key of a task's record."""
     return f"onbeat:task:{task_id}"
+
+
+def celery_queue(queue: str) -> str:
+    """Returns the key of a list of Celery's messages; of "" the prefix of them all."""
+    return f"onbeat:celery:{queue}"
 
 
 def wake_channel(worker_id: str) -> str:

@@ -280,8 +280,12 @@ class TaskStore:
         """Returns how many tasks have ended: (state, kind) → number; ("ms", kind) → milliseconds together."""
         with self._broker.call():
             stored: dict[bytes, bytes] = self._redis.hgetall(keys.TASK_COUNTS)
-        split = {name.decode(errors="replace").partition(" ")[::2]: value for name, value in stored.items()}
-        return {names: int(value) for names, value in split.items() if value.lstrip(b"-").isdigit()}
+        counts: dict[tuple[str, str], int] = {}
+        for name, value in stored.items():
+            state, _, kind = name.decode(errors="replace").partition(" ")
+            if value.lstrip(b"-").isdigit():
+                counts[state, kind] = int(value)
+        return counts
 
     def queues(self) -> list[QueueSeen]:
         """Returns every queue that has tasks, or that a live worker takes from, and those of the kinds."""

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import APIRouter, Response
 
@@ -48,7 +49,7 @@ def delete_job(job_id: OwnJob, services: HasServices, caller: HasCaller) -> Resp
 
 
 @functools.cache
-def _request_of_tasks() -> Callable[..., str] | None:
+def _request_of_tasks() -> Callable[..., Any] | None:
     return all_of(TASKS, distribution=OURS).get("request")
 
 
@@ -56,7 +57,9 @@ def _begin_removal(services: Services, job_id: str, *, who: str) -> str:
     """Has the files removed soon, and returns the task; "" where there is none: the clock's sweep finds the note."""
     request = _request_of_tasks()
     try:
-        return request(services, TaskKind.DELETE, TaskArguments(job_id=job_id), who=who) if request else ""
+        if request is None:
+            return ""
+        return request(services, TaskKind.DELETE, TaskArguments(job_id=job_id), who=who).task_id
     except OnbeatError as error:
         log.warning("the files of %s go with the next sweep: %s", job_id, error)
         return ""

@@ -97,7 +97,7 @@ class RunningAttempt:
         self._progress = Progress()
         self._ended = threading.Event()
         self._lock = threading.Lock()
-        """Held by whoever ends the task: the work's thread, or the keeper that ends the process."""
+        """Held while a thread ends the task: the work's, or the keeper that ends the process."""
         self._why: Why | None = None
         self._interrupted_s = float("inf")
         self._is_working = False

@@ -2,7 +2,7 @@
 
     worker ── PUBLISH, user celery ──▶ onbeat:celery:/0.celeryev/… ── PSUBSCRIBE, user flower ──▶ Flower
 
-Nobody waits for an event, and one that nobody hears is gone. Remote control stays off: no worker listens to it.
+No process waits for an event, and one that no process hears is gone. Remote control stays off: no worker listens to it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class NoControl(Control):
     """Sends no command: workers would not hear it, and Flower's user in Redis may not send it."""
 
     def broadcast(self, *_: Any, **__: Any) -> list[Any]:
-        """Answers for nobody."""
+        """Has nothing to answer: remote control is off."""
         return []
 
 

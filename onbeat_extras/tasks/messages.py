@@ -15,11 +15,10 @@ from queue import Empty
 from typing import Any
 
 from celery import Celery
-from kombu import Exchange, Queue
+from kombu.entity import Exchange, Queue
 from kombu.exceptions import KombuError
 from kombu.transport import redis
 from kombu.utils.json import dumps
-from redis import exceptions
 
 from broker import keys
 from broker.connection import script_texts
@@ -44,6 +43,9 @@ YEARS = range(2000, 3000)
 """When a message may end: Celery overflows where another time zone has it in year 0 or 10000."""
 OF_TCP = ("host", "port", "socket_keepalive", "socket_keepalive_options")
 """Options that a connection to a socket file isn't given."""
+
+SEND_ERRORS = (KombuError, OSError, *redis.Transport.connection_errors, *redis.Transport.channel_errors)
+"""Raised by Celery and kombu where a message can't be sent."""
 
 log = logging.getLogger(__name__)
 
@@ -126,21 +128,21 @@ class Channel(redis.Channel):
             outcome = client.execute_command(
                 "FCALL", script_texts.function_name("send_message"), 0, "", "", arguments, dumps(message)
             )
-        if outcome[0] == b"full":
+        if outcome and outcome[0] == b"full":
             log.warning("%d messages wait in the queue %s: this one is left out", MAX_WAITING, queue)
 
     def _brpop_read(self, **options: Any) -> Any:
         """Drops what isn't a message of ours, by which kombu would end the worker."""
         try:
             return super()._brpop_read(**options)
-        except exceptions.ResponseError as error:
+        except self.ResponseError as error:
             if "WRONGTYPE" not in str(error):
                 raise
             self._clear_queues()
             raise Empty from None
-        except (Empty, exceptions.RedisError, OSError):
+        except (Empty, *self.connection_errors, OSError):
             raise
-        except Exception as error:  # whatever kombu raises over bytes that anyone may have written
+        except Exception as error:  # kombu raises many kinds over bytes that are no message
             log.warning("drops a message that can't be read: %s", f"{type(error).__name__}: {error}"[:300])
             raise Empty from None  # kombu's word for no message
 
@@ -150,8 +152,8 @@ class Channel(redis.Channel):
             for queue in self.active_queues:
                 try:
                     client.llen(queue)
-                except exceptions.ResponseError as error:
-                    log.warning("removes %s%s, which is no queue: %s", keys.CELERY_PREFIX, queue, error)
+                except self.ResponseError as error:
+                    log.warning("removes %s, which is no queue: %s", keys.celery_queue(queue), error)
                     client.delete(queue)
 
 
@@ -224,7 +226,7 @@ def make_celery_app(settings: StackSettings, queues: Sequence[str] = ()) -> Cele
         worker_enable_prefetch_count_reduction=False,
         broker_transport_options={
             "address": Secret(url),
-            "global_keyprefix": keys.CELERY_QUEUE.removesuffix("Q"),
+            "global_keyprefix": keys.celery_queue(""),
             "ack_emulation": False,
             "priority_steps": [0],
             "socket_connect_timeout": CONNECT_TIMEOUT_S,
@@ -268,7 +270,7 @@ class TaskMessages:
             self._app.send_task(
                 name, args=[task_id], queue=queue_named(queue), expires=MESSAGE_LIFE_S, retry=False, ignore_result=True
             )
-        except (KombuError, exceptions.RedisError, OSError) as error:
+        except SEND_ERRORS as error:
             log.warning("no message of %s could be sent, it is found without: %s", task_id, str(error)[:300])
             return False
         return True

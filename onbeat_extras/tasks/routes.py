@@ -42,10 +42,8 @@ from onbeat.http_service.access import Caller
 from onbeat.http_service.bodies import CLIENT_GONE, json_answer, while_connected
 from onbeat.http_service.problems import Problem
 from onbeat.http_service.tar_layout import MEDIA_TYPE, TarLayout, check_files, tar_bytes
+from onbeat_extras.tasks.asking import CreatedTask, request_task
 from onbeat_extras.tasks.exports import exports_of, folder_of
-
-if TYPE_CHECKING:
-    from onbeat_extras.tasks.messages import TaskMessages
 
 MAX_LISTED = 1000
 MAX_WAIT_S = 86_400.0
@@ -79,15 +77,6 @@ TAR = openapi.answers({"type": "string", "format": "binary"}, "The files, uncomp
 
 log = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1", tags=["tasks"])
-
-
-@dataclass(kw_only=True)
-class CreatedTask:
-    """A task as a request made it, or found it."""
-
-    task_id: str
-    is_new: bool
-    """False where the same was asked for before, and is still open: the request joined that task."""
 
 
 @router.post("/jobs/{job_id}/verify", status_code=HTTPStatus.ACCEPTED, **VERIFY)
@@ -231,23 +220,6 @@ def _begun(services: Services, task: CreatedTask) -> Response:
     return json_answer(status_of(services, task.task_id), HTTPStatus.ACCEPTED, headers=headers)
 
 
-def _create(services: Services, kind: TaskKind, arguments: TaskArguments, who: str, *, queue: str = "") -> CreatedTask:
-    """Creates a task, and sends its message. Raises Unavailable where too many wait."""
-    task_id, is_new = TaskStore(services.broker).create(kind, arguments, who=who, queue=queue)
-    if is_new:
-        log.info("task %s (%s) of %s is queued", task_id, kind.value, who)
-        _messages_of(services.settings).send(task_id, queue or kind.queue.value)
-    return CreatedTask(task_id=task_id, is_new=is_new)
-
-
-@functools.lru_cache(maxsize=8)
-def _messages_of(settings: StackSettings) -> TaskMessages:
-    # Celery is slow to import, and a gateway without a request for a task needs none of it.
-    from onbeat_extras.tasks.messages import TaskMessages
-
-    return TaskMessages(settings)
-
-
 def _check_has_record(services: Services, job_id: str) -> None:
     if not services.jobs.audit(job_id, last=1):
         raise Conflict("nothing was committed yet, so there is nothing to verify", field="state")
@@ -304,7 +276,7 @@ def _verdict(status: TaskStatus) -> AuditVerdict:
 def _export(services: Services, job_id: str, asked: ExportRequest, who: str) -> Response:
     _check_kept(services, job_id)
     arguments = TaskArguments(job_id=job_id, version=asked.version, best=asked.best, adapters=asked.adapters)
-    task = _create(services, TaskKind.EXPORT, arguments, who, queue=_queue_of_export(services))
+    task = request_task(services, TaskKind.EXPORT, arguments, who=who, queue=_queue_of_export(services))
     return _begun(services, task)
 
 

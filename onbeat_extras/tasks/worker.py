@@ -1,7 +1,7 @@
 """A worker of tasks: Celery's, with a pool of processes, one for each queue, and one task a process.
 
     Celery's message ─▶ main ─▶ child: RunningAttempt ─▶ work of the kind
-    every LOOK_S ─▶ main: sign of life; messages again for tasks that nobody has begun, or whose worker is gone
+    every LOOK_S ─▶ main: sign of life; messages again for tasks that no worker has begun, or whose worker is gone
     SIGTERM ─▶ main reads no message more; children give their tasks back ─▶ exit, within END_S whatever main waits for
 
 Everything that waits in the main process is bounded: it runs between Celery's reads, and its event loop stands still
@@ -110,7 +110,7 @@ def run_worker(settings: StackSettings, names: Sequence[TaskQueue]) -> int:
         send_events(app)
     look = Look(broker, settings, worker_id=worker_id, queues=queues)
     app.steps["consumer"].add(look.step())
-    # Celery would set up logs of its own, where nobody answers this.
+    # Celery would set up logs of its own, where no handler of this signal says that they are.
     signals.setup_logging.connect(_keep_logs, weak=False)
     signals.worker_process_init.connect(_begin_child, weak=False)
     log.info("worker of tasks %s takes from %s", worker_id, ", ".join(queues))

@@ -190,4 +190,4 @@ def test_messages_are_bounded_in_number_and_go_to_queues_alone(
         assert send("check", most=1) == [b"full"]
         assert [send("files")[0] for _ in range(MESSAGES + 1)] == [b"sent"] * MESSAGES + [b"full"]
     for queue in ("check", "files"):
-        own_broker.redis.delete(f"{keys.CELERY_PREFIX}{queue}")
+        own_broker.redis.delete(keys.celery_queue(queue))

@@ -8,12 +8,15 @@ from contracts.settings import StackSettings
 from contracts.tasks.records import TaskResult
 from onbeat_extras.retention.sweeper import Sweeper
 from onbeat_extras.tasks.attempt import Progress
+from onbeat_extras.tasks.exports import remove_expired_exports
 
 
 def sweep(broker: Broker, settings: StackSettings, attempt: Attempt, progress: Progress) -> TaskResult:
-    """Puts audit chains aside, removes files that are noted or due, and gives chains of forgotten jobs their name.
+    """Puts audit chains aside, removes files that are noted or due, exports whose time is over, and gives chains of
+    forgotten jobs their name.
 
     What another sweep, or a task `delete`, does at the same time does no harm: each step looks again.
     """
     num_jobs = Sweeper(broker, settings).sweep(lambda: progress.add(files=1))
+    remove_expired_exports(settings)
     return TaskResult(num_jobs=num_jobs)

@@ -1,4 +1,4 @@
-"""The clock runs each entry once a period, whoever asks, and after whatever happens to it or to Redis."""
+"""The clock runs each entry once a period, whichever clock asks, and after whatever happens to it or to Redis."""
 
 from __future__ import annotations
 

@@ -148,13 +148,13 @@ class TaskWalk(RuleBasedStateMachine):
     @precondition(lambda self: any(known.dead for known in self.known.values()))
     @rule(data=st.data(), state=st.sampled_from([TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED, None]))
     def one_that_was_taken_for_dead_speaks(self, data: st.DataObject, state: TaskState | None) -> None:
-        """It is told so, and changes nothing; unless nobody has followed it, and its lease was all that had run out."""
+        """It is told so, and changes nothing; unless no attempt has followed it, and its lease was all that had run out."""
         task = data.draw(st.sampled_from([task for task, known in self.known.items() if known.dead]))
         known = self.known[task]
         attempt = data.draw(st.sampled_from(known.dead))
         before = self.store.status(task)
         if not known.ended and known.live is None and before.state is TaskState.RUNNING and attempt is known.dead[-1]:
-            return  # nobody has noticed: it may go on
+            return  # no other attempt has begun: it may go on
         speak = self.store.renew if state is None else self.store.end
         with pytest.raises(FencedOff):
             speak(attempt, before.progress if state is None else state)  # type: ignore[operator]

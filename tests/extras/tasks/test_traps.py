@@ -223,7 +223,7 @@ GARBAGE = [
 def test_what_is_no_message_ends_no_worker(kind: Any, benches: Bench) -> None:
     bench = benches(kind)
     worker = bench.start()
-    queue = f"{keys.CELERY_PREFIX}check" if bench.is_ours else "celery"
+    queue = keys.celery_queue("check") if bench.is_ours else "celery"
     for message in GARBAGE:
         bench.operator.redis.lpush(queue, message)
     task = bench.ask("sleeps")
@@ -250,9 +250,9 @@ def test_messages_with_other_headers_of_celery_s_do_nothing_but_ask_the_record(b
         {"ignore_result": False, "retries": 10**9},
         {"stamped_headers": ["x"], "x": 1, "meth": "y"},
     ):
-        redis.lpush(f"{keys.CELERY_PREFIX}check", message_of(ended, **changes))
+        redis.lpush(keys.celery_queue("check"), message_of(ended, **changes))
     # A year's wait in its header is none.
-    redis.lpush(f"{keys.CELERY_PREFIX}check", message_of(task, eta=far, compression="bzip2"))
+    redis.lpush(keys.celery_queue("check"), message_of(task, eta=far, compression="bzip2"))
     assert bench.ended(task).state is TaskState.DONE
     assert bench.words(ended) == ["begun", "done", "left"]
     assert worker.process.poll() is None
@@ -269,7 +269,7 @@ def test_messages_in_pickle_are_refused_before_they_are_decoded(benches: Bench, 
         message = json.loads(message_of("task-0123456789ab"))
         message["body"] = base64.b64encode(pickle.dumps([["task-0123456789ab"], Explosive(), {}])).decode()
         message["content-type"], message["content-encoding"] = media_type, encoding
-        bench.operator.redis.lpush(f"{keys.CELERY_PREFIX}check", json.dumps(message))
+        bench.operator.redis.lpush(keys.celery_queue("check"), json.dumps(message))
     bench.ended(bench.ask("sleeps"))
     assert not (tmp_path / "exploded").exists()
     assert bench.log().count("drops a message") == 2
@@ -311,8 +311,8 @@ def test_what_another_program_wrote_into_records_and_queues_keeps_no_other_task_
     redis.hset(keys.task(damaged[5]), "queue", "no queue")
     redis.hset(keys.task(damaged[6]), mapping={"state": "running", "lease_until": "soon", "worker": "\xff", "turn": 1})
     redis.zadd(keys.OPEN_TASKS, {"no id": 0, **dict.fromkeys(damaged, 0)})
-    redis.delete(f"{keys.CELERY_PREFIX}check")
-    redis.hset(f"{keys.CELERY_PREFIX}check", "no", "list")
+    redis.delete(keys.celery_queue("check"))
+    redis.hset(keys.celery_queue("check"), "no", "list")
     assert bench_messages(bench).send(task, "clock")
     assert bench.ended(task).state is TaskState.DONE
     until(lambda: redis.zcard(keys.OPEN_TASKS) == 0, "damaged records to be let go of", deadline_s=60.0)
