@@ -6,7 +6,7 @@
 Consumes:     the settings, the signs of life of workers of tasks, and when each entry ran last.
 Waits for:    its next tick.
 Unblocked by: the time.
-Produces:     tasks, as whose record and message stand in Redis; nothing on disk.
+Produces:     tasks: their records and messages, in Redis; nothing on disk.
 
 Entries and when they ran stand in Redis: a clock that was away, or whose Redis was, runs each entry once when it is
 back, however many periods have passed. Several clocks may stand beside each other: one has the lease, and a period of

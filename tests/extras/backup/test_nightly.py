@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import redis
+from msgspec.structs import replace
+from redis.exceptions import BusyLoadingError, ConnectionError
 
 from broker.connection.script_texts import write_texts
 from contracts.errors import Conflict, InvalidInput, OnbeatError, Unavailable
@@ -73,14 +75,10 @@ def test_the_newest_stay_and_nothing_else_in_the_folder_is_touched(settings: Sta
     for path in whole:
         path.mkdir()
         (path / MARK).write_text("{}")
-    path, _ = back_up(StackSettings(**_values(settings, backups_kept=3)), TASK, 1)
+    path, _ = back_up(replace(settings, backups_kept=3), TASK, 1)
     assert backups_in(root) == [*whole[-2:], path]
     for name in ("photos", "20260101T030000Z-notahexnumber", "20260101T030000Z-00000000000a"):
         assert (root / name / "file").read_text() == "mine", "a folder without its mark is no backup of ours"
-
-
-def _values(settings: StackSettings, **changes: object) -> dict[str, object]:
-    return {name: getattr(settings, name) for name in settings.__struct_fields__} | changes
 
 
 def test_a_removal_of_an_old_one_that_was_killed_is_finished_by_the_next(
@@ -153,12 +151,12 @@ def test_a_backup_without_a_folder_for_it_or_without_the_data_that_it_names_is_r
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(Unavailable, match="holds no server's data"):
-        back_up(StackSettings(**_values(settings, redis_folder=str(empty))), TASK, 1)
+        back_up(replace(settings, redis_folder=str(empty)), TASK, 1)
     assert names_in(settings) == []
 
 
 def test_a_stack_with_a_server_of_the_operators_backs_up_its_run_folders(settings: StackSettings) -> None:
-    _, made = back_up(StackSettings(**_values(settings, redis_folder="")), TASK, 1)
+    _, made = back_up(replace(settings, redis_folder=""), TASK, 1)
     assert (made.has_redis, made.jobs) == (False, (JOB,))
 
 
@@ -239,7 +237,7 @@ def test_the_image_of_redis_finds_a_backup_that_was_brought_back_and_its_group_a
             assert answer is None or isinstance(answer, bytes)
             return answer
 
-        away = (redis.exceptions.ConnectionError, redis.exceptions.BusyLoadingError)
+        away = (ConnectionError, BusyLoadingError)
         assert until(value, "the value of before", deadline_s=60.0, away=away) == b"a value"
         client.bgrewriteaof()
         until(lambda: client.info("persistence")["aof_rewrite_in_progress"] == 0, "a new file")  # type: ignore[index]
@@ -265,7 +263,7 @@ def test_a_volume_of_before_is_opened_to_the_group_too_and_to_no_other(
         path.chmod(0o604)
     process, client = started(tmp_path_factory.mktemp("r"), volume)
     try:
-        away = (redis.exceptions.ConnectionError, redis.exceptions.BusyLoadingError)
+        away = (ConnectionError, BusyLoadingError)
         until(client.ping, "Redis", deadline_s=60.0, away=away)
         assert {stat.S_IMODE(path.stat().st_mode) for path in (volume / APPEND_ONLY).iterdir()} == {0o640}
         assert stat.S_IMODE((volume / SEAL).stat().st_mode) == 0o640

@@ -387,3 +387,15 @@ def test_an_upload_that_was_broken_off_leaves_no_object_and_is_whole_the_next_ti
 def test_what_goes_through_the_proxy_is_what_the_server_has(open_area: OpenBlobs, proxy: FaultyProxy) -> None:
     open_area().put(b"bytes")
     assert any(path.startswith(f"/{BUCKET}/") for _, path in proxy.requests)
+
+
+def test_folders_of_a_store_are_the_jobs_that_have_objects_and_their_sizes_are_known(
+    open_area: OpenBlobs, settings: StackSettings
+) -> None:
+    bucket = open_area().bucket
+    assert bucket.folders() == []
+    for key in ("job-b/run/x", "job-a/run/x", "job-a/weights/y", "at the top"):
+        bucket.put(key, b"12345")
+    assert bucket.folders() == ["job-a", "job-b"]
+    sizes = {key: size for key, (size, _) in bucket.sizes_and_ages("job-a").items()}
+    assert sizes == {"job-a/run/x": 5, "job-a/weights/y": 5}

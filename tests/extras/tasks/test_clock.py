@@ -313,7 +313,8 @@ def test_the_runs_of_an_entry_that_is_long_gone_are_forgotten(
     month_ms = 31 * DAY_S * 1000
     now_ms = int(operator.now_s() * 1000)
     fields = {"last sweep@gone": now_ms - int(month_ms), "task sweep@gone": "task-0123456789ab", "done sweep@gone": 1}
-    operator.redis.hset(keys.CLOCK, mapping=fields | {"last sweep@away": now_ms, "last forget": now_ms})
+    for name, value in (fields | {"last sweep@away": now_ms, "last forget": now_ms}).items():
+        operator.redis.hset(keys.CLOCK, name, str(value))
     clock_of(settings, SentMessages()).tick()
     left = {name.decode() for name in operator.redis.hkeys(keys.CLOCK)}  # type: ignore[union-attr]
     assert not [name for name in left if name.endswith("@gone")]
