@@ -87,23 +87,32 @@ def test_of_two_clocks_one_ticks_and_each_period_of_an_entry_is_run_once(
     assert len(runs) >= 6, "periods pass"
 
 
-def test_two_clocks_that_ask_at_the_same_moment_create_one_task(settings: StackSettings, store: TaskStore) -> None:
-    """Where the lease says nothing: a clock that was stopped in the middle of a tick goes on with it."""
+def test_clocks_that_ask_at_the_same_moment_create_one_task_and_none_once_it_is_done(
+    settings: StackSettings, store: TaskStore
+) -> None:
+    """The lease says nothing here: a clock that was stopped in the middle of a tick goes on with it."""
     entry = ClockEntry(name="sweep", kind=TaskKind.SWEEP, interval_s=3600.0)
-    gate, created = threading.Barrier(8), []
 
-    def ask() -> None:
-        own = TaskStore(connect(settings))
-        gate.wait()
-        created.append(own.create(entry.kind, TaskArguments(), who=BY_CLOCK, entry=entry))
+    def asked_by_all() -> list[tuple[str, bool]]:
+        gate, created = threading.Barrier(8), []
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+        def ask() -> None:
+            own = TaskStore(connect(settings))
+            gate.wait()
+            created.append(own.create(entry.kind, TaskArguments(), who=BY_CLOCK, entry=entry))
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return created
+
+    created = asked_by_all()
     assert sorted(is_new for _, is_new in created) == [False] * 7 + [True]
-    assert len(store.open()) == 1
+    assert len(finish_all(store)) == 1
+    assert asked_by_all() == [("", False)] * 8, "its period isn't over"
+    assert store.open() == []
 
 
 def test_a_clock_that_was_killed_is_followed_by_another_which_runs_no_period_again(
