@@ -39,9 +39,9 @@ from contracts.spec_tables.retention import DAY_S
 from contracts.tasks.kinds import OF_HOST, TaskKind, TaskQueue
 from contracts.tasks.records import ClockEntry, TaskArguments
 from onbeat.http_service.own_metrics import UNCOUNTED, OwnMetrics, metrics_of
-from onbeat.telemetry.container_name import named
 from onbeat.process.ending import end_in_time
 from onbeat.telemetry import logs
+from onbeat.telemetry.container_name import named
 from onbeat_extras.tasks.messages import TaskMessages, make_celery_app
 
 TICK_S = 2.0

@@ -9,17 +9,15 @@ request ─▶ record (broker/task_store.py) ─▶ 202, with the task's path
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import re
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -33,7 +31,6 @@ from contracts.encoding.names import MADE_HERE, check_job_id
 from contracts.encoding.wire import changed
 from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError, Unavailable
 from contracts.monitor import TaskWorkerSeen
-from contracts.settings import StackSettings
 from contracts.tasks.kinds import OF_HOST, TaskKind, TaskQueue, TaskState, queue_of_host
 from contracts.tasks.records import ExportedFiles, ExportRequest, TaskArguments, TaskList, TaskStatus
 from gateway import openapi, submission
@@ -95,7 +92,7 @@ async def verify_job(
     wait_s = min(max(wait, _preferred_wait_s(request)), services.settings.verify_timeout_s)
     arguments = TaskArguments(job_id=job_id)
     await run_in_threadpool(_check_has_record, services, job_id)
-    task = await run_in_threadpool(_create, services, TaskKind.VERIFY, arguments, caller.name)
+    task = await run_in_threadpool(request_task, services, TaskKind.VERIFY, arguments, who=caller.name)
     if wait_s == 0.0:
         return await run_in_threadpool(_begun, services, task)
     status = await while_connected(request, _awaited(services, task, arguments, caller.name, wait_s))
@@ -241,7 +238,7 @@ async def _awaited(
         if left_s <= 0 or services.closing.is_set():
             return status
         if status.state is TaskState.CANCELLED and not task.is_new:
-            own = await run_in_threadpool(_create, services, TaskKind.VERIFY, arguments, who)
+            own = await run_in_threadpool(request_task, services, TaskKind.VERIFY, arguments, who=who)
             task.task_id, task.is_new = own.task_id, own.is_new
             continue
         if status.state.is_final:

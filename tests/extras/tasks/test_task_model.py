@@ -148,7 +148,7 @@ class TaskWalk(RuleBasedStateMachine):
     @precondition(lambda self: any(known.dead for known in self.known.values()))
     @rule(data=st.data(), state=st.sampled_from([TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED, None]))
     def one_that_was_taken_for_dead_speaks(self, data: st.DataObject, state: TaskState | None) -> None:
-        """It is told so, and changes nothing; unless no attempt has followed it, and its lease was all that had run out."""
+        """It is told so, and changes nothing; unless no attempt has followed it: then its lease alone had run out."""
         task = data.draw(st.sampled_from([task for task, known in self.known.items() if known.dead]))
         known = self.known[task]
         attempt = data.draw(st.sampled_from(known.dead))
