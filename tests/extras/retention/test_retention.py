@@ -55,7 +55,7 @@ class Stack:
     consumer: Broker
     tasks: Broker
     settings: StackSettings
-    """Of the worker of tasks."""
+    """The address of the worker of tasks."""
 
     @property
     def jobs(self) -> JobStore:
