@@ -55,7 +55,7 @@ class Stack:
     consumer: Broker
     tasks: Broker
     settings: StackSettings
-    """The address of the worker of tasks."""
+    """The settings of the worker of tasks."""
 
     @property
     def jobs(self) -> JobStore:
