@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock audit sbom site page page-pictures demo up test setup-trl test-trl setup-verifiers test-verifiers bench-trl bench-account bench-experience fuzz soak model mutants chaos lint types style imports bench setup-vllm demo-vllm test-vllm test-gpu
+.PHONY: setup lock audit sbom site page page-pictures demo up test setup-trl test-trl setup-verifiers test-verifiers bench-trl bench-account bench-experience fuzz soak model mutants celery-defaults chaos lint types style imports bench setup-vllm demo-vllm test-vllm test-gpu
 
 setup: $(STAMP)
 
@@ -120,6 +120,10 @@ soak: $(STAMP)
 # The fence's protocol to the last reachable state, then without each of its checks: some minutes (docs/fence.md).
 model: $(STAMP)
 	$(BIN)/python -m tests.model
+
+# The traps of Celery with Redis, by Celery's own worker and its defaults: each scenario must fail there. Six minutes.
+celery-defaults: $(STAMP)
+	OMP_NUM_THREADS=1 CELERY_DEFAULTS=1 $(BIN)/python -m pytest --timeout 0 tests/extras/tasks/test_traps.py -k Defaults
 
 # Leaves out each guard once, of the modules that tests/mutants/sources.py lists and of the scripts: a test must notice.
 # Half an hour of two quiet cores; `.venv/bin/python -m tests.mutants broker/scripts/generator` takes those that begin so.

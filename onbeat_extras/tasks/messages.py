@@ -152,8 +152,8 @@ class Channel(redis.Channel):
             for queue in self.active_queues:
                 try:
                     client.llen(queue)
-                except self.ResponseError as error:
-                    log.warning("removes %s, which is no queue: %s", keys.celery_queue(queue), error)
+                except exceptions.ResponseError as error:
+                    log.warning("removes %s%s, which is no queue: %s", self.global_keyprefix, queue, error)
                     client.delete(queue)
 
 

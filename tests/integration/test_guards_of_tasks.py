@@ -21,6 +21,7 @@ from contracts.tasks.records import MAX_ATTEMPTS, ClockEntry, TaskArguments, Tas
 from onbeat.stack.redis import EmbeddedRedis
 
 HOUR_S = 3600.0
+QUEUES = "onbeat:celery:"
 MESSAGES = 1000
 """As many as a queue of messages takes."""
 
@@ -190,4 +191,4 @@ def test_messages_are_bounded_in_number_and_go_to_queues_alone(
         assert send("check", most=1) == [b"full"]
         assert [send("files")[0] for _ in range(MESSAGES + 1)] == [b"sent"] * MESSAGES + [b"full"]
     for queue in ("check", "files"):
-        own_broker.redis.delete(keys.celery_queue(queue))
+        own_broker.redis.delete(f"{QUEUES}{queue}")

@@ -98,12 +98,12 @@ def test_2_a_job_never_waits_for_a_task_nor_for_celery_s_queues(pipeline: Pipeli
     for kind in (TaskKind.VERIFY, TaskKind.SWEEP, TaskKind.FORGET):
         store.create(kind, TaskArguments(), who="nobody")
     for queue in ("check", "files", "clock"):
-        pipeline.broker.redis.delete(keys.celery_queue(queue))
-        pipeline.broker.redis.set(keys.celery_queue(queue), "garbage")
+        pipeline.broker.redis.delete(f"{QUEUES}{queue}")
+        pipeline.broker.redis.set(f"{QUEUES}{queue}", "garbage")
     assert pipeline.final_digest(pipeline.train(spec())) == undisturbed
     assert [task.state for task in store.open() if task.who == "nobody"] == [TaskState.QUEUED] * 3
     for queue in ("check", "files", "clock"):
-        pipeline.broker.redis.delete(keys.celery_queue(queue))
+        pipeline.broker.redis.delete(f"{QUEUES}{queue}")
 
 
 def test_3_a_redelivered_message_never_starts_a_trainer(redis_server: EmbeddedRedis) -> None:
@@ -150,7 +150,7 @@ def test_6_a_lost_message_is_never_a_lost_task(bench: Ours) -> None:
     """Created, and the message gone before a worker lives."""
     tasks = [bench.ask("sleeps", kind=kind) for kind in (TaskKind.VERIFY, TaskKind.EXPORT, TaskKind.FORGET)]
     for queue in ("check", "files", "clock"):
-        bench.operator.redis.delete(keys.celery_queue(queue))
+        bench.operator.redis.delete(f"{QUEUES}{queue}")
     began_s = time.monotonic()
     bench.start()
     assert [bench.ended(task).state for task in tasks] == [TaskState.DONE] * 3
@@ -186,7 +186,7 @@ def test_7_a_task_is_never_pending_for_ever(redis_server: EmbeddedRedis) -> None
 def test_8_a_poison_message_or_task_never_ends_workers_in_a_loop(bench: Ours) -> None:
     worker = bench.start("check")
     for message in (b"not json", b"{}", b"\xff"):
-        bench.operator.redis.lpush(keys.celery_queue("check"), message)
+        bench.operator.redis.lpush(f"{QUEUES}check", message)
     poison = bench.ask("dies")
     assert bench.ended(poison).state is TaskState.FAILED
     assert bench.words(poison) == ["begun"] * MAX_ATTEMPTS
@@ -202,10 +202,10 @@ def test_9_one_broadcast_never_ends_a_worker(bench: Ours) -> None:
         b' "content-encoding": "utf-8", "properties": {"body_encoding": "base64", "delivery_tag": "x"}}'
     )
     server = bench.operator.redis
-    channels = [keys.celery_queue("/0.celery.pidbox"), "/0.celery.pidbox"]
+    channels = [f"{QUEUES}/0.celery.pidbox", "/0.celery.pidbox"]
     assert [server.publish(channel, shutdown) for channel in channels] == [0, 0], "a worker listens to broadcasts"
     for queue in ("check", f"{worker.process.pid}.celery.pidbox", "celery.pidbox"):
-        server.lpush(keys.celery_queue(queue), shutdown)
+        server.lpush(f"{QUEUES}{queue}", shutdown)
     assert bench.ended(bench.ask("sleeps")).state is TaskState.DONE
     assert worker.process.poll() is None
     with redis.Redis.from_url(bench.server.url_of(CELERY)) as client, pytest.raises(NoPermissionError):

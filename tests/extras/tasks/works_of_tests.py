@@ -20,6 +20,8 @@ from onbeat_extras.tasks.attempt import Progress
 TENTHS = 1000
 """A version is the number of a behaviour times this, and the tenths of a second that it takes."""
 MUTEX_BYTES = 64
+QUEUES = "onbeat:celery:"
+"""What stands before the name of a queue of Celery's in Redis."""
 BALLAST = "onbeat:{job-0123456789ab}:ballast"
 """A key that fills a server, and that a task may remove."""
 
