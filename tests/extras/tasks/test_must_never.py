@@ -34,6 +34,7 @@ from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.tasks.messages import TaskMessages
 from tests.builders import job_spec
 from tests.extras.tasks.workers import REPOSITORY, Ours
+from tests.extras.tasks.works_of_tests import QUEUES
 from tests.pipeline import Pipeline
 from tests.until import until
 
