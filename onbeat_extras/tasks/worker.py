@@ -110,7 +110,7 @@ def run_worker(settings: StackSettings, names: Sequence[TaskQueue]) -> int:
         send_events(app)
     look = Look(broker, settings, worker_id=worker_id, queues=queues)
     app.steps["consumer"].add(look.step())
-    # Celery would set up logs of its own, where no handler of this signal says that they are.
+    # Celery would set up logs of its own, where this signal has no receiver.
     signals.setup_logging.connect(_keep_logs, weak=False)
     signals.worker_process_init.connect(_begin_child, weak=False)
     log.info("worker of tasks %s takes from %s", worker_id, ", ".join(queues))
