@@ -41,6 +41,8 @@ CLUSTER = frozenset({"ASK", "CLUSTERDOWN", "CROSSSLOT", "MOVED", "TRYAGAIN"})
 CLUSTER_IN_FUNCTION = ("key in a cluster node", "while the cluster is down")
 """What stands in the refusal of a command inside of a function."""
 NO_FUNCTIONS = re.compile(r"unknown command .?F(CALL|UNCTION)", re.IGNORECASE)
+CLIENT_ERRORS = (exceptions.RedisError, OSError)
+"""What the client raises over a server that is away or refuses; for kombu, whose commands are no calls of a broker."""
 CODE = re.compile(r"(?:^|caused error: )([A-Z]+) ")
 """The code of an error that the client leaves in its text; a pipeline writes its own words before it."""
 
@@ -50,6 +52,11 @@ def code(error: Exception) -> str:
     status: str | None = getattr(error, "status_code", None)
     code = CODE.search(str(error))
     return status or (code[1] if code else "")
+
+
+def is_of_another_type(error: Exception) -> bool:
+    """Returns True where the key that a command names is of another type."""
+    return code(error) == "WRONGTYPE"
 
 
 def passes(error: Exception) -> bool:

@@ -24,6 +24,7 @@ from broker import keys
 from broker.connection import script_texts
 from broker.connection.address import read_address
 from broker.connection.client import connect_within
+from broker.connection.server_errors import CLIENT_ERRORS, is_of_another_type
 from contracts.encoding.wire import changed, encode
 from contracts.errors import DeadlineExceeded, InvalidInput
 from contracts.settings import StackSettings
@@ -43,9 +44,6 @@ YEARS = range(2000, 3000)
 """When a message may end: Celery overflows where another time zone has it in year 0 or 10000."""
 OF_TCP = ("host", "port", "socket_keepalive", "socket_keepalive_options")
 """Options that a connection to a socket file isn't given."""
-
-SEND_ERRORS = (KombuError, OSError, *redis.Transport.connection_errors, *redis.Transport.channel_errors)
-"""Raised by Celery and kombu where a message can't be sent."""
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +123,7 @@ class Channel(redis.Channel):
         arguments = encode({"queue": queue, "max_waiting": MAX_WAITING})
         with self.conn_or_acquire() as client:
             # Of the command no word is a key: the prefix of kombu's client is not put before any.
-            outcome = client.execute_command(
+            outcome: Any = client.execute_command(
                 "FCALL", script_texts.function_name("send_message"), 0, "", "", arguments, dumps(message)
             )
         if outcome and outcome[0] == b"full":
@@ -135,13 +133,13 @@ class Channel(redis.Channel):
         """Drops what isn't a message of ours, by which kombu would end the worker."""
         try:
             return super()._brpop_read(**options)
-        except self.ResponseError as error:
-            if "WRONGTYPE" not in str(error):
+        except Empty:
+            raise
+        except CLIENT_ERRORS as error:
+            if not is_of_another_type(error):
                 raise
             self._clear_queues()
             raise Empty from None
-        except (Empty, *self.connection_errors, OSError):
-            raise
         except Exception as error:  # kombu raises many kinds over bytes that are no message
             log.warning("drops a message that can't be read: %s", f"{type(error).__name__}: {error}"[:300])
             raise Empty from None  # kombu's word for no message
@@ -152,7 +150,9 @@ class Channel(redis.Channel):
             for queue in self.active_queues:
                 try:
                     client.llen(queue)
-                except exceptions.ResponseError as error:
+                except CLIENT_ERRORS as error:
+                    if not is_of_another_type(error):
+                        raise
                     log.warning("removes %s%s, which is no queue: %s", self.global_keyprefix, queue, error)
                     client.delete(queue)
 
@@ -270,7 +270,7 @@ class TaskMessages:
             self._app.send_task(
                 name, args=[task_id], queue=queue_named(queue), expires=MESSAGE_LIFE_S, retry=False, ignore_result=True
             )
-        except SEND_ERRORS as error:
+        except (KombuError, *CLIENT_ERRORS) as error:
             log.warning("no message of %s could be sent, it is found without: %s", task_id, str(error)[:300])
             return False
         return True

@@ -109,7 +109,8 @@ def run_worker(settings: StackSettings, names: Sequence[TaskQueue]) -> int:
     if settings.task_events:
         send_events(app)
     look = Look(broker, settings, worker_id=worker_id, queues=queues)
-    app.steps["consumer"].add(look.step())
+    steps: Any = app.steps
+    steps["consumer"].add(look.step())
     # Celery would set up logs of its own, where this signal has no receiver.
     signals.setup_logging.connect(_keep_logs, weak=False)
     signals.worker_process_init.connect(_begin_child, weak=False)
@@ -144,7 +145,7 @@ class CeleryWorker(Worker):
             install_worker_term_handler(worker, sig=name, verbose=False)
         WorkerEnd().watch()
 
-    def set_process_status(self, info: str) -> None:
+    def set_process_status(self, info: str) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Leaves the title as it is: operators look for `onbeat_extras.tasks`."""
 
 

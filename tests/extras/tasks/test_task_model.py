@@ -17,7 +17,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -148,7 +148,7 @@ class TaskWalk(RuleBasedStateMachine):
     @precondition(lambda self: any(known.dead for known in self.known.values()))
     @rule(data=st.data(), state=st.sampled_from([TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED, None]))
     def one_that_was_taken_for_dead_speaks(self, data: st.DataObject, state: TaskState | None) -> None:
-        """It is told so, and changes nothing; unless no attempt has followed it: then its lease alone had run out."""
+        """It is told so, and changes nothing, unless all that had happened is that its lease ran out."""
         task = data.draw(st.sampled_from([task for task, known in self.known.items() if known.dead]))
         known = self.known[task]
         attempt = data.draw(st.sampled_from(known.dead))
@@ -202,7 +202,8 @@ class TaskWalk(RuleBasedStateMachine):
 
     @invariant()
     def every_open_task_is_among_those_that_are_found_again(self) -> None:
-        names = {name.decode() for name in self.broker.redis.zrange(keys.OPEN_TASKS, 0, -1)}
+        stored: Any = self.broker.redis.zrange(keys.OPEN_TASKS, 0, -1)
+        names = {name.decode() for name in stored}
         assert names == {task for task, known in self.known.items() if not known.ended}
 
     @invariant()
@@ -272,6 +273,6 @@ def test_walks_through_the_life_of_tasks_end_every_task_and_never_run_two_attemp
     run_state_machine_as_test(
         TaskWalk,
         settings=settings(
-            max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, suppress_health_check=[*HealthCheck]
         ),
     )

@@ -194,6 +194,7 @@ def test_a_full_redis_ends_no_worker_and_loses_no_task(bench: Any) -> None:
     bench.begun(running)
     redis = bench.operator.redis
     redis.set(BALLAST, b"x" * 2**22)
+    sent_before: list[str] = []
     if not bench.is_ours:
         sent_before = [bench.ask("sleeps", seconds=2.0) for _ in range(3)]
     redis.config_set("maxmemory", redis.info("memory")["used_memory"] - 2**20)

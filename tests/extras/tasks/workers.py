@@ -21,6 +21,7 @@ from celery import Celery
 
 from broker.connection.client import Broker, connect
 from broker.task_store import TaskStore
+from contracts.encoding.wire import changed
 from contracts.settings import StackSettings
 from contracts.tasks.kinds import TaskKind
 from contracts.tasks.records import TaskStatus
@@ -44,7 +45,7 @@ class RunningWorker:
         with open(log, "w") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module, *queues],
-                env=dict(os.environ) | environment,
+                env={**os.environ, **environment},
                 cwd=REPOSITORY,
                 stdout=file,
                 stderr=file,
@@ -94,13 +95,13 @@ class Ours:
 
     def settings_of(self, role: str) -> StackSettings:
         """Returns the settings of a process of this role."""
-        return StackSettings(
+        settings = StackSettings(
             redis_url=self.server.url_of(role),
             celery_url=self.server.url_of("celery"),
             run_root=str(self.run_root),
             log_format="json",
-            **({"metrics_port": 0} | self._changes if role == "tasks" else {}),
         )
+        return changed(settings, **self._changes) if role == "tasks" else settings
 
     @property
     def operator(self) -> Broker:
