@@ -155,13 +155,17 @@ def test_what_is_away_is_tried_three_times(store: TaskStore) -> None:
     assert (status.state, status.reason) == (TaskState.FAILED, f"the store is away, {MAX_ATTEMPTS}")
 
 
-def test_a_record_that_is_damaged_or_gone_hides_no_other(store: TaskStore, own_broker: Broker) -> None:
+def test_a_record_that_is_damaged_or_gone_hides_no_other(
+    store: TaskStore, own_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
     damaged, foreign, gone, whole = (create(store) for _ in range(4))
     own_broker.redis.delete(keys.task(damaged), keys.task(gone))
     own_broker.redis.set(keys.task(damaged), "no hash")
     own_broker.redis.hset(keys.task(foreign), "state", "of another Onbeat")
     assert [task.task_id for task in store.open()] == [whole]
     assert [task.task_id for task in store.newest(10)] == [whole]
+    assert damaged in caplog.text
+    assert gone not in caplog.text, "what was removed is no fault"
     with pytest.raises(redis.ConnectionError):
         _readable(whole, redis.ConnectionError("away"))
     with pytest.raises(redis.ResponseError):
