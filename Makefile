@@ -139,6 +139,7 @@ chaos: $(STAMP)
 	$(BIN)/onbeat chaos --rounds 50 --schedule delayed --max-policy-lag 1 --correction tis
 	$(BIN)/onbeat chaos --rounds 50 --schedule delayed --max-policy-lag 2 --correction tis --generators 3
 	$(BIN)/onbeat chaos --rounds 30 --spec configs/chaos-stages.toml
+	$(BIN)/onbeat chaos --rounds 30 --tasks
 
 # vLLM's pins don't mix with the trainer's, so its generators have an environment of their own: vLLM for a CPU here, the
 # official `vllm` package on a GPU (docs/operate.md). Every package is listed, because its own list would bring in

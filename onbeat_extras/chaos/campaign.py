@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from contracts.errors import DeadlineExceeded, InvalidInput, Unavailable
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
+from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import with_environments
 from onbeat.audit.chain import verify_run
@@ -37,6 +38,7 @@ from onbeat.client.gateway import GatewayClient
 from onbeat.process import child_process
 from onbeat.process.waiting import Waiting
 from onbeat.stack.stack import EmbeddedStack
+from onbeat_extras.chaos.asked_tasks import TASK, AskedTasks, child_of
 from onbeat_extras.chaos.disturbed_run import DisturbedRun, Paused
 from onbeat_extras.chaos.evidence import TRAINER
 from onbeat_extras.chaos.result import TRAINER_FAULTS, Baseline, CampaignResult, Fault, RoundResult, summed, unproven
@@ -91,6 +93,8 @@ class Campaign:
         self._window_s = window_s
         self._round_deadline_s = round_deadline_s
         self._draw = random.Random(seed)
+        self._exported: dict[str, str] = {}
+        """Name → SHA-256 of each weight file that an export of the undisturbed run has."""
         self._kinds: dict[str, Callable[[DisturbedRun], str]] = {
             "kill generator": lambda now: self._kill(now, self._one_of("generator")),
             "kill all generators": lambda now: self._kill(now, *self._all_of("generator")),
@@ -114,14 +118,29 @@ class Campaign:
                 "pause stage worker": lambda now: self._pause(now, self._one_of("stage"), PAUSE_S),
             }
 
+        if stack.plan.tasks:
+            self._kinds |= {
+                "kill worker of tasks": lambda now: self._kill(now, "tasks"),
+                "pause worker of tasks": lambda now: self._pause(now, "tasks", HANG_S),
+                "kill task": self._kill_task,
+                "kill clock": lambda now: self._kill(now, "beat"),
+            }
+
     def run(self, rounds: int, on_round: Callable[[CampaignResult], None]) -> CampaignResult:
         """Runs the oracle, then the rounds; on_round sees the campaign so far, from the oracle's end on."""
         began_s = time.monotonic()
         calm = DisturbedRun(due=[])
+        tasks = self._tasks()
         oracle = self._run_to_end(undisturbed(self._spec), calm)
         if oracle.state is not JobState.SUCCEEDED:
             raise InvalidInput(f"the undisturbed run {oracle.state.value}: {oracle.reason}", field="--spec")
         digest = oracle.weights_digest if self._spec.deterministic else ""
+        if tasks is not None:
+            verify, export = tasks.ask_at_the_end(calm.job_id)
+            if problems := tasks.problems(calm.job_id, verify, export, digest=digest, files={}):
+                raise InvalidInput(f"the tasks of the undisturbed run: {'; '.join(problems)}", field="--tasks")
+            # Files of a job that isn't deterministic are others each time.
+            self._exported = tasks.digests_of(export) if digest else {}
         loading_s = calm.opened_s or 0.0
         undisturbed_s = calm.ended_s - loading_s
         window_s = self._window_s or WINDOW_SHARE * undisturbed_s
@@ -170,8 +189,9 @@ class Campaign:
         times_s = [self._draw.random() * window_s for _ in range(self._draw.randint(1, self._max_faults))]
         due = [(at_s, self._draw.choice(list(self._kinds))) for at_s in sorted(times_s, reverse=True)]
         run = DisturbedRun(due=due, from_submission=from_submission)
+        tasks = self._tasks()
         try:
-            status = self._run_to_end(self._spec, run)
+            status = self._run_to_end(self._spec, run, tasks)
         except DeadlineExceeded as error:
             # It must not take the generators from the next round.
             self._patiently(lambda: self._client.cancel(run.job_id))
@@ -190,6 +210,8 @@ class Campaign:
         if verdict.batches_trained != asked:
             problems.append(f"{verdict.batches_trained} of {asked} training batches are in the chain")
         problems += verdict.gaps
+        if tasks is not None:
+            problems += self._see_tasks(run, tasks, status)
         result = self._result(number, run, status=status.state.value, problems=problems)
         return replace(result, rewinds=verdict.rewinds, rejected=status.batches_rejected)
 
@@ -207,7 +229,39 @@ class Campaign:
             problems=tuple(problems),
         )
 
-    def _run_to_end(self, spec: JobSpec, run: DisturbedRun) -> JobStatus:
+    def _tasks(self) -> AskedTasks | None:
+        """Returns what asks for tasks, where the stack has a worker of them."""
+        if not self._stack.plan.tasks:
+            return None
+        settings = StackSettings(run_root=str(self._stack.plan.run_root.resolve()))
+        return AskedTasks(self._client, settings, patiently=self._patiently, tick=self._stack.tick)
+
+    def _see_tasks(self, run: DisturbedRun, tasks: AskedTasks, status: JobStatus) -> list[str]:
+        """Asks for the last tasks, kills what does them, and returns what is wrong with them."""
+        try:
+            verify, export = tasks.ask_at_the_end(run.job_id)
+            with contextlib.suppress(LookupError):  # both may be done
+                if self._draw.random() < 0.5:
+                    os.kill(self._stack.pids["tasks"], signal.SIGKILL)
+                else:
+                    os.kill(child_of(self._stack.pids["tasks"]), signal.SIGKILL)
+            return tasks.problems(run.job_id, verify, export, digest=status.weights_digest, files=self._exported)
+        except DeadlineExceeded as error:
+            return [str(error)]
+
+    @property
+    def _pids(self) -> dict[str, int]:
+        """Name → process, of services and of the child that runs, or awaits, a task."""
+        pids = dict(self._stack.pids)
+        with contextlib.suppress(LookupError):
+            pids[TASK] = child_of(pids["tasks"])
+        return pids
+
+    def _kill_task(self, run: DisturbedRun) -> str:
+        run.strike(TASK, self._pids[TASK], signal.SIGKILL)
+        return TASK
+
+    def _run_to_end(self, spec: JobSpec, run: DisturbedRun, tasks: AskedTasks | None = None) -> JobStatus:
         """Submits the job and disturbs it until it is final."""
         key = uuid.uuid4().hex
         status = self._patiently(lambda: self._client.submit(spec, idempotency_key=key))
@@ -219,12 +273,14 @@ class Campaign:
                 waiting.poke()
                 self._stack.tick()
                 self._wake(run)
+                if tasks is not None and run.committed:
+                    tasks.ask(run.job_id)
                 while run.is_due:
                     self._disturb(run, run.due.pop()[1])
                 if time.monotonic() - polled_s >= (POLL_UNOPENED_S if run.opened_s is None else POLL_S):
                     polled_s = time.monotonic()
                     status = self._status(run.job_id) or status
-                    run.look(self._stack.pids)
+                    run.look(self._pids)
                     run.see(status, child_process.running("consumer", run.job_id))
                 time.sleep(TICK_S)
         finally:
@@ -236,7 +292,7 @@ class Campaign:
     def _see_healed(self, run: DisturbedRun, *, has_succeeded: bool) -> None:
         """Waits for the last signs of healing: what was killed as the job ended is started again behind its end."""
         deadline_s = time.monotonic() + HEALED_WITHIN_S
-        while not run.look(self._stack.pids, has_succeeded=has_succeeded) and time.monotonic() < deadline_s:
+        while not run.look(self._pids, has_succeeded=has_succeeded) and time.monotonic() < deadline_s:
             self._stack.tick()
             time.sleep(TICK_S)
 

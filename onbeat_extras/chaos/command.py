@@ -55,6 +55,9 @@ def chaos(
         int | None,
         typer.Option("--stage-workers", help="Processes that serve stages of Onbeat's own. [2 where the job has any]"),
     ] = None,
+    tasks: Annotated[
+        bool, typer.Option("--tasks", help="Verify and export each job meanwhile; kill what does it, and the clock.")
+    ] = False,
     settings: options.Settings = None,
     json_output: options.Json = False,
     run_dir: Annotated[
@@ -70,7 +73,7 @@ def chaos(
     flags = flag_settings(schedule=schedule, max_policy_lag=max_policy_lag, correction=correction)
     job_spec = load_spec(spec or root / CHAOS_SPEC, [*flags, *(settings or [])])
     seed = secrets.randbelow(2**31) if seed is None else seed
-    plan = _stack_plan(job_spec, root, run_dir=run_dir, generators=generators, stage_workers=stage_workers)
+    plan = _stack_plan(job_spec, root, run_dir=run_dir, generators=generators, stage_workers=stage_workers, tasks=tasks)
     console = console_for(json_output=json_output)
     console.print(f"seed {seed}: {plural(rounds, 'round')} of up to {plural(max_faults, 'fault')}")
     result_file = ResultFile(out, circumstances(" ".join(["onbeat", *sys.argv[1:]]))) if out else None
@@ -104,7 +107,7 @@ def _report(so_far: CampaignResult, console: Console, result_file: ResultFile | 
 
 
 def _stack_plan(
-    spec: JobSpec, model_root: Path, *, run_dir: Path | None, generators: int, stage_workers: int | None
+    spec: JobSpec, model_root: Path, *, run_dir: Path | None, generators: int, stage_workers: int | None, tasks: bool
 ) -> StackPlan:
     """A stack of the campaign's own, in a new folder."""
     from_environment = stack_settings(os.environ)
@@ -112,6 +115,7 @@ def _stack_plan(
         run_root=run_dir or Path(from_environment.run_root) / time.strftime("chaos-%Y%m%d-%H%M%S"),
         model_root=model_root,
         generators=generators,
+        tasks=tasks,
         stage_workers=stage_workers_for(spec, stage_workers, from_environment, default=STAGE_WORKERS),
         threads=threads_from(os.environ, None) or 1,
         settings=from_environment,
