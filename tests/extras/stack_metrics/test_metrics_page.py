@@ -21,21 +21,11 @@ UNBOUNDED = {"prompt", "completion", "text", "batch_id", "batch", "client", "pat
 OF_EACH_PROCESS = re.compile(r"\bprocess_\w+|\bup{")
 NAMED = {"onbeat_job_info", "onbeat_job_failed_timestamp_seconds"}
 """Metrics with a job's name, owner and tags, one a job: who is woken wants to know whose job it is."""
-TO_COME = {
-    "onbeat_task_waiting": ("gauge", ("queue",)),
-    "onbeat_task_oldest_seconds": ("gauge", ("queue",)),
-    "onbeat_task_running": ("gauge", ("queue",)),
-    "onbeat_task_workers": ("gauge", ("queue",)),
-    "onbeat_task_failed_total": ("counter", ("task",)),
-    "onbeat_clock_last_run_timestamp": ("gauge", ("entry",)),
-    "onbeat_clock_interval_seconds": ("gauge", ("entry",)),
-}
-"""Metrics of the service tasks that alerts and the dashboard ask for before the code has them."""
 
 
 def known() -> dict[str, tuple[str, tuple[str, ...]]]:
     """Name → (type, labels)."""
-    return TO_COME | {one.name: (one.kind, one.labels) for one in metrics()}
+    return {one.name: (one.kind, one.labels) for one in metrics()}
 
 
 def test_every_metric_has_a_name_of_its_own_a_meaning_and_a_row_in_the_reference() -> None:

@@ -242,7 +242,6 @@ def test_10_the_users_of_tasks_and_of_celery_never_bring_lua_of_their_own(redis_
                     client.execute_command(*command)
 
 
-@pytest.mark.xfail(strict=True, reason="the consumer sweeps in a thread of its own, until the task `sweep` does")
 def test_11_a_removal_never_keeps_the_trainer_s_host_from_its_look() -> None:
     """The consumer, which looks every two seconds, removes no files: it imports neither tasks nor what sweeps."""
     imported = {name for path in sources("consumer") for name in imports(path)}

@@ -175,7 +175,7 @@ class TaskWalk(RuleBasedStateMachine):
 
     @rule()
     def a_look_finds_what_is_due(self) -> None:
-        """Of those whose message may be lost; none of those whose attempt lives, or that have ended."""
+        """The look finds tasks whose message may be lost; none whose attempt lives, or that has ended."""
         redis = self.broker.redis
         waiting = [task for task, known in self.known.items() if not known.ended and not known.live]
         is_running = {task.task_id for task in self.store.open() if task.state is TaskState.RUNNING}
