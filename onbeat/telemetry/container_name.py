@@ -28,6 +28,8 @@ from contracts.settings import MAX_NAME, StackSettings
 
 MARKS = (".dockerenv", "run/.containerenv")
 """Files that Docker and podman put into each container, below its root."""
+MARK_VARIABLE = "container"
+"""Environment variable that podman sets in each container: one whose root is read-only has no file of it."""
 KUBERNETES = "KUBERNETES_SERVICE_HOST"
 """A variable of each container there."""
 WITHIN_S = 1.0
@@ -70,7 +72,8 @@ def container_name(
 
     root: where the files of the container are; hostname: "" for this host's; port: of the resolver.
     """
-    if KUBERNETES in environment or not any((root / mark).exists() for mark in MARKS):
+    is_container = MARK_VARIABLE in environment or any((root / mark).exists() for mark in MARKS)
+    if KUBERNETES in environment or not is_container:
         return ""
     hostname = hostname or socket.gethostname()
     lines = [line for line in _lines(root / "etc/hosts") if hostname in line[1:]]

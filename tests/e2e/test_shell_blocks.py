@@ -26,6 +26,7 @@ MARK = re.compile(r"^=== (\d+) ended with (\d+) ===$", re.MULTILINE)
 NOT_HERE = {
     "git clone <this repository>": "a checkout is what the tests run in; .ci/run sets it up",
     "make setup": ".ci/run does it",
+    "docker run --rm --user 0": "an image and a Docker daemon; tests/extras/backup/test_nightly.py restores for the same start",
     "source .venv/bin/activate": "its `bin` is on the session's PATH",
     "make demo": "a minute of training; its command is tests/extras/runs/test_demo_process.py's",
     "make test": "this is a part of it",
@@ -73,6 +74,12 @@ ELSEWHERE = {
     "(umask 077; sh deploy/make-env.sh": ("tests/unit/test_compose.py", "make-env.sh"),
     "CONSUMERS=2 PRODUCERS=4 sbatch": ("tests/e2e/test_slurm.py", "onbeat.sbatch"),
     "sh deploy/own-redis.sh": ("tests/e2e/test_own_redis.py", "own-redis.sh"),
+    "onbeat tasks": ("tests/extras/tasks/test_task_commands.py", '"tasks"'),
+    "onbeat export JOB ./my-model": ("tests/extras/tasks/test_task_commands.py", '"export"'),
+    "export ONBEAT_GATEWAY_URL=http://127.0.0.1:8000": (
+        "tests/extras/tasks/test_task_commands.py",
+        "ONBEAT_GATEWAY_URL",
+    ),
     "python -m onbeat_extras.tasks check": ("tests/extras/tasks/test_flower.py", '"onbeat_extras.tasks"'),
     "FLOWER_BASIC_AUTH=": ("tests/extras/tasks/test_flower.py", "FLOWER_BASIC_AUTH="),
     "redis-server --port 0 --tls-port": ("tests/e2e/test_own_redis.py", "--tls-port"),

@@ -50,7 +50,8 @@ def by_hand(draw: Draw, role: str, *, job_id: str, seal: str) -> list[Any] | Non
     seal: as the sender knows it. No command names another job than this one.
     """
     commands, names = draw([line for line in RIGHTS[role] if line[1]])
-    command = draw([word for word in commands.split() if word not in LOOK]) if commands != LOOK else ""
+    writing = [word for word in commands.split() if word not in LOOK.split()]
+    command = draw(writing) if writing else ""
     words = command.removeprefix("+").upper().replace("|", " ").split()
     pattern = draw(names.split())
     if not words or pattern.startswith("%R~"):

@@ -103,6 +103,14 @@ def test_a_container_of_podman_is_called_as_its_file_of_hosts_says_and_asks_no_r
     assert questions == []
 
 
+def test_a_container_of_podman_whose_root_is_read_only_is_known_by_its_environment(tmp_path: Path) -> None:
+    root = container(tmp_path, hosts=f"{ADDRESS}\t{HASH} onbeat_producer_2", mark="elsewhere")
+    named_here = {"container": "podman"}
+    with resolver(answer_with("other.network")) as (port, _):
+        assert container_name(root, hostname=HASH, environment=named_here, port=port) == "onbeat_producer_2"
+        assert container_name(root, hostname=HASH, environment={}, port=port) == ""
+
+
 def test_of_several_names_the_containers_own_is_taken_and_not_its_hash_or_its_service(tmp_path: Path) -> None:
     names = (f"{HASH}.onbeat_stack", "producer.onbeat_stack", "onbeat-producer-2.onbeat_stack")
     with resolver(answer_with(*names)) as (port, _):
