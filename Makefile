@@ -134,7 +134,8 @@ mutants: $(STAMP)
 # `onbeat chaos --spec FILE` does the second with a job of your own.
 chaos: $(STAMP)
 	OMP_NUM_THREADS=1 CHAOS_LONG=1 $(BIN)/python -m pytest tests/chaos tests/hosts \
-		tests/e2e/test_same_weights_lagging.py tests/e2e/test_same_weights_variants.py tests/e2e/test_examples.py
+		tests/e2e/test_same_weights_lagging.py tests/e2e/test_same_weights_variants.py tests/e2e/test_examples.py \
+		tests/integration/test_ends_of_a_consumer.py tests/extras/doctor/test_containers.py
 	$(BIN)/onbeat chaos --rounds 100
 	$(BIN)/onbeat chaos --rounds 50 --schedule delayed --max-policy-lag 1 --correction tis
 	$(BIN)/onbeat chaos --rounds 50 --schedule delayed --max-policy-lag 2 --correction tis --generators 3

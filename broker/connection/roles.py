@@ -127,7 +127,7 @@ REMOVAL = (
 """What the removal of a job's keys needs: of gateways, and of the tasks that forget ended jobs."""
 
 EVENT_CHANNELS = "onbeat:celery:/0.celeryev/*"
-"""Channels of Celery's events of workers and tasks (onbeat_extras/tasks/events.py), in database 0."""
+"""Channels of Celery's events of workers and tasks (docs/operate.md, Flower), in database 0."""
 
 RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     GATEWAY: (

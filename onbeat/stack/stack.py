@@ -65,7 +65,7 @@ CONSUMER_GRACE_S = 20.0
 """A trainer writes a checkpoint before it ends."""
 SERVICE_GRACE_S = 8.0
 TASKS_GRACE_S = 12.0
-"""A worker of tasks gives its tasks back, and ends by itself within ten seconds (onbeat_extras/tasks/worker.py)."""
+"""A worker of tasks gives its tasks back, and ends by itself within ten seconds."""
 LOG = Path("logs", "stack.log")
 """The log of a stack that runs in the background, below its folder."""
 STACK_MARK = "EMBEDDED_STACK_MARK"

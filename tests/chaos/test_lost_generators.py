@@ -12,8 +12,11 @@ from onbeat.process.child_process import ChildProcess
 from tests.chaos.short_job import assert_undisturbed, committed, running, short_job, succeed, until
 from tests.pipeline import Pipeline, wait_for_exit
 
-NTH_CLAIM = 5
-"""By then an iteration is committed."""
+NTH_CLAIM = 10
+"""The first iteration has eight batches: by then it is committed, however many are claimed ahead."""
+
+HELD = range(1, 5)
+"""How many of the iteration's four batches the killed generator may have claimed: those whose steps it shared."""
 
 
 def doomed(pipeline: Pipeline) -> ChildProcess:
@@ -54,7 +57,7 @@ def test_a_job_whose_other_generator_goes_on_shows_that_one_died(tmp_path: Path,
             assert_killed(generator)
             succeed(trainer)
         assert_undisturbed(pipeline, job_id, undisturbed)
-        assert at_the_end(pipeline, job_id).leases_lost == 1
+        assert at_the_end(pipeline, job_id).leases_lost in HELD
 
 
 def test_a_job_that_rewound_before_another_took_the_batch_shows_it_too(tmp_path: Path, undisturbed: str) -> None:
@@ -69,7 +72,8 @@ def test_a_job_that_rewound_before_another_took_the_batch_shows_it_too(tmp_path:
         succeed(successor)
         assert_undisturbed(pipeline, job_id, undisturbed)
         told = at_the_end(pipeline, job_id)
-        assert (told.leases_lost, told.batches_reclaimed) == (1, 0)
+        assert told.leases_lost in HELD
+        assert told.batches_reclaimed == 0
 
 
 def succeeded(pipeline: Pipeline, job_id: str) -> ChildProcess:

@@ -175,12 +175,12 @@ def assert_stopped_in_time_and_the_same_at_the_end(
 @pytest.mark.parametrize(
     ("how", "first_s"),
     [
-        ("refuses", 0.0),
+        pytest.param("refuses", 0.0, marks=long_variant),
         pytest.param("refuses", FIRST_S, marks=long_variant),
         pytest.param("hangs", 0.0, marks=long_variant),
         ("hangs", FIRST_S),
         pytest.param("is gone", 0.0, marks=long_variant),
-        ("is gone", FIRST_S),
+        pytest.param("is gone", FIRST_S, marks=long_variant),
     ],
 )
 def test_a_stack_at_work_that_is_stopped_together_with_redis_ends_in_time_and_goes_on_to_the_same_weights(
@@ -189,6 +189,7 @@ def test_a_stack_at_work_that_is_stopped_together_with_redis_ends_in_time_and_go
     assert_stopped_in_time_and_the_same_at_the_end(stopped, SPEC, undisturbed, how=how, first_s=first_s)
 
 
+@long_variant
 def test_so_does_one_whose_batches_are_at_a_stage(stopped: StoppedStack) -> None:
     spec = short_job(model__matmul="torch", **STAGED)
     calm = stopped.ended(stopped.submit(replace(spec, schedule="synchronous")))
@@ -198,15 +199,15 @@ def test_so_does_one_whose_batches_are_at_a_stage(stopped: StoppedStack) -> None
 
 
 @needs_ranks
-@pytest.mark.parametrize("how", ["hangs", pytest.param("is gone", marks=long_variant)])
+@long_variant
+@pytest.mark.parametrize("how", ["hangs", "is gone"])
 def test_so_does_one_whose_trainer_has_several_ranks(stopped: StoppedStack, undisturbed: str, how: str) -> None:
     spec = short_job(model__matmul="torch", trainer__world_size=2)
     assert_stopped_in_time_and_the_same_at_the_end(stopped, spec, undisturbed, how=how, first_s=FIRST_S)
 
 
-@pytest.mark.parametrize(
-    "how", [pytest.param("refuses", marks=long_variant), "hangs", pytest.param("is gone", marks=long_variant)]
-)
+@long_variant
+@pytest.mark.parametrize("how", ["refuses", "hangs", "is gone"])
 def test_an_idle_stack_that_is_stopped_together_with_redis_ends_in_time(
     stopped: StoppedStack, undisturbed: str, how: str
 ) -> None:

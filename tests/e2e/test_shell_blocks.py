@@ -26,7 +26,7 @@ MARK = re.compile(r"^=== (\d+) ended with (\d+) ===$", re.MULTILINE)
 NOT_HERE = {
     "git clone <this repository>": "a checkout is what the tests run in; .ci/run sets it up",
     "make setup": ".ci/run does it",
-    "docker run --rm --user 0": "an image and a Docker daemon; tests/extras/backup/test_nightly.py restores for the same start",
+    "docker run --rm --user 0": "a Docker daemon; tests/extras/backup/test_nightly.py starts from the same files",
     "source .venv/bin/activate": "its `bin` is on the session's PATH",
     "make demo": "a minute of training; its command is tests/extras/runs/test_demo_process.py's",
     "make test": "this is a part of it",

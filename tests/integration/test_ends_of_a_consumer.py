@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from contracts.settings import StackSettings
 from onbeat.process import child_process
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
+from tests.chaos.short_job import long_variant
 from tests.until import until
 
 ROOT = Path(__file__).parents[2]
@@ -116,7 +118,12 @@ def running(folder: Path) -> Iterator[Consumer]:
                 os.kill(server.child.pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("how", ["refuses", "hangs", "is gone"])
+def long(how: str) -> Any:
+    """A variant of another case: `make chaos` runs it."""
+    return pytest.param(how, marks=long_variant)
+
+
+@pytest.mark.parametrize("how", [long("refuses"), "hangs", long("is gone")])
 def test_redis_goes_away_behind_the_last_checkpoint_and_the_end_does_not_wait_for_it(tmp_path: Path, how: str) -> None:
     with running(tmp_path) as consumer:
         consumer.ask_to_end()
@@ -127,7 +134,7 @@ def test_redis_goes_away_behind_the_last_checkpoint_and_the_end_does_not_wait_fo
         assert "killing it" not in consumer.said
 
 
-@pytest.mark.parametrize("how", ["refuses", "hangs"])
+@pytest.mark.parametrize("how", [long("refuses"), "hangs"])
 def test_a_checkpoint_that_is_being_written_gets_its_time_while_redis_is_away(tmp_path: Path, how: str) -> None:
     with running(tmp_path) as consumer:
         consumer.ask_to_end()
@@ -139,7 +146,7 @@ def test_a_checkpoint_that_is_being_written_gets_its_time_while_redis_is_away(tm
         assert "stopped; another trainer may go on" in consumer.said
 
 
-@pytest.mark.parametrize("how", ["hangs", ""])
+@pytest.mark.parametrize("how", ["hangs", long("")])
 def test_a_checkpoint_that_is_never_done_ends_with_the_deadline(tmp_path: Path, how: str) -> None:
     """A dead mount, for instance; with how == "" Redis is there all the time."""
     with running(tmp_path) as consumer:

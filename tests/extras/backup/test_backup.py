@@ -37,7 +37,7 @@ class Ticking:
     """A stack that is watched as `onbeat up` does."""
 
     def __init__(self, run_root: Path) -> None:
-        self.stack = EmbeddedStack(StackPlan(run_root=run_root, model_root=REPOSITORY, threads=1))
+        self.stack = EmbeddedStack(StackPlan(run_root=run_root, model_root=REPOSITORY, threads=1, tasks=True))
         self._open = contextlib.ExitStack()
         self._done = threading.Event()
         self._watcher = threading.Thread(target=self._watch)

@@ -24,6 +24,7 @@ from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.doctor import machine, server
 from onbeat_extras.doctor.finding import GIB, Level
 from onbeat_extras.doctor.service import REWARD_SERVICE, SERVICES, STACK, service_named, service_of
+from tests.chaos.short_job import long_variant
 from tests.kubernetes import container_of, secrets
 from tests.kubernetes import environment as pod_environment
 from tests.refusals import refusal_of
@@ -141,6 +142,7 @@ def test_doctor_finds_nothing_bad_in_a_container_of_a_healthy_stack(
     assert ("run root" in findings) is (name in ("gateway", "consumer", "producer", "tasks"))
 
 
+@long_variant
 @pytest.mark.parametrize("app", APPS)
 def test_doctor_finds_nothing_bad_in_a_pod_of_a_healthy_stack(app: str, redis: EmbeddedRedis, root: Path) -> None:
     make_root(root, pod_mounts(app))
