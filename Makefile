@@ -135,7 +135,9 @@ mutants: $(STAMP)
 chaos: $(STAMP)
 	OMP_NUM_THREADS=1 CHAOS_LONG=1 $(BIN)/python -m pytest tests/chaos tests/hosts \
 		tests/e2e/test_same_weights_lagging.py tests/e2e/test_same_weights_variants.py tests/e2e/test_examples.py \
-		tests/integration/test_ends_of_a_consumer.py tests/extras/doctor/test_containers.py
+		tests/integration/test_ends_of_a_consumer.py tests/integration/test_hostile_roles.py \
+		tests/e2e/test_turns.py tests/e2e/test_stage_workers.py tests/e2e/test_slurm.py tests/unit/onbeat/rendering \
+		tests/extras/doctor/test_containers.py tests/extras/tasks
 	$(BIN)/onbeat chaos --rounds 100
 	$(BIN)/onbeat chaos --rounds 50 --schedule delayed --max-policy-lag 1 --correction tis
 	$(BIN)/onbeat chaos --rounds 50 --schedule delayed --max-policy-lag 2 --correction tis --generators 3

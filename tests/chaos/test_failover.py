@@ -7,11 +7,12 @@ import signal
 from pathlib import Path
 
 from contracts.run_folder import RunFolder
-from tests.chaos.short_job import LAG, assert_undisturbed, committed, sequential_digest, short_job, until
+from tests.chaos.short_job import LAG, assert_undisturbed, committed, long_variant, sequential_digest, short_job, until
 from tests.pipeline import Pipeline, wait_for_exit
 from tests.redundant_redis import RedundantRedis
 
 
+@long_variant
 def test_a_lagging_job_outlives_two_primaries(tmp_path: Path) -> None:
     redundant = RedundantRedis(tmp_path / "redis")
     with Pipeline(tmp_path, redundant) as pipeline:

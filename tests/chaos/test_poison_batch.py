@@ -13,7 +13,7 @@ from onbeat.client.gateway import GatewayClient
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import MODULES, EmbeddedStack
 from onbeat.stack.supervision import RestartPolicy
-from tests.chaos.short_job import short_job
+from tests.chaos.short_job import long_variant, short_job
 from tests.chaos.stand_ins.poisoned_generator import POISON_BATCH, POISON_SEED
 from tests.pipeline import REPOSITORY
 from tests.until import until
@@ -29,6 +29,7 @@ def final(stack: EmbeddedStack, client: GatewayClient, job_id: str) -> JobStatus
     return client.job(job_id)
 
 
+@long_variant
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs PR_SET_PDEATHSIG")
 def test_a_batch_that_kills_its_generators_is_dead_after_its_attempts_and_the_stack_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

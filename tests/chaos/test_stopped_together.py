@@ -221,6 +221,7 @@ def test_an_idle_stack_that_is_stopped_together_with_redis_ends_in_time(
     assert (status.state, status.weights_digest) == (JobState.SUCCEEDED, undisturbed), status.reason
 
 
+@long_variant
 @pytest.mark.parametrize(
     "how", [pytest.param("refuses", marks=long_variant), "hangs", pytest.param("is gone", marks=long_variant)]
 )

@@ -17,6 +17,7 @@ import pytest
 
 from onbeat.process.waiting import Waiting
 from onbeat.stack.ports import FIRST, is_free
+from tests.chaos.short_job import long_variant
 
 ROOT = Path(__file__).parents[2]
 SRUN = """\
@@ -119,6 +120,7 @@ def goes_on(folder: Path, spec: str, *nodes: str, **more: str) -> str:
         slurm.wait(240.0)
 
 
+@long_variant
 def test_a_job_that_is_requeued_goes_on_to_its_end(tmp_path: Path) -> None:
     starts = re.findall(r"a trainer (?:starts|resumes) at iteration (\d+)", goes_on(tmp_path, SPEC, "127.0.0.1"))
     assert starts[0] == "0"

@@ -126,7 +126,7 @@ def death_of(pipeline: Pipeline, child: ChildProcess) -> int:
     [
         pytest.param(JOB, "producer.after_step", id="one environment"),
         pytest.param(JOB, "producer.after_turn", id="one environment, before its reply", marks=long_variant),
-        pytest.param(MIXTURE, "producer.after_step", id="a mixture"),
+        pytest.param(MIXTURE, "producer.after_step", id="a mixture", marks=long_variant),
     ],
 )
 def test_reward_service_generator_and_trainer_die_between_turns_and_the_weights_are_the_same(

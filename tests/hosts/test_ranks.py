@@ -32,6 +32,7 @@ def test_two_hosts_with_two_ranks_each_make_the_weights_of_one_process(machines:
     finished(machines, job_id, spec, tmp_path / "oracle")
 
 
+@long_variant
 @pytest.mark.parametrize(
     "changes",
     [
@@ -82,6 +83,7 @@ def test_a_host_that_is_cut_off_ends_its_ranks_and_comes_back_after_the_others_h
     finished(machines, job_id, spec, tmp_path / "oracle")
 
 
+@long_variant
 def test_a_host_that_comes_at_iteration_5_waits_until_the_ranks_begin_again_with_it(
     machines: Machines, tmp_path: Path
 ) -> None:
@@ -121,6 +123,7 @@ def test_too_few_hosts_are_one_line_that_names_them_and_the_job_fails_with_it(
     assert "refused: second-" in reason
 
 
+@long_variant
 def test_hosts_that_are_cut_off_from_each_other_alone_wait_and_train_again_once_they_are_healed(
     machines: Machines, tmp_path: Path
 ) -> None:
@@ -136,6 +139,7 @@ def test_hosts_that_are_cut_off_from_each_other_alone_wait_and_train_again_once_
     finished(machines, job_id, spec, tmp_path / "oracle")
 
 
+@long_variant
 def test_a_host_that_hangs_is_replaced_and_ends_its_ranks_when_it_wakes(machines: Machines, tmp_path: Path) -> None:
     spec = job(least=1)
     job_id, _ = machines.jobs.create(spec)

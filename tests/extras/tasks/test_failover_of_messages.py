@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from contracts.tasks.kinds import TaskState
+from tests.chaos.short_job import long_variant
 from tests.extras.tasks.workers import Ours
 from tests.redundant_redis import RedundantRedis
 from tests.until import until
@@ -30,6 +31,7 @@ def certificates(tmp_path: Path) -> Path:
     return folder
 
 
+@long_variant
 @pytest.mark.parametrize("by_tls", [False, True], ids=["plain", "tls"])
 def test_a_worker_goes_on_at_the_promoted_server_with_the_task_that_it_runs_and_with_new_ones(
     by_tls: bool, tmp_path: Path, request: pytest.FixtureRequest

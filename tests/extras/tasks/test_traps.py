@@ -41,6 +41,7 @@ from contracts.tasks.kinds import TaskKind, TaskState
 from contracts.tasks.records import MAX_ATTEMPTS, TaskArguments
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.tasks.messages import TaskMessages
+from tests.chaos.short_job import long_variant
 from tests.extras.tasks.worker_of_tests import HANGS
 from tests.extras.tasks.workers import Defaults, Ours, RunningWorker
 from tests.extras.tasks.works_of_tests import BALLAST, QUEUES, asked
@@ -305,6 +306,7 @@ def message_of(task_id: str, **headers: Any) -> str:
     )
 
 
+@long_variant
 def test_what_another_program_wrote_into_records_and_queues_keeps_no_other_task_waiting(benches: Bench) -> None:
     bench = benches()
     worker = bench.start()
@@ -363,6 +365,7 @@ def test_a_task_that_its_processes_die_of_has_failed_after_three_attempts(bench:
     assert worker.process.poll() is None
 
 
+@long_variant
 def test_limits_of_time_hold_for_works_that_swallow_errors_ignore_all_or_stand_in_c(benches: Bench) -> None:
     bench = benches(verify_timeout_s=2.0)
     bench.start("check", "files", "clock")

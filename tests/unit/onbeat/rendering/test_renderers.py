@@ -19,6 +19,7 @@ from onbeat.rendering.factory import check_renderer, make_renderer
 from onbeat.rendering.template import TemplateRenderer
 from onbeat.rendering.tool_calls import read, write
 from tests.builders import char_tokenizer
+from tests.chaos.short_job import long_variant
 from tests.refusals import refusal_of
 from tests.unit.onbeat.rendering.chat_models import CHATML, COUNTING, FORGETFUL, WITH_TOOLS, chat_tokenizer
 
@@ -65,7 +66,7 @@ def test_each_prompt_begins_with_all_that_was_seen_and_sampled_before(
     )
 
 
-@pytest.mark.parametrize("template", [CHATML, WITH_TOOLS])
+@pytest.mark.parametrize("template", [pytest.param(CHATML, marks=long_variant), WITH_TOOLS])
 @settings(max_examples=40)
 @given(question=TEXTS, turns=TURNS)
 def test_a_conversation_turn_by_turn_is_the_template_s_own(

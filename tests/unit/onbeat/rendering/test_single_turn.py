@@ -12,6 +12,7 @@ from transformers import AddedToken
 
 from contracts.environments.messages import Message, ToolCall
 from onbeat.rendering.single_turn import RowMessages
+from tests.chaos.short_job import long_variant
 from tests.refusals import refusal_of
 from tests.unit.onbeat.rendering.chat_models import CHATML, WITH_TOOLS, chat_tokenizer
 
@@ -28,7 +29,7 @@ def prompts(written: RowMessages, *messages: Message, system: str = "") -> list[
     return written.prompts([[message] for message in messages], system=system, variables={})
 
 
-@pytest.mark.parametrize("template", [CHATML, WITH_TOOLS])
+@pytest.mark.parametrize("template", [CHATML, pytest.param(WITH_TOOLS, marks=long_variant)])
 @settings(max_examples=30)
 @given(text=st.lists(st.sampled_from(PIECES), max_size=9).map("".join))
 def test_no_text_of_a_row_becomes_a_control_token(template: str, text: str) -> None:
