@@ -162,7 +162,9 @@ class Ours:
         for worker in self._workers:
             if worker.process.poll() is None:
                 worker.kill()
-        lines = [line for worker in self._workers for line in worker.log.read_text().splitlines()]
+        # A line that a kill has cut in the middle is no line.
+        texts = [worker.log.read_text() for worker in self._workers]
+        lines = [line for text in texts for line in text[: text.rfind("\n") + 1].splitlines()]
         for line in lines:
             assert isinstance(json.loads(line), dict), f"no JSON: {line}"
         password = self.server.url_of("celery").split("celery:")[1].partition("@")[0]
