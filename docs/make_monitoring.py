@@ -30,7 +30,7 @@ class Endpoint(NamedTuple):
 
 
 MONITORED: Mapping[str, Sequence[Endpoint]] = {
-    "gateway": [Endpoint("http", "gateway")],
+    "gateway": [Endpoint("http", "gateway"), Endpoint("tasks", "tasks")],
     "reward": [Endpoint("http", "reward_service")],
     # The trainer is a process of its consumer's pod; while no job runs its target is down. A worker of tasks is next to
     # them, in a container of its own.

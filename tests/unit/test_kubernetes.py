@@ -167,6 +167,15 @@ def accounts_of(container: Document) -> list[str]:
     return [source["secretRef"]["name"] for source in container.get("envFrom", ()) if "secretRef" in source]
 
 
+def test_a_worker_beside_the_gateway_writes_exports_where_the_gateway_streams_them_from() -> None:
+    gateway, tasks = pods(FOUND)["gateway"]["spec"]["containers"]
+    assert tasks["command"] == ["python", "-m", "onbeat_extras.tasks", "files"]
+    runs = [next(mount for mount in each["volumeMounts"] if mount["mountPath"] == "/runs") for each in (gateway, tasks)]
+    assert runs[0] == runs[1]
+    assert secrets_of(tasks) == HOLDS["tasks"], "nothing of the gateway's"
+    assert "readinessProbe" not in tasks, "a gateway is ready without it"
+
+
 def test_a_worker_beside_each_consumer_sees_to_the_files_that_no_other_pod_reaches() -> None:
     pod = pods(FOUND)["consumer"]["spec"]
     consumer, tasks = pod["containers"]
