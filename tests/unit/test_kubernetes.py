@@ -173,6 +173,7 @@ def test_a_worker_beside_the_gateway_writes_exports_where_the_gateway_streams_th
     runs = [next(mount for mount in each["volumeMounts"] if mount["mountPath"] == "/runs") for each in (gateway, tasks)]
     assert runs[0] == runs[1]
     assert secrets_of(tasks) == HOLDS["tasks"], "nothing of the gateway's"
+    assert (accounts_of(gateway), accounts_of(tasks)) == ([READ_OBJECTS], [OBJECTS])
     assert "readinessProbe" not in tasks, "a gateway is ready without it"
 
 
