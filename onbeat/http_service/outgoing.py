@@ -134,14 +134,22 @@ class _Allowance:
         self.ends_s = time.monotonic() + self._within_s
         self._most = max(max_bytes, num_bytes)
         self._num_bytes = 0
+        self._last_byte = b""
 
     def add(self, chunk: bytes) -> None:
-        """Raises AnswerRefused."""
-        self._num_bytes += len(chunk)
-        if self._num_bytes > self._most:
+        """Counts a chunk: towards the whole answer, or towards the events that it is part of.
+
+        Raises:
+            AnswerRefused: the answer, or one event of a followed answer, is longer than its bound.
+        """
+        # A chunk may hold several events, and an event's end may lie across two chunks: hence the last byte again.
+        parts = (self._last_byte + chunk).split(b"\n\n") if self._is_followed else [self._last_byte + chunk]
+        num_bytes = [len(part) for part in parts]
+        num_bytes[0] += self._num_bytes - len(self._last_byte)
+        if max(num_bytes) > self._most:
             raise AnswerRefused(f"the answer is longer than {self._most} bytes")
-        if self._is_followed and b"\n\n" in chunk:
-            self._num_bytes = 0
+        self._num_bytes = num_bytes[-1]
+        self._last_byte = chunk[-1:]
 
     def late(self) -> httpx.ReadTimeout:
         return httpx.ReadTimeout(f"no whole answer within {self._within_s:g} s")
