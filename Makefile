@@ -77,7 +77,7 @@ setup-trl: $(STAMP)
 test-trl: setup-trl
 	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-trl/bin/python -m pytest tests/contract/test_trl.py \
 		tests/contract/test_trl_options.py tests/contract/test_trl_trajectories.py tests/contract/test_trl_job.py \
-		tests/contract/test_trl_given.py tests/contract/test_trl_run.py tests/extras/runs/test_inputs.py
+		tests/contract/test_trl_given.py tests/contract/test_trl_run.py tests/rooms/runs/test_inputs.py
 
 # verifiers, whose pins (openai, mcp) are others than ours, in an environment of its own before the packages of the first.
 setup-verifiers: $(STAMP) constraints-verifiers.txt
@@ -88,8 +88,8 @@ setup-verifiers: $(STAMP) constraints-verifiers.txt
 
 # A whole environment of verifiers, played in a job, and its client for training at the door.
 test-verifiers: setup-verifiers
-	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-verifiers/bin/python -m pytest tests/extras/environments/test_verifiers.py \
-		tests/extras/environments/test_token_clients.py
+	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-verifiers/bin/python -m pytest tests/rooms/environments/test_verifiers.py \
+		tests/rooms/environments/test_token_clients.py
 
 # The same jobs by Onbeat and by TRL, in turns: a quarter of an hour of a machine that does nothing else.
 bench-trl: setup-trl
@@ -123,7 +123,7 @@ model: $(STAMP)
 
 # The traps of Celery with Redis, by Celery's own worker and its defaults: each scenario must fail there. Six minutes.
 celery-defaults: $(STAMP)
-	OMP_NUM_THREADS=1 CELERY_DEFAULTS=1 $(BIN)/python -m pytest --timeout 0 tests/extras/tasks/test_traps.py -k Defaults
+	OMP_NUM_THREADS=1 CELERY_DEFAULTS=1 $(BIN)/python -m pytest --timeout 0 tests/rooms/tasks/test_traps.py -k Defaults
 
 # Leaves out each guard once, of the modules that tests/mutants/sources.py lists and of the scripts: a test must notice.
 # Half an hour of two quiet cores; `.venv/bin/python -m tests.mutants broker/scripts/generator` takes those that begin so.
@@ -136,8 +136,8 @@ chaos: $(STAMP)
 	OMP_NUM_THREADS=1 CHAOS_LONG=1 $(BIN)/python -m pytest tests/chaos tests/hosts \
 		tests/e2e/test_same_weights_lagging.py tests/e2e/test_same_weights_variants.py tests/e2e/test_examples.py \
 		tests/integration/test_ends_of_a_consumer.py tests/integration/test_hostile_roles.py \
-		tests/e2e/test_turns.py tests/e2e/test_stage_workers.py tests/e2e/test_slurm.py tests/unit/onbeat/rendering \
-		tests/extras/doctor/test_containers.py tests/extras/tasks
+		tests/e2e/test_turns.py tests/e2e/test_stage_workers.py tests/e2e/test_slurm.py tests/unit/onbeat/data/rendering \
+		tests/rooms/doctor/test_containers.py tests/rooms/tasks
 	$(BIN)/onbeat chaos --rounds 100
 	$(BIN)/onbeat chaos --rounds 50 --schedule delayed --max-policy-lag 1 --correction tis
 	$(BIN)/onbeat chaos --rounds 50 --schedule delayed --max-policy-lag 2 --correction tis --generators 3
@@ -163,7 +163,7 @@ demo-vllm: $(STAMP) $(VLLM_STAMP)
 # What every engine promises, with vLLM in the process and behind its server; then a job of a vLLM and a transformers
 # generator, and one whose engine core is killed. Minutes.
 test-vllm: $(STAMP) $(VLLM_STAMP)
-	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/contract/test_engines.py tests/extras/engines/test_vllm_engine.py -k "vllm or openai"
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/contract/test_engines.py tests/rooms/engines/test_vllm_engine.py -k "vllm or openai"
 	OMP_NUM_THREADS=1 TEST_VLLM=1 $(BIN)/python -m pytest tests/e2e/test_vllm_stack.py
 
 # The promises of engines, passes and schedules, on a GPU that torch sees. Minutes: kernels are compiled.

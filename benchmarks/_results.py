@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from onbeat_extras.chaos import circumstances
+from onbeat.chaos import circumstances
 
 REPOSITORY = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"

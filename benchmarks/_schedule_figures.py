@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._pipeline import Run
-from onbeat_extras.runs.figures import DOTS_PER_INCH, moving_mean
+from onbeat.training.figures import DOTS_PER_INCH, moving_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -26,9 +26,9 @@ from contracts.encoding.wire import decode_json
 from contracts.rewards import RewardItem, Scored
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
-from onbeat.prompts.examples import job_examples
-from onbeat.prompts.places import pass_order
-from onbeat.prompts.source import PromptSource
+from onbeat.data.prompts.examples import job_examples
+from onbeat.data.prompts.places import pass_order
+from onbeat.data.prompts.source import PromptSource
 from reward_service.scorers.rubric import score_item
 
 

@@ -41,9 +41,9 @@ from benchmarks._results import REPOSITORY, write_result
 from benchmarks.trainer import save_model
 from benchmarks.trl import BY_ONEDNN
 from contracts.spec import JobSpec
+from onbeat.base.machine_kernels import measured
+from onbeat.base.process.waiting import Waiting
 from onbeat.client.spec_file import load_spec
-from onbeat.kernels_of_machine import measured
-from onbeat.process.waiting import Waiting
 from onbeat.weights.model_folder import empty_model
 
 EXPECTED = (

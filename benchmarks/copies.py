@@ -25,11 +25,11 @@ from broker.trainer_side import TrainerSide
 from contracts.encoding.digests import content_digest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from onbeat.run_files import run_files
-from onbeat_extras.objects.cache import HostCache
-from onbeat_extras.objects.run_files import ObjectFiles
-from tests.extras.objects.s3_server import BUCKET, S3Server, environment
+from onbeat.run_folder.object_files import ObjectFiles
+from onbeat.run_folder.run_files import run_files
+from onbeat.weights.objects.cache import HostCache
 from tests.hosts.network import Network
+from tests.rooms.objects.s3_server import BUCKET, S3Server, environment
 
 EXPECTED = "Before the first run: a commit is 8 to 12 requests, so 0.2 s and more at 20 ms, whatever the bandwidth."
 MODELS = {"demo": 406_656, "8 M": 8_000_000, "135 M": 134_515_008}

@@ -147,7 +147,7 @@ class Rivals:
     async def made(self, setup: EngineSetup, options: VllmOptions) -> GenerationEngine:
         """An engine of vLLM with the weights; it belongs to the loop in which it is made."""
         started_s = time.perf_counter()
-        engine: GenerationEngine = import_module("onbeat_extras.engines.vllm").VllmEngine(setup, options)
+        engine: GenerationEngine = import_module("producer.engine.vllm.engine").VllmEngine(setup, options)
         made_s = time.perf_counter()
         await engine.load_weights(self.manifest)
         loaded_s = time.perf_counter()

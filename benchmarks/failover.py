@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks._results import REPOSITORY, write_result
 from contracts.spec import JobSpec
-from onbeat.process.waiting import Waiting
+from onbeat.base.process.waiting import Waiting
 from tests.builders import job_spec
 from tests.hosts.network import Network
 from tests.pipeline import HELD, Pipeline, wait_for_exit

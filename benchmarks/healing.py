@@ -36,13 +36,13 @@ from broker.presence import Presence
 from contracts.errors import Unavailable
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from gateway.metrics.stream_report import stream_report
+from onbeat.base.process import child_process
+from onbeat.base.process.waiting import Waiting
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec
-from onbeat.process import child_process
-from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
-from onbeat_extras.stack_metrics.stream_report import stream_report
 
 SPEC = REPOSITORY / "configs/demo.toml"
 DEADLINE_S = 120.0

@@ -31,8 +31,8 @@ from broker.hosts_side import HostGroup, HostKind, HostsSide
 from broker.job_store import JobStore
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from onbeat.process.child_process import ChildProcess
-from onbeat.process.waiting import Waiting
+from onbeat.base.process.child_process import ChildProcess
+from onbeat.base.process.waiting import Waiting
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.hosts.machines import Machines

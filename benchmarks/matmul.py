@@ -24,7 +24,7 @@ from benchmarks._results import write_result
 from benchmarks.as_sampled import Sampler
 from benchmarks.passes import CASES, Case, batch_of, learner_of, start_anew
 from contracts.spec import ModelSpec
-from onbeat.kernels_of_machine import measured
+from onbeat.base.machine_kernels import measured
 
 EXPECTED = (
     "Before the first whole run, from tries by hand: 2.1 to 2.2 times the operations a second on an AMD EPYC. Passes: "

@@ -26,9 +26,9 @@ from broker.job_store import JobStore
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from onbeat.base.process.waiting import Waiting
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec
-from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
 

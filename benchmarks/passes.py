@@ -41,7 +41,7 @@ from contracts.encoding.wire import convert
 from contracts.rollouts import Completion, Rollout, RolloutBatch, RolloutGroup
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec, ModelSpec
-from onbeat.process.host_memory import TUNABLES, with_large_pages
+from onbeat.base.process.host_memory import TUNABLES, with_large_pages
 
 EXPECTED = (
     "at least half of the peak at 8 and 12 M parameters and a quarter in the demo, whose products are small; large "

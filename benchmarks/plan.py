@@ -22,10 +22,10 @@ from contracts.encoding.json_lines import read_json_lines
 from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.spec import JobSpec
-from onbeat_extras.planning.measured import measured_costs
-from onbeat_extras.planning.pipeline.costs import Costs, Machines
-from onbeat_extras.planning.pipeline.walk import walk
-from onbeat_extras.planning.plan import NEARLY
+from onbeat.planning.measured import measured_costs
+from onbeat.planning.pipeline.costs import Costs, Machines
+from onbeat.planning.pipeline.walk import walk
+from onbeat.planning.plan import NEARLY
 
 EXPECTED = (
     "each run within 10 % of its measured seconds an iteration from its own timeline; and from the timeline of the "

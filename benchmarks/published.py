@@ -20,8 +20,8 @@ from benchmarks._results import REPOSITORY, write_result
 from contracts.encoding.wire import convert
 from contracts.schedule import Schedule
 from contracts.spec import JobSpec
-from onbeat_extras.planning.pipeline.costs import BatchCost, Costs, Machines, Round, StepCost, Waits
-from onbeat_extras.planning.predictions import Prediction, predict
+from onbeat.planning.pipeline.costs import BatchCost, Costs, Machines, Round, StepCost, Waits
+from onbeat.planning.predictions import Prediction, predict
 
 NEMO = "NVIDIA-NeMo/RL docs/about/performance-summary.md at 7ea279a, NeMo RL v0.6"
 FULLY_ASYNC = "volcengine/verl docs/advance/fully_async.md at ca44f95"

@@ -32,10 +32,10 @@ from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
 from onbeat.audit.folder import read_spec
 from onbeat.client.spec_file import load_spec
-from onbeat.prompts.examples import job_examples
-from onbeat.prompts.source import PromptSource
-from onbeat_extras.runs.exported.export import PROVENANCE, export
-from onbeat_extras.runs.figures import DOTS_PER_INCH, SMOOTHED_OVER, moving_mean
+from onbeat.data.prompts.examples import job_examples
+from onbeat.data.prompts.source import PromptSource
+from onbeat.export.export import PROVENANCE, export
+from onbeat.training.figures import DOTS_PER_INCH, SMOOTHED_OVER, moving_mean
 
 CONFIGS = REPOSITORY / "configs"
 FIGURES = REPOSITORY / "docs/images"

@@ -30,8 +30,8 @@ from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
-from onbeat_extras.stages.log_prob_model import frozen_values
-from onbeat_extras.stages.teachers import bits_of, head_digest, likeliest
+from onbeat.stages.log_prob_model import frozen_values
+from onbeat.stages.teachers import bits_of, head_digest, likeliest
 
 HIDDEN_SIZE = 256
 VOCABULARY = 49_152

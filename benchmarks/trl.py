@@ -50,9 +50,9 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
 from onbeat.client.spec_file import load_spec
-from onbeat.prompts.examples import job_examples
-from onbeat.prompts.source import PromptSource
-from onbeat_extras.runs.exported.export import export
+from onbeat.data.prompts.examples import job_examples
+from onbeat.data.prompts.source import PromptSource
+from onbeat.export.export import export
 from reward_service.scorers.rubric import score_item
 
 EXPECTED = (

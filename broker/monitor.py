@@ -30,7 +30,7 @@ from contracts.jobs import EvaluationScore, JobCounts, JobState, JobStatus
 from contracts.monitor import GeneratorSeen
 from contracts.spec import JobSpec
 from contracts.spec_tables.trainer import TrainerSpec
-from onbeat.process.dependency import REWARD_SERVICE
+from onbeat.base.process.dependency import REWARD_SERVICE
 
 REJECTED = "rejected:"
 COUNTERS = {

@@ -14,7 +14,7 @@ from contracts.encoding.wire import changed, decode, encode
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.monitor import ConsumerSeen, GeneratorSeen, StageWorkerSeen, TaskWorkerSeen, WorkerSeen
 from contracts.spec_tables.stages import LlmJudgeStage, StageSpec
-from onbeat.process.dependency import JUDGE, Dependency
+from onbeat.base.process.dependency import JUDGE, Dependency
 
 RELOAD_PAUSES_S = (1.0, 2.0, 4.0)
 """Pauses between loads of a refused version: its trainer sees the refusal here, and writes it again."""

@@ -114,7 +114,7 @@ class TrainerSide:
         self._fenced("announce_shard", encode(shard))
 
     def record_files(self, listed: bytes) -> None:
-        """Says which objects the files of the run are (onbeat/run_files.py). Raises FencedOff."""
+        """Says which objects the files of the run are (onbeat/run_folder/run_files.py). Raises FencedOff."""
         self._fenced("record_files", listed)
 
     def put_chunk(self, policy_version: int, name: str, number: int, data: bytes, *, keep_s: float) -> None:

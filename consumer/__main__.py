@@ -1,7 +1,7 @@
 """`python -m consumer JOB_ID`: one trainer for one job, until the job ends or SIGTERM.
 
     one rank     this process is the trainer
-    more ranks   this process is their launcher, which starts this program once for each (consumer/ranks/processes.py)
+    more ranks   this process is their launcher, which starts this program for each (consumer/ranks/rank_processes.py)
     more hosts   this process offers its host, and is the launcher of the ranks here
 
 Exit codes: `contracts.jobs.TrainerExit`.
@@ -18,17 +18,17 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
-import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
+import onbeat.base.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.connection.client import connect
 from broker.job_store import JobStore
-from consumer.ranks.processes import rank_processes
+from consumer.ranks.rank_processes import rank_processes
 from contracts.errors import OnbeatError, Unavailable
 from contracts.jobs import TrainerExit
 from contracts.settings import PREFIX, StackSettings, settings_from
-from onbeat.process import crash_points
-from onbeat.process.launcher import NUMERIC_THREADS, end_with_parent, importing
-from onbeat.telemetry.container_name import named
-from onbeat.telemetry.logs import configure
+from onbeat.base.process import crash_points
+from onbeat.base.process.launcher import NUMERIC_THREADS, end_with_parent, importing
+from onbeat.base.telemetry.container_name import named
+from onbeat.base.telemetry.logs import configure
 
 COMPUTING = ("passes ", "rank 0")
 """What the names of threads that train batches begin with."""

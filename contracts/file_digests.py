@@ -4,7 +4,7 @@ reads.
     spec of a client ─ gateway reads the files ─▶ file_digests in its tables ─▶ the job's record, `AuditRecord.files`
                                                         └─▶ each process that reads a file compares, and keys its caches
 
-A process whose file has other bytes refuses it by name (onbeat/named_files.py).
+A process whose file has other bytes refuses it by name (onbeat/data/named_files.py).
 """
 
 from __future__ import annotations

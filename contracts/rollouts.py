@@ -29,7 +29,7 @@ Purpose = Literal["train", "evaluation"]
 LogProbs = bytes
 """float32[S] of the sampled ones among T tokens, little-endian, natural logarithm."""
 KeptSets = bytes
-"""The kept set of each of the S sampled tokens, one after another: onbeat/kept_sets.py writes and reads it."""
+"""The kept set of each of the S sampled tokens, one after another: onbeat/data/kept_sets.py writes and reads it."""
 StopReason = Literal["done", "truncated", "max_turns", "max_tokens", "failed"]
 """done         the environment said so
 truncated    the environment said so, and that it cut the trajectory before its end

@@ -22,11 +22,11 @@ import onbeat
 from broker import keys
 from contracts.settings import StackSettings
 from gateway.app import create_app
+from gateway.metrics.stack_state import FAMILIES
 from gateway.requests import GatewayMetrics
 from gateway.services import Services
+from onbeat.base.metrics.process_metrics import NUMBERS, ProcessMetrics
 from onbeat.cli import app
-from onbeat_extras.stack_metrics.process_metrics import NUMBERS, ProcessMetrics
-from onbeat_extras.stack_metrics.stack_state import FAMILIES
 from reward_service.metrics import EnvironmentMetrics, RewardMetrics
 
 ROOT = Path(__file__).parents[1]

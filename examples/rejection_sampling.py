@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from contracts.run_folder import RunFolder
-from onbeat_extras.replay.files import RecordedFiles, read_record
-from onbeat_extras.replay.records import RecordedBatch
+from onbeat.recording.files import RecordedFiles, read_record
+from onbeat.recording.records import RecordedBatch
 
 
 def best_of(record: RecordedBatch, least: float) -> Iterator[dict[str, str]]:

@@ -7,13 +7,13 @@ import sys
 
 from fastapi import FastAPI
 
-import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
+import onbeat.base.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.connection.client import connect_within
 from contracts.settings import StackSettings
 from gateway.app import create_app
 from gateway.services import Services
-from onbeat.http_service.access import AccessRules
-from onbeat.http_service.server import serve
+from onbeat.base.http.access import AccessRules
+from onbeat.base.http.server import serve
 
 DEFAULT_PORT = 8000
 REQUEST_PATIENCE_S = 3.0

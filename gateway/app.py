@@ -1,6 +1,6 @@
 """The wiring of the gateway.
 
-request ─ requests.py ─ onbeat/http_service/access.py (Host, origin, key)
+request ─ requests.py ─ onbeat/base/http/access.py (Host, origin, key)
              └─ api/ ─┬─ submission/
                       │            └─▶ job store ─▶ consumers, which wait for changes of jobs
                       ├─ event_stream.py ◀─ the job's events
@@ -32,11 +32,11 @@ from gateway.openapi import REFUSALS, describe_contracts
 from gateway.page.files import page_router, read_page
 from gateway.requests import Measure
 from gateway.services import Services, services_of
-from onbeat.http_service.access import Access, AccessRules
-from onbeat.http_service.problems import answer_with_problems
-from onbeat.http_service.process_routes import process_routes
-from onbeat.process.entry_points import OURS, all_of
-from onbeat.process.waiting import wait_for
+from onbeat.base.http.access import Access, AccessRules
+from onbeat.base.http.problems import answer_with_problems
+from onbeat.base.http.process_routes import process_routes
+from onbeat.base.process.entry_points import OURS, all_of
+from onbeat.base.process.waiting import wait_for
 
 VERSION = "0.1.0"
 EXTRAS, NOTES, EXPOSITIONS = "onbeat.routes", "onbeat.notes", "onbeat.expositions"

@@ -23,7 +23,7 @@ from broker.job_store import JobStore
 from contracts.encoding.wire import encode_json
 from contracts.errors import DeadlineExceeded, InvalidInput, OnbeatError, Unavailable
 from contracts.events import JobEvent
-from onbeat.process.waiting import Waiting, wait_for
+from onbeat.base.process.waiting import Waiting, wait_for
 
 POLL_S = 0.25
 KEEP_ALIVE_S = 15.0

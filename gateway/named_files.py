@@ -1,6 +1,6 @@
 """A submitted job's files, by content: each that its spec names is read, and its digest becomes part of the spec.
 
-    model.path, stages' models ─▶ the files of the folder that are read     onbeat/named_files.py
+    model.path, stages' models ─▶ the files of the folder that are read     onbeat/data/named_files.py
     rows of data sets          ─▶ the files that a path stands for
     another job's version      ─▶ its weights' digest, by that job's chain
 
@@ -27,8 +27,8 @@ from contracts.spec import JobSpec
 from contracts.spec_submission import unusable_fork
 from contracts.spec_tables.datasets import MixtureDataset, RowsTable, SourceDataset, dataset_field
 from contracts.spec_tables.stages import RewardModelStage, StageSpec, TeacherStage
+from onbeat.data.named_files import check_model, check_rows, model_digests, rows_digests
 from onbeat.loop.chain_file import ChainFile
-from onbeat.named_files import check_model, check_rows, model_digests, rows_digests
 from onbeat.weights.model_path import FIELD, find_model, folder_of_model
 
 T = TypeVar("T", bound=Record)

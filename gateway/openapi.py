@@ -18,8 +18,8 @@ from contracts.encoding.docstrings import field_docstrings
 from contracts.encoding.wire import Record
 from contracts.events import JobEvent
 from contracts.spec_tables.algorithm import PluginLoss
-from onbeat.http_service.access import OPEN_PATHS
-from onbeat.http_service.bodies import JSON
+from onbeat.base.http.access import OPEN_PATHS
+from onbeat.base.http.bodies import JSON
 
 KEY_SCHEME = "key"
 KEY = {"type": "http", "scheme": "bearer", "description": "The stack's API key"}

@@ -31,7 +31,7 @@ from contracts.events import NOT_DRAWN, IterationMetrics
 from contracts.jobs import EvaluationScore, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from onbeat.http_service.bodies import JSON, json_answer
+from onbeat.base.http.bodies import JSON, json_answer
 
 T = TypeVar("T")
 OfIteration = TypeVar("OfIteration", IterationMetrics, EvaluationScore)

@@ -22,9 +22,9 @@ from contracts.settings import OPERATOR, StackSettings
 from gateway.event_stream import KEEP_ALIVE_S
 from gateway.requests import GatewayMetrics
 from gateway.run_files import DiskUse
-from onbeat.http_service.access import CALLER, Caller
-from onbeat.http_service.problems import Problem
-from onbeat.run_files import RunFiles, run_files
+from onbeat.base.http.access import CALLER, Caller
+from onbeat.base.http.problems import Problem
+from onbeat.run_folder.run_files import RunFiles, run_files
 
 MAX_BODY_BYTES = 1024 * 1024
 BRING_S = 5.0

@@ -47,14 +47,14 @@ from contracts.spec_submission import check_engines, fork_problem, unusable_fork
 from contracts.spec_tables.datasets import JsonlDataset, dataset_field, environment_field, with_environments
 from contracts.spec_tables.environment import EnvironmentSpec, environment_at
 from onbeat.audit.folder import read_spec as read_spec_of
-from onbeat.http_service.asker import asker_headers
-from onbeat.http_service.bodies import JSON, media_type_of, read_body
-from onbeat.http_service.outgoing import make_client
-from onbeat.http_service.problems import Problem
-from onbeat.kernels_of_machine import matmul_of_machine
-from onbeat.prompts.examples import job_examples
-from onbeat.prompts.opening_service import EnvironmentService
-from onbeat.prompts.openings import check_determinism
+from onbeat.base.http.asker import asker_headers
+from onbeat.base.http.bodies import JSON, media_type_of, read_body
+from onbeat.base.http.outgoing import make_client
+from onbeat.base.http.problems import Problem
+from onbeat.base.machine_kernels import matmul_of_machine
+from onbeat.data.prompts.examples import job_examples
+from onbeat.data.prompts.opening_service import EnvironmentService
+from onbeat.data.prompts.openings import check_determinism
 from onbeat.scoring.patterns import takes_re2
 from onbeat.weights.model_path import check_files
 

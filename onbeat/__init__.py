@@ -19,9 +19,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onbeat_extras.runs.asynchronous import AsyncRun, attach_async, train_async
-    from onbeat_extras.runs.run import Run
-    from onbeat_extras.runs.start import attach, train
+    from onbeat.training.asynchronous import AsyncRun, attach_async, train_async
+    from onbeat.training.run import Run
+    from onbeat.training.start import attach, train
 
 __all__ = ["AsyncRun", "Run", "attach", "attach_async", "train", "train_async"]
 GROUP = "onbeat.names"
@@ -31,6 +31,6 @@ GROUP = "onbeat.names"
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    from onbeat.process.entry_points import find_entry_point
+    from onbeat.base.process.entry_points import find_entry_point
 
     return find_entry_point(GROUP, name, field=f"onbeat.{name}", where="program").load()

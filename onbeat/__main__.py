@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
+import onbeat.base.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from onbeat.cli import main
 
 if __name__ == "__main__":

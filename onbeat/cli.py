@@ -20,9 +20,9 @@ from typer.exceptions import TyperException
 
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import PREFIX, StackSettings
-from onbeat.process.entry_points import docstring_of, load, offers_of
-from onbeat.process.signals import end_on_signals
-from onbeat.telemetry import logs
+from onbeat.base.process.entry_points import docstring_of, load, offers_of
+from onbeat.base.process.signals import end_on_signals
+from onbeat.base.telemetry import logs
 from onbeat.terminal.output import BAD_INPUT, INTERRUPTED, emit_error
 
 HELP_FLAGS = {"help_option_names": ["-h", "--help"]}

@@ -29,8 +29,8 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from gateway.app import create_app
 from gateway.services import Services
+from onbeat.base.http.server import server_config
 from onbeat.client.spec_file import load_spec
-from onbeat.http_service.server import server_config
 from onbeat.stack.access import page_address
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis

@@ -21,9 +21,9 @@ from uuid import uuid4
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from contracts.jobs import JobStatus
+from onbeat.base.process.waiting import Waiting
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec
-from onbeat.process.waiting import Waiting
 from onbeat.stack.access import page_address
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack

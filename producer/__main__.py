@@ -12,7 +12,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
-import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
+import onbeat.base.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.connection.client import Broker
 from broker.generator_side import GeneratorSide, WeightChunks
 from broker.job_store import JobStore
@@ -20,9 +20,9 @@ from broker.presence import Presence
 from contracts.engines import Engine
 from contracts.errors import EngineUnavailable
 from contracts.settings import StackSettings, engine_from
-from onbeat.http_service.own_metrics import metrics_of
-from onbeat.process.ending import Ending
-from onbeat.prompts.opening_service import environment_http
+from onbeat.base.http.own_metrics import metrics_of
+from onbeat.base.process.ending import Ending
+from onbeat.data.prompts.opening_service import environment_http
 from onbeat.scoring.reward_client import RewardClient, reward_http
 from onbeat.work.program import Serve, calls_of, run_worker, until_signal
 from producer import wiring

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from broker.generator_side import Claim
 from contracts.timeline import covered_s
-from onbeat.http_service.own_metrics import UNCOUNTED, OwnMetrics
+from onbeat.base.http.own_metrics import UNCOUNTED, OwnMetrics
 from onbeat.work.spans import Spans
 
 RATE_S = 60.0

@@ -16,9 +16,9 @@ from contracts.rollouts import Completion
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from contracts.spec_tables.environment import EnvironmentSpec, RendererKind
-from onbeat.named_files import model_digests, reading_model
-from onbeat.rendering.base import Renderer
-from onbeat.rendering.factory import make_renderer
+from onbeat.data.named_files import model_digests, reading_model
+from onbeat.data.rendering.base import Renderer
+from onbeat.data.rendering.factory import make_renderer
 from onbeat.weights.model_path import FIELD, find_model
 from producer.engine.factory import preload
 

@@ -35,12 +35,12 @@ from contracts.errors import BatchFailed, BrokerUnavailable, InvalidInput, Weigh
 from contracts.events import TimelineSpan
 from contracts.monitor import GeneratorSeen
 from contracts.versions import WeightManifest
-from onbeat.http_service.own_metrics import UNCOUNTED, OwnMetrics
-from onbeat.process.crash_points import reach
-from onbeat.process.dependency import Dependency
-from onbeat.process.waiting import wait_for
+from onbeat.base.http.own_metrics import UNCOUNTED, OwnMetrics
+from onbeat.base.process.crash_points import reach
+from onbeat.base.process.dependency import Dependency
+from onbeat.base.process.waiting import wait_for
+from onbeat.base.telemetry.correlation import about_batch
 from onbeat.scoring.reward_client import RewardClient
-from onbeat.telemetry.correlation import about_batch
 from onbeat.work.calls import BrokerCalls
 from onbeat.work.heartbeat import Board
 from onbeat.work.worker import IDLE_POLL_S, Worker

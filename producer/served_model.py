@@ -26,7 +26,7 @@ from contracts.errors import (
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightManifest, WeightShard
-from onbeat.process.waiting import tried_again
+from onbeat.base.process.waiting import tried_again
 from onbeat.work.left_alone import MAX_WHY
 from producer.detokenizer import Detokenizer
 from producer.engine.base import GenerationEngine, Turn, VerifiedWeights

@@ -20,10 +20,10 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec, ModelSpec
 from contracts.spec_tables.datasets import environment_field
 from contracts.spec_tables.environment import EnvironmentSpec, environment_at
+from onbeat.base.process.dependency import Dependency
+from onbeat.data.prompts.opening_service import client_for
+from onbeat.data.rendering.base import Renderer
 from onbeat.environments.client import EnvironmentClient
-from onbeat.process.dependency import Dependency
-from onbeat.prompts.opening_service import client_for
-from onbeat.rendering.base import Renderer
 from onbeat.weights.chunks import ChunkReader
 from producer.detokenizer import FolderDetokenizer, folder_renderer
 from producer.engine.factory import fingerprint_of_job, make_engine

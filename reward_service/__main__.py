@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
+import onbeat.base.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 
 DEFAULT_PORT = 8100
 OTHERS = ("REDIS_URL", "REDIS_PASSWORD", "API_KEY", "CACHE_KEY", "ENGINE_API_KEY", "JUDGE_KEY")
@@ -24,8 +24,8 @@ def main() -> int:
     from fastapi import FastAPI
 
     from contracts.settings import StackSettings
-    from onbeat.http_service.server import serve
-    from onbeat.process.crash_points import arm
+    from onbeat.base.http.server import serve
+    from onbeat.base.process.crash_points import arm
     from reward_service.app import create_app
 
     def make_app(settings: StackSettings) -> FastAPI:

@@ -1,6 +1,6 @@
 """The wiring of the reward service.
 
-POST ─ onbeat/http_service/access.py (Host, origin, key)
+POST ─ onbeat/base/http/access.py (Host, origin, key)
    └─ endpoints.py
         ├─▶ RewardRequest ─ scoring/pool.py ─┬─ linear-time rubric ─▶ scorers/ in a thread
         │                                    └─ anything else ─▶ lanes ═ caged scorer process
@@ -20,9 +20,9 @@ from starlette.concurrency import run_in_threadpool
 
 from contracts.errors import Unavailable
 from contracts.settings import StackSettings
-from onbeat.http_service.access import Access, AccessRules
-from onbeat.http_service.problems import answer_with_problems
-from onbeat.http_service.process_routes import process_routes
+from onbeat.base.http.access import Access, AccessRules
+from onbeat.base.http.problems import answer_with_problems
+from onbeat.base.http.process_routes import process_routes
 from reward_service import endpoints
 from reward_service.metrics import EnvironmentMetrics, RewardMetrics
 from reward_service.playing.pool import EnvironmentPool

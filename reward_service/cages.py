@@ -21,8 +21,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from threading import Lock, Thread
 from typing import Any, Generic, Literal, TypeVar
 
-from onbeat.cage.cage import CageRules, own_slot
-from onbeat.cage.caged_process import CagedProcess, ChildDied
+from onbeat.base.cage.cage import CageRules, own_slot
+from onbeat.base.cage.caged_process import CagedProcess, ChildDied
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from contracts.encoding.wire import decode, decode_json, encode, encode_json, in
 from contracts.environments import service
 from contracts.errors import ContractViolation, InvalidInput, OnbeatError, Unavailable
 from contracts.rewards import RewardPackages, RewardRequest, RewardResponse
-from onbeat.http_service.bodies import CLIENT_GONE, json_answer, media_type_of, read_body, while_connected
-from onbeat.http_service.problems import Problem
-from onbeat.process.entry_points import names_in, offers_of, package_of
+from onbeat.base.http.bodies import CLIENT_GONE, json_answer, media_type_of, read_body, while_connected
+from onbeat.base.http.problems import Problem
+from onbeat.base.process.entry_points import names_in, offers_of, package_of
 from reward_service.metrics import EnvironmentMetrics, RewardMetrics
 from reward_service.player import registry
 from reward_service.playing.pool import EnvironmentPool

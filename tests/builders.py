@@ -168,7 +168,7 @@ def completion(token_ids: Sequence[int], logprobs: Sequence[float] | None = None
 
 
 def kept_ids(packed: bytes) -> list[list[int]]:
-    """The sets of onbeat/kept_sets.py, read one byte after another."""
+    """The sets of onbeat/data/kept_sets.py, read one byte after another."""
     sets: list[list[int]] = []
     ids: list[int] = []
     number = shift = 0

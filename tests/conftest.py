@@ -18,7 +18,7 @@ import pytest
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from contracts.settings import StackSettings
-from onbeat.process.signals import ENDING
+from onbeat.base.process.signals import ENDING
 from onbeat.stack.redis import EmbeddedRedis
 from tests.memory_disk import folder_in_memory
 

@@ -326,7 +326,7 @@ class LoggedEngine(FakeEngine):
         return self._sampled(batch)
 
     async def difference(self) -> str:
-        from onbeat_extras.engines.canary import difference
+        from producer.engine.canary import difference
 
         return await difference(self)
 

@@ -23,11 +23,11 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from onbeat.process.child_process import ChildProcess
-from onbeat.process.folders import make_missing
-from onbeat.process.launcher import end_with_launcher, with_own_packages
+from onbeat.base.process.child_process import ChildProcess
+from onbeat.base.process.folders import make_missing
+from onbeat.base.process.launcher import end_with_launcher, with_own_packages
 
-STAGE_WORKER = "onbeat_extras.stages"
+STAGE_WORKER = "onbeat.stages"
 MODULES = ("consumer", STAGE_WORKER, "producer")
 IMPORTED = (
     *(f"{module}.__main__" for module in MODULES),

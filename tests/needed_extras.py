@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from consumer.ranks.processes import GROUP
+from consumer.ranks.rank_processes import GROUP
 from gateway.app import EXTRAS
-from onbeat.process.entry_points import OURS, all_of
+from onbeat.base.process.entry_points import OURS, all_of
 
 needs_extra_routes = pytest.mark.skipif(
     not all_of(EXTRAS, distribution=OURS), reason="the extras that offer these routes are not there"

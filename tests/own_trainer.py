@@ -22,7 +22,7 @@ from contracts.jobs import TrainerExit
 from contracts.monitor import GeneratorSeen
 from contracts.rollouts import PromptBatch, RolloutBatch, RolloutGroup
 from contracts.settings import StackSettings
-from onbeat.process.waiting import Waiting
+from onbeat.base.process.waiting import Waiting
 from tests.builders import batch_of, rollout
 
 GENERATOR = "generator-own"

@@ -23,8 +23,8 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.audit.weights import digests_on_disk
-from onbeat.process.child_process import ChildProcess
-from onbeat.process.waiting import Waiting
+from onbeat.base.process.child_process import ChildProcess
+from onbeat.base.process.waiting import Waiting
 from onbeat.stack.plan import child_environment
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis

@@ -11,8 +11,8 @@ from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightFile
 from gateway.services import Services
-from onbeat_extras.replay.files import INDEX, RecordedFiles, write_record
-from onbeat_extras.replay.records import RecordedBatch, RecordedIteration, RecordedSummary
+from onbeat.recording.files import INDEX, RecordedFiles, write_record
+from onbeat.recording.records import RecordedBatch, RecordedIteration, RecordedSummary
 from tests.builders import batch_of, manifest, prompt_batch, rollout
 
 FILE = WeightFile(name="weights.safetensors", num_bytes=4)

@@ -15,8 +15,8 @@ import redis
 
 from broker.connection.client import load_scripts
 from broker.connection.roles import LOADER, OPERATOR, ROLES, password_hash, users_acl
-from onbeat.process.child_process import ChildProcess
-from onbeat.process.folders import write_private
+from onbeat.base.process.child_process import ChildProcess
+from onbeat.base.process.folders import write_private
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import find_server_binary
 from tests.until import until

@@ -28,9 +28,9 @@ from contracts.spec import JobSpec
 from contracts.spec_limits import TimeoutSpec
 from contracts.versions import WeightManifest
 from contracts.weights import FileWeights
-from onbeat.prompts.examples import load_dataset
-from onbeat.prompts.plan import IterationPlan
-from onbeat.prompts.source import PromptSource
+from onbeat.data.prompts.examples import load_dataset
+from onbeat.data.prompts.plan import IterationPlan
+from onbeat.data.prompts.source import PromptSource
 from onbeat.scoring.groups import reward_items, rollout_groups
 from onbeat.weights.files.store import FolderStore
 from onbeat.weights.transports import make_stores

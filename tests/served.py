@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from broker.connection.client import connect
 from contracts.settings import StackSettings
 from gateway.services import Services
-from onbeat.http_service.server import server_config
+from onbeat.base.http.server import server_config
 
 CLIENT = ("192.0.2.7", 40_000)
 

@@ -14,7 +14,7 @@ from broker.presence import TaskPresence
 from contracts.settings import StackSettings
 from tests.until import until
 
-TASK_WORKER = "onbeat_extras.tasks"
+TASK_WORKER = "onbeat.tasks"
 """The module that `python -m` runs."""
 END_S = 60.0
 """Longest that a worker may take to end; a broken one is killed."""

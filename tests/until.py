@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from onbeat.process.waiting import Waiting
+from onbeat.base.process.waiting import Waiting
 
 A = TypeVar("A")
 

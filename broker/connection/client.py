@@ -26,7 +26,7 @@ from contracts.encoding.names import check_job_id
 from contracts.encoding.wire import encode
 from contracts.errors import BrokerUnavailable, InvalidInput
 from contracts.settings import StackSettings
-from onbeat.process.waiting import Waiting
+from onbeat.base.process.waiting import Waiting
 
 RECONNECT_S = 0.5
 LIBRARY_POLL_S = 0.05

@@ -25,7 +25,7 @@ from redis.exceptions import ConnectionError, ResponseError
 from redis.retry import Retry
 
 from broker.connection.server_errors import NO_PRIMARY, code, passes
-from onbeat.process.waiting import LOG_AFTER_S
+from onbeat.base.process.waiting import LOG_AFTER_S
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

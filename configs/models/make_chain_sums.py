@@ -14,7 +14,7 @@ from pathlib import Path
 
 from contracts.spec_tables.root import SpecRoot
 from onbeat.client.spec_file import load_spec
-from onbeat.prompts.examples import Example, job_examples
+from onbeat.data.prompts.examples import Example, job_examples
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SPEC = REPOSITORY / "configs/smollm2-chain-sum.toml"

@@ -20,7 +20,7 @@ import torch.nn.functional as functional
 from make_two_digit_addition import EOS_ID, IGNORED, MODELS, PAD_ID, SEED, make_model, make_tokenizer
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from onbeat_extras.environments.adapters.secret_table import make_table, pair_of
+from onbeat.environments.adapters.secret_table import make_table, pair_of
 
 FOLDER = "secret-table"
 NUM_TRAIN = 500

@@ -26,7 +26,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qw
 
 from contracts.spec_tables.datasets import AdditionDataset
 from contracts.spec_tables.root import SpecRoot
-from onbeat.prompts.examples import Example, load_dataset
+from onbeat.data.prompts.examples import Example, load_dataset
 
 MODELS = Path(__file__).parent
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>")

@@ -20,8 +20,8 @@ from consumer.model.shared_prompt.trial import check_as_sampled, share_prompts
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from onbeat.process.entry_points import load_entry_point
-from onbeat.process.launcher import check_threads_stand_still
+from onbeat.base.process.entry_points import load_entry_point
+from onbeat.base.process.launcher import check_threads_stand_still
 from onbeat.weights.model_folder import end_of_sequence_ids, model_config
 from onbeat.weights.model_path import opened_model
 

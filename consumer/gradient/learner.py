@@ -28,10 +28,10 @@ from contracts.encoding.names import number_of
 from contracts.encoding.wire import Record
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
-from onbeat.loop.recording import recording_of
-from onbeat.process.crash_points import reach
-from onbeat.process.host_memory import give_free_memory_back
-from onbeat.telemetry.observing import observed
+from onbeat.base.process.crash_points import reach
+from onbeat.base.process.host_memory import give_free_memory_back
+from onbeat.base.telemetry.observing import observed
+from onbeat.recording.recorder import recording_of
 from onbeat.weights.publication import TensorSink
 
 Kept = tuple[BatchStats, KeptBatch]

@@ -29,7 +29,7 @@ from consumer.model.shared_prompt.layout import Prefill
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.rollouts import Completion, RolloutBatch
 from contracts.sampling import SamplingParams
-from onbeat.sampled_values import Contexts
+from onbeat.data.sampled_values import Contexts
 
 Packing = Literal["shared_prompt", "as_sampled", "padded"]
 

@@ -41,8 +41,8 @@ from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS, read_columns
-from onbeat import kernels
-from onbeat.sampled_values import FEWEST_ROWS
+from onbeat.base import kernels
+from onbeat.data.sampled_values import FEWEST_ROWS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from consumer.gradient.accumulation import Gradients
 from consumer.model.rows import local_rows, whole
 from contracts.errors import ContractViolation, InvalidInput, TrainingDiverged
 from contracts.spec import OptimizerSpec
-from onbeat.process.entry_points import load_entry_point
+from onbeat.base.process.entry_points import load_entry_point
 
 GROUP_BYTES = {"cpu": 32 * 1024**2, "cuda": 256 * 1024**2}
 """What is stepped at a time, by device. A publisher has only the last group left when the step is done; a call of the

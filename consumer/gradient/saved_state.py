@@ -15,7 +15,7 @@ from consumer.model.policy import Policy
 from consumer.model.rows import local_rows, stored_rows
 from contracts.checkpoints import AdapterState
 from contracts.errors import InvalidInput
-from onbeat.process.crash_points import reach
+from onbeat.base.process.crash_points import reach
 from onbeat.weights.files.tensor_folder import save_tensors
 from onbeat.weights.hashing import tensors_digest
 

@@ -32,8 +32,8 @@ from torch import Tensor
 from consumer.model.shared_prompt.attention import attention_arguments
 from consumer.model.shared_prompt.layout import GroupLengths, Prefill, SharedPromptLayout
 from contracts.errors import ContractViolation
-from onbeat.kept_sets import unpack_kept_sets
-from onbeat.sampled_values import FEWEST_ROWS
+from onbeat.data.kept_sets import unpack_kept_sets
+from onbeat.data.sampled_values import FEWEST_ROWS
 
 Tokens = NDArray[np.int32]
 

@@ -26,8 +26,8 @@ from transformers.modeling_utils import PreTrainedModel
 from consumer.model.inputs import KeptSets
 from contracts.errors import InvalidInput
 from contracts.rollouts import RolloutBatch
-from onbeat.kernels import OneDnnLinear
-from onbeat.sampled_values import BLOCK_ITEMS, FEWEST_ROWS, Contexts, normalised, scaled
+from onbeat.base.kernels import OneDnnLinear
+from onbeat.data.sampled_values import BLOCK_ITEMS, FEWEST_ROWS, Contexts, normalised, scaled
 
 Drawn = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 """(a head, its states [n, h]) → the log-probs [n, V] by which tokens would be drawn, sampled as the policy's were."""

@@ -27,13 +27,13 @@ from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.gradient.micro_batch import row_tokens
 from consumer.ranks.base import Ranks
-from consumer.ranks.processes import own_processes
+from consumer.ranks.rank_processes import own_processes
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings, usable_cores
 from contracts.spec import JobSpec
 from contracts.spec_tables.algorithm import PluginLoss
-from onbeat.process.host_memory import memory_bytes
-from onbeat.process.waiting import Waiting
+from onbeat.base.process.host_memory import memory_bytes
+from onbeat.base.process.waiting import Waiting
 from onbeat.weights.publication import Publication
 
 HANDED_OUT = 2

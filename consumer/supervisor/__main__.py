@@ -5,8 +5,8 @@ Waits for:    a change, at most LOOK_EVERY_S.
 Unblocked by: gateways, the time, SIGTERM or SIGINT.
 Produces:     trainer processes, and the end of jobs that no trainer can train.
 
-It ends at the latest END_S after the signal, whatever it waits for (onbeat/process/ending.py); a trainer that still
-runs then is killed.
+It ends at the latest END_S after the signal, whatever it waits for (onbeat/base/process/ending.py); a trainer that
+still runs then is killed.
 
 Exit 0: it was asked to end. 1: its look at the jobs died. 2: a bad setting, a run root that cannot be written, or no
 Redis. It imports no torch: trainers are processes of their own.
@@ -24,18 +24,18 @@ import threading
 import time
 from collections.abc import Callable
 
-import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
+import onbeat.base.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.connection.client import connect_within
 from broker.job_store import JobStore
 from consumer.supervisor.reconciler import Reconciler, RunRoots
 from consumer.supervisor.trainer_process import LogRelay, TrainerProcess
 from contracts.errors import OnbeatError, Unavailable
 from contracts.settings import StackSettings, settings_from
-from onbeat.http_service.own_metrics import metrics_of
-from onbeat.process.ending import end_in_time
-from onbeat.process.entry_points import OURS, all_of
-from onbeat.telemetry import logs
-from onbeat.telemetry.container_name import named
+from onbeat.base.http.own_metrics import metrics_of
+from onbeat.base.process.ending import end_in_time
+from onbeat.base.process.entry_points import OURS, all_of
+from onbeat.base.telemetry import logs
+from onbeat.base.telemetry.container_name import named
 
 LOOK_EVERY_S = 2.0
 LISTEN_S = 10.0

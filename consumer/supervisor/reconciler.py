@@ -29,8 +29,8 @@ from contracts.jobs import JobState, TrainerExit
 from contracts.monitor import ConsumerSeen
 from contracts.settings import StackSettings
 from contracts.spec_tables.trainer import TrainerSpec
-from onbeat.http_service.own_metrics import UNCOUNTED, OwnMetrics
-from onbeat.process.folders import make_missing
+from onbeat.base.http.own_metrics import UNCOUNTED, OwnMetrics
+from onbeat.base.process.folders import make_missing
 
 RESERVATION_S = 8.0
 """It is renewed while the trainer loads; other workers wait so long after the death of this one."""

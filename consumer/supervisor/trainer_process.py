@@ -16,10 +16,10 @@ from pathlib import Path
 from contracts.errors import OnbeatError
 from contracts.run_folder import RunFolder
 from contracts.settings import PREFIX
-from onbeat.process.child_process import ChildProcess, bound_log
-from onbeat.process.ending import END_S
-from onbeat.process.folders import make_private
-from onbeat.process.host_memory import with_large_pages
+from onbeat.base.process.child_process import ChildProcess, bound_log
+from onbeat.base.process.ending import END_S
+from onbeat.base.process.folders import make_private
+from onbeat.base.process.host_memory import with_large_pages
 
 STOP_GRACE_S = END_S - 1.0
 """From the SIGTERM: no shorter than the time that a trainer, or the launcher of its ranks, gives itself to its end; and

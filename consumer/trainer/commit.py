@@ -33,10 +33,10 @@ from contracts.errors import Unavailable, WeightsRejected
 from contracts.events import CheckpointWritten, TimelineSpan
 from contracts.timeline import TRAINER
 from contracts.versions import WeightManifest
+from onbeat.base.process.crash_points import reach
 from onbeat.loop.chain import furthest_commit
 from onbeat.loop.lease_keeper import Cancelled, Stopped
 from onbeat.loop.trained_job import Succession
-from onbeat.process.crash_points import reach
 
 log = logging.getLogger(__name__)
 

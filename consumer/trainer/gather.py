@@ -23,8 +23,8 @@ from consumer.gradient.learner import Trained
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Iteration
 from contracts.rollouts import RolloutBatch
+from onbeat.base.process.waiting import Waiting
 from onbeat.loop.gathering import CLAIMED_AT_ONCE, WAIT_S, Gathering
-from onbeat.process.waiting import Waiting
 
 log = logging.getLogger(__name__)
 

@@ -10,21 +10,21 @@ import torch
 
 from broker.spans import SpanStream
 from consumer.gradient.losses.plugin import torch_kept
-from consumer.ranks.processes import own_processes
+from consumer.ranks.rank_processes import own_processes
 from consumer.ranks.threads import make_ranks
 from contracts.errors import WeightsUnfit
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.timeline import kind_of
 from contracts.versions import WeightManifest
-from onbeat.http_service.own_metrics import UNCOUNTED, OwnMetrics
-from onbeat.loop.recording import recorder_of
+from onbeat.base.http.own_metrics import UNCOUNTED, OwnMetrics
+from onbeat.base.process.crash_points import reach
+from onbeat.base.telemetry.correlation import trace_export
+from onbeat.base.telemetry.observing import MISSED, observed
+from onbeat.data.prompts.plan import IterationPlan
+from onbeat.data.rendering.pieces import Pieces
 from onbeat.loop.trained_job import TrainedJob, job_prompts
 from onbeat.loop.window import Window
-from onbeat.process.crash_points import reach
-from onbeat.prompts.plan import IterationPlan
-from onbeat.rendering.pieces import Pieces
-from onbeat.telemetry.correlation import trace_export
-from onbeat.telemetry.observing import MISSED, observed
+from onbeat.recording.recorder import recorder_of
 from onbeat.weights.layout import Layout, check_layout, layout_of
 from onbeat.weights.model_folder import empty_model, weight_tensors
 from onbeat.weights.model_path import model_folder

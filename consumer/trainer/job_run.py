@@ -13,7 +13,7 @@
 
 Saved is the last committed version, as a checkpoint. A job that was being cancelled is cancelled by an error, too. At
 each end but HELD the lease is given back, so that a successor starts at once; where Redis is away, it runs out. From
-its SIGTERM on the process has TRAINER_END_S for all of that, whatever it waits for (onbeat/process/ending.py).
+its SIGTERM on the process has TRAINER_END_S for all of that, whatever it waits for (onbeat/base/process/ending.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import NoReturn
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
-from consumer.ranks.processes import own_processes
+from consumer.ranks.rank_processes import own_processes
 from consumer.trainer.commit import save
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.trainer import run_iterations
@@ -39,10 +39,10 @@ from contracts import errors
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from onbeat.http_service.own_metrics import UNCOUNTED, OwnMetrics, metrics_of
+from onbeat.base.http.own_metrics import UNCOUNTED, OwnMetrics, metrics_of
+from onbeat.base.process.ending import CALL_S, TRAINER_END_S, Ending
 from onbeat.loop.lease_keeper import LAST_WORDS_S, Cancelled, LeaseKeeper, Stopped
 from onbeat.loop.trained_job import trainer_side
-from onbeat.process.ending import CALL_S, TRAINER_END_S, Ending
 
 log = logging.getLogger(__name__)
 

@@ -22,10 +22,10 @@ from contracts.jobs import EvaluationScore, passes_in_words
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.spec_tables.algorithm import AlgorithmSpec
+from onbeat.base.process.entry_points import load_entry_point
+from onbeat.base.process.folders import usable
+from onbeat.base.telemetry.observing import observed
 from onbeat.loop.trained_job import append_lines, begin_folder
-from onbeat.process.entry_points import load_entry_point
-from onbeat.process.folders import usable
-from onbeat.telemetry.observing import observed
 
 LIKELY_CAUSES = (
     "likely causes: another dtype or other kernels in the generator, a logits processor of the engine, "

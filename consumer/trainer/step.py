@@ -23,7 +23,7 @@ from contracts.encoding.names import number_of
 from contracts.errors import BatchFailed, ContractViolation, TrainingDiverged
 from contracts.events import IterationMetrics
 from contracts.versions import WeightManifest
-from onbeat.process.crash_points import reach
+from onbeat.base.process.crash_points import reach
 from onbeat.weights.publication import Publication
 
 log = logging.getLogger(__name__)

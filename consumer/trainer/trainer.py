@@ -24,7 +24,7 @@ from consumer.trainer.iteration import Boundary, Iteration
 from consumer.trainer.report import RunLog, log_run
 from consumer.trainer.start import start
 from consumer.trainer.step import step
-from onbeat.telemetry.correlation import about
+from onbeat.base.telemetry.correlation import about
 
 
 def run_iterations(held: HeldJob) -> None:

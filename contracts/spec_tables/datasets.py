@@ -1,4 +1,4 @@
-"""Where a job's prompts come from: a type for each kind, which an extra loads (onbeat/prompts/examples.py)."""
+"""Where a job's prompts come from: a type for each kind, which an extra loads (onbeat/data/prompts/examples.py)."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ from gateway import openapi, submission
 from gateway.named_files import check_named_files, with_file_digests, with_fork_digest
 from gateway.services import HasCaller, HasServices, KnownJob, OwnJob, Services
 from gateway.submission import check_environment, check_patterns, check_plugins
-from onbeat.http_service.bodies import json_answer
-from onbeat.prompts.examples import check_job
+from onbeat.base.http.bodies import json_answer
+from onbeat.data.prompts.examples import check_job
 
 MAX_LISTED = 1000
 EXAMPLE_JOB = {

@@ -23,7 +23,7 @@ from gateway import openapi
 from gateway.event_stream import CountedStream, EventStream, resume_point
 from gateway.run_files import columns_of, evaluations, iteration_metrics, streamed, trainer_log
 from gateway.services import HasCaller, HasServices, KnownJob
-from onbeat.http_service.bodies import json_answer
+from onbeat.base.http.bodies import json_answer
 
 EVENTS_READ = 1000
 DIGEST: dict[str, Any] = {"type": "object", "properties": {"digest": {"type": "string"}}}

@@ -37,7 +37,7 @@ from contracts.schedule import versions_in_words
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import difficulty_pools_of
 from contracts.spec_tables.environment import VERSIONS_END, played_by
-from onbeat.process.entry_points import load_entry_point
+from onbeat.base.process.entry_points import load_entry_point
 
 
 class AuditEntry(Record, frozen=True, kw_only=True):

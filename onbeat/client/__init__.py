@@ -7,13 +7,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onbeat_extras.own.asynchronous import AsyncConsumer, AsyncProducer, AsyncStage
-    from onbeat_extras.own.consumer import Consumer
-    from onbeat_extras.own.producer import Producer
-    from onbeat_extras.own.rows import Rows
-    from onbeat_extras.own.samples import PromptClaim, Sample
-    from onbeat_extras.own.stage import Stage, StageRows
-    from onbeat_extras.own.training.arrivals import TrainingIteration, TrainingRows
+    from onbeat.client.asynchronous import AsyncConsumer, AsyncProducer, AsyncStage
+    from onbeat.client.consumer import Consumer
+    from onbeat.client.producer import Producer
+    from onbeat.client.rows import Rows
+    from onbeat.client.samples import PromptClaim, Sample
+    from onbeat.client.stage import Stage, StageRows
+    from onbeat.client.training.arrivals import TrainingIteration, TrainingRows
 
 __all__ = [
     "AsyncConsumer",
@@ -34,6 +34,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    from onbeat.process.entry_points import find_entry_point
+    from onbeat.base.process.entry_points import find_entry_point
 
     return find_entry_point(__name__, name, field=f"{__name__}.{name}", where="program").load()

@@ -34,7 +34,7 @@ from contracts.spec import JobSpec
 from contracts.tasks.kinds import TASK_ID, TaskKind, TaskState
 from contracts.tasks.records import ExportRequest, TaskList, TaskResult, TaskStatus
 from onbeat.audit.chain import AuditEntry
-from onbeat.http_service.outgoing import FOLLOWED, downloaded, legible, make_client
+from onbeat.base.http.outgoing import FOLLOWED, downloaded, legible, make_client
 
 T = TypeVar("T")
 

@@ -17,8 +17,8 @@ from contracts.jobs import JobState, ResumeRequest
 from contracts.rewards import OnUnscorable
 from contracts.settings import settings_from
 from contracts.spec_tables.trainer import MOST_WIDER_BITS
+from onbeat.base.http.outgoing import make_client
 from onbeat.client.gateway import GatewayClient
-from onbeat.http_service.outgoing import make_client
 from onbeat.stack.access import GatewayAccess, gateway_access
 from onbeat.stack.profile import StackProfile, load_profile
 

@@ -18,9 +18,9 @@ from rich.text import Text
 
 from contracts.errors import Unavailable
 from contracts.settings import engine_from
+from onbeat.base.process.folders import make_private, writable_run_dir
+from onbeat.base.process.waiting import Waiting
 from onbeat.commands import options
-from onbeat.process.folders import make_private, writable_run_dir
-from onbeat.process.waiting import Waiting
 from onbeat.stack.access import FILE_NAME, StackFile, read_stack_file, run_dir_flag
 from onbeat.stack.plan import StackPlan, stack_settings, threads_from
 from onbeat.stack.stack import LOG, EmbeddedStack, has_tasks

@@ -25,10 +25,10 @@ from contracts.encoding.wire import Record, decode, decode_json, encode
 from contracts.environments import service as wire
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput, RewardUnavailable
 from contracts.spec_tables.environment import EnvironmentSpec
-from onbeat.http_service.outgoing import check_status, in_doubt, legible, said, unanswered
-from onbeat.process.dependency import REWARD_SERVICE, Dependency
-from onbeat.process.waiting import backoff, tried_again
-from onbeat.telemetry.correlation import current_facts, trace_headers
+from onbeat.base.http.outgoing import check_status, in_doubt, legible, said, unanswered
+from onbeat.base.process.dependency import REWARD_SERVICE, Dependency
+from onbeat.base.process.waiting import backoff, tried_again
+from onbeat.base.telemetry.correlation import current_facts, trace_headers
 
 MEDIA_TYPE = "application/msgpack"
 MAX_ATTEMPTS = 8

@@ -23,8 +23,8 @@ from contracts.errors import InvalidInput
 from contracts.events import AuditRecord, record_digest, versions_of
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
+from onbeat.base.process.folders import sync, usable
 from onbeat.loop.chain import first_version
-from onbeat.process.folders import sync, usable
 
 log = logging.getLogger(__name__)
 

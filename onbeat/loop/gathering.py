@@ -29,9 +29,9 @@ from contracts.rewards import StatedReason
 from contracts.rollouts import Rollout, RolloutBatch
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import STAGE_REASONS, JudgingStage
+from onbeat.base.telemetry.correlation import about_batch
 from onbeat.loop.expected import ExpectedIteration
 from onbeat.loop.trained_job import TrainedJob
-from onbeat.telemetry.correlation import about_batch
 
 CLAIMED_AT_ONCE = 4
 """Few enough that a cancel is noticed soon, many enough that a small model does not wait for round trips."""

@@ -34,21 +34,21 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
+from onbeat.base.process.crash_points import reach
+from onbeat.base.process.entry_points import all_of
+from onbeat.base.process.folders import make_private, usable, written_whole
+from onbeat.base.telemetry.observing import observed
+from onbeat.data.prompts.examples import job_examples
+from onbeat.data.prompts.opening_service import EnvironmentService
+from onbeat.data.prompts.source import PromptSource
 from onbeat.loop.chain import check_same_environment, check_same_run, commit_record, needs_rewind, rewind_record
 from onbeat.loop.chain_file import ChainFile, read_chain, restored
 from onbeat.loop.expected import ExpectedIteration, evaluation_score
 from onbeat.loop.lease_keeper import LeaseKeeper
-from onbeat.loop.recording import Recorder
 from onbeat.loop.watches import GeneratorWatch, StageWatch
 from onbeat.loop.window import Window
-from onbeat.process.crash_points import reach
-from onbeat.process.entry_points import all_of
-from onbeat.process.folders import make_private, usable, written_whole
-from onbeat.prompts.examples import job_examples
-from onbeat.prompts.opening_service import EnvironmentService
-from onbeat.prompts.source import PromptSource
-from onbeat.run_files import run_files
-from onbeat.telemetry.observing import observed
+from onbeat.recording.recorder import Recorder
+from onbeat.run_folder.run_files import run_files
 from onbeat.weights.model_path import opened_model
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from contracts.monitor import GeneratorSeen
 from contracts.run_folder import VERSION, number_of
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import ExternalStage
-from onbeat.process.dependency import REWARD_SERVICE
-from onbeat.process.waiting import Waiting
+from onbeat.base.process.dependency import REWARD_SERVICE
+from onbeat.base.process.waiting import Waiting
 
 LOOK_EVERY_S = 2.0
 MOST_NAMED = 32

@@ -15,7 +15,7 @@ from contracts.jobs import DrawnPrompts
 from contracts.rollouts import PromptBatch
 from contracts.schedule import Schedule
 from contracts.versions import WeightManifest
-from onbeat.prompts.plan import IterationPlan
+from onbeat.data.prompts.plan import IterationPlan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,11 +33,11 @@ from contracts.errors import BatchFailed, ContractViolation, RewardUnavailable
 from contracts.rewards import UP_TO_LUCK, Result, RewardItem, RewardRequest, RewardSpec, Scored, Unscorable
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from onbeat.base.http.asker import asker_headers
+from onbeat.base.http.outgoing import check_status, in_doubt, make_async_client, said, unanswered
+from onbeat.base.process.waiting import backoff
+from onbeat.base.telemetry.correlation import trace_headers
 from onbeat.environments.client import MEDIA_TYPE, reward_service
-from onbeat.http_service.asker import asker_headers
-from onbeat.http_service.outgoing import check_status, in_doubt, make_async_client, said, unanswered
-from onbeat.process.waiting import backoff
-from onbeat.telemetry.correlation import trace_headers
 
 log = logging.getLogger(__name__)
 

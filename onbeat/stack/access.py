@@ -13,7 +13,7 @@ from msgspec import field
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import InvalidInput, NotFound
 from contracts.settings import PREFIX
-from onbeat.process.folders import write_private
+from onbeat.base.process.folders import write_private
 
 FILE_NAME = "stack.json"
 DEFAULT_RUN_DIR = "runs"

@@ -20,7 +20,7 @@ import psutil
 
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import Conflict, InvalidInput
-from onbeat.process.waiting import Waiting
+from onbeat.base.process.waiting import Waiting
 
 FILE_NAME = "stack.lock"
 ORPHAN_GRACE_S = 20.0

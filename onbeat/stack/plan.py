@@ -18,7 +18,7 @@ from contracts.errors import InvalidInput
 from contracts.settings import PREFIX, StackSettings, is_service_link, settings_from, usable_cores
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import ExternalStage, LlmJudgeStage
-from onbeat.process.launcher import NUMERIC_THREADS, THREADS_BY_LOAD
+from onbeat.base.process.launcher import NUMERIC_THREADS, THREADS_BY_LOAD
 from onbeat.stack.profile import StackProfile
 
 REDIS_ROLES = {

@@ -28,9 +28,9 @@ from broker.connection.client import load_scripts
 from broker.connection.probe import RedisServer, probe
 from broker.connection.roles import LOADER, OPERATOR, ROLES, password_hash, users_acl
 from contracts.errors import BrokerUnavailable, InvalidInput, Unavailable
-from onbeat.process.child_process import ChildProcess
-from onbeat.process.folders import is_private, make_private, writable_run_dir, write_private
-from onbeat.process.waiting import Waiting
+from onbeat.base.process.child_process import ChildProcess
+from onbeat.base.process.folders import is_private, make_private, writable_run_dir, write_private
+from onbeat.base.process.waiting import Waiting
 from onbeat.stack.supervision import describe_exit
 
 START_DEADLINE_S = 30.0

@@ -39,14 +39,14 @@ from broker.connection.roles import CELERY, GATEWAY
 from contracts.errors import InvalidInput, OnbeatError, Unavailable
 from contracts.jobs import is_of_work
 from contracts.settings import StackSettings
-from onbeat.http_service.outgoing import make_client
-from onbeat.process import child_process
-from onbeat.process.child_process import ChildProcess
-from onbeat.process.entry_points import find_entry_point, load_entry_point, offers_of
-from onbeat.process.folders import make_private
-from onbeat.process.host_memory import with_large_pages
-from onbeat.process.signals import uninterrupted
-from onbeat.process.waiting import Waiting
+from onbeat.base.http.outgoing import make_client
+from onbeat.base.process import child_process
+from onbeat.base.process.child_process import ChildProcess
+from onbeat.base.process.entry_points import find_entry_point, load_entry_point, offers_of
+from onbeat.base.process.folders import make_private
+from onbeat.base.process.host_memory import with_large_pages
+from onbeat.base.process.signals import uninterrupted
+from onbeat.base.process.waiting import Waiting
 from onbeat.stack.access import StackFile, inputs_below, write_stack_file
 from onbeat.stack.folder_lock import FolderLock
 from onbeat.stack.plan import REDIS_ROLES, StackPlan, child_environment, settings_of

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 
 from contracts.errors import Unavailable
-from onbeat.process.child_process import ChildProcess
+from onbeat.base.process.child_process import ChildProcess
 
 log = logging.getLogger(__name__)
 

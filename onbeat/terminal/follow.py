@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 from contracts.errors import Unavailable
 from contracts.events import JobEvent
+from onbeat.base.process.waiting import Waiting
 from onbeat.client.gateway import UNREACHABLE_S, GatewayClient
 from onbeat.client.progress import JobProgress
-from onbeat.process.waiting import Waiting
 from onbeat.terminal.job_view import JobView
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from rich.text import Text
 from contracts import events
 from contracts.jobs import JobState, JobStatus, passes_in_words
 from contracts.settings import OPERATOR
+from onbeat.base.process.entry_points import all_of
 from onbeat.client.progress import JobProgress
-from onbeat.process.entry_points import all_of
 from onbeat.terminal.words import count, duration, lags_of, number, one_line, plural, score, share, staleness
 
 FRAMES_PER_S = 4

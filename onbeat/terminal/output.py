@@ -16,8 +16,8 @@ from rich.text import Text
 
 from contracts.encoding.wire import encode_json
 from contracts.errors import OnbeatError
+from onbeat.base.telemetry.logs import UNSHOWN, shown
 from onbeat.stack.access import page_address
-from onbeat.telemetry.logs import UNSHOWN, shown
 
 BAD_INPUT = 2
 FAILED = 1

@@ -15,8 +15,8 @@ from rich.text import Text
 from contracts.errors import Conflict, OnbeatError, Unavailable
 from contracts.tasks.kinds import TaskState
 from contracts.tasks.records import TaskProgress, TaskStatus
+from onbeat.base.process.waiting import Waiting
 from onbeat.client.gateway import UNREACHABLE_S, GatewayClient
-from onbeat.process.waiting import Waiting
 from onbeat.terminal.words import one_line, plural, size
 
 LOOK_EVERY_S = 0.5

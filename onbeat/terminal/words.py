@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from contracts.events import IterationMetrics
-from onbeat.telemetry.logs import shown
+from onbeat.base.telemetry.logs import shown
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 UNKNOWN = "\N{EN DASH}"

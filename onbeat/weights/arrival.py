@@ -14,7 +14,7 @@ from torch import Tensor
 
 from contracts.errors import WeightsRejected, WeightsUnfit
 from contracts.versions import WeightFile, WeightManifest, WeightShard, WeightStep
-from onbeat.process.crash_points import reach
+from onbeat.base.process.crash_points import reach
 from onbeat.weights.hashing import HashingThreads
 from onbeat.weights.layout import check_names, dtype_name
 from onbeat.weights.stores import VersionFiles

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from contracts.errors import BrokerFull, InvalidInput, WeightsRejected
 from contracts.run_folder import VERSION, number_of
 from contracts.versions import WeightFile, WeightTransport
-from onbeat.process.waiting import Waiting
+from onbeat.base.process.waiting import Waiting
 from onbeat.weights.layout import PlannedVersion
 from onbeat.weights.stores import CopiedFiles, VersionFile, VersionFiles, VersionStore
 

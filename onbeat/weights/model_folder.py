@@ -26,7 +26,7 @@ from transformers.initialization import no_init_weights
 
 from contracts.errors import InvalidInput, first_line
 from contracts.spec import ModelSpec
-from onbeat.kernels import use_onednn
+from onbeat.base.kernels import use_onednn
 from onbeat.weights.model_path import FIELD, check_tokenizer_files
 
 LOADING_ERRORS = (

@@ -14,7 +14,7 @@ from contracts.errors import InvalidInput
 from contracts.spec import ModelSpec
 from contracts.spec_tables.datasets import no_chat_template
 from contracts.spec_tables.root import SpecRoot
-from onbeat.named_files import check_model, reading_model
+from onbeat.data.named_files import check_model, reading_model
 
 FIELD = "model.path"
 MOST_CONFIG_BYTES = 16 * 2**20

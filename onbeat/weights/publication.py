@@ -24,7 +24,7 @@ from torch import Tensor
 
 from contracts.errors import ContractViolation
 from contracts.versions import WeightManifest
-from onbeat.process.waiting import Waiting
+from onbeat.base.process.waiting import Waiting
 from onbeat.weights.hashing import TOGETHER_BYTES, HashingThreads, Named
 from onbeat.weights.layout import Layout, TensorLayout
 from onbeat.weights.stores import VersionStore

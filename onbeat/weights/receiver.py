@@ -20,7 +20,7 @@ from torch import Tensor
 from contracts.checkpoints import OlderVersion
 from contracts.errors import ContractViolation, ObjectsUnavailable, WeightsRejected
 from contracts.versions import WeightManifest, WeightShard
-from onbeat.process.crash_points import reach
+from onbeat.base.process.crash_points import reach
 from onbeat.weights.adapter.reader import AdapterReader
 from onbeat.weights.arrival import LOADING, Arrival, EngineTensors, Fill, fill_and_check, identity
 from onbeat.weights.delta.codec import DELTA_PREFIX

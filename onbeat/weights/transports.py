@@ -20,7 +20,7 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightShard
 from contracts.weights import has_deltas
-from onbeat.process.entry_points import all_of
+from onbeat.base.process.entry_points import all_of
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.adapter.publisher import AdapterPublisher
 from onbeat.weights.chunks import ChunkReader, ChunkStore, ChunkWriter, chunk_files

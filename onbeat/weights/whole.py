@@ -8,7 +8,7 @@ from torch import Tensor
 
 from contracts.errors import WeightsRejected
 from contracts.versions import WeightManifest, WeightShard
-from onbeat.process.crash_points import reach
+from onbeat.base.process.crash_points import reach
 from onbeat.weights.arrival import Arrival, EngineTensors
 from onbeat.weights.files.tensor_folder import are_same
 from onbeat.weights.hashing import bytes_of

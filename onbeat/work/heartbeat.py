@@ -19,8 +19,8 @@ from typing import Any, Generic, NamedTuple, Protocol
 from broker.leases import C, Renewal
 from broker.presence import compare
 from contracts.monitor import WorkerSeen
-from onbeat.process.dependency import Dependency
-from onbeat.process.waiting import wait_for
+from onbeat.base.process.dependency import Dependency
+from onbeat.base.process.waiting import wait_for
 from onbeat.work.calls import BrokerCalls
 
 PRESENCE_S = 2.0

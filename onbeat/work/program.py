@@ -1,6 +1,6 @@
 """A worker as a process of its own, until SIGTERM or SIGINT: settings, broker, the worker's life, the exit code.
 
-It ends at the latest END_S after the signal, whatever it waits for (onbeat/process/ending.py).
+It ends at the latest END_S after the signal, whatever it waits for (onbeat/base/process/ending.py).
 
 Exit codes: `contracts.jobs.WorkerExit`.
 """
@@ -18,10 +18,10 @@ from broker.connection.client import PATIENCE_S, Broker, connect_within
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.jobs import WorkerExit
 from contracts.settings import StackSettings, settings_from
-from onbeat.process import crash_points
-from onbeat.process.ending import Ending, end_in_time
-from onbeat.telemetry.container_name import named
-from onbeat.telemetry.logs import configure
+from onbeat.base.process import crash_points
+from onbeat.base.process.ending import Ending, end_in_time
+from onbeat.base.telemetry.container_name import named
+from onbeat.base.telemetry.logs import configure
 from onbeat.work.calls import BrokerCalls
 from onbeat.work.worker import Worker
 

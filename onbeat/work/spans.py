@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from broker.spans import MAX_SPANS
 from contracts.events import TimelineSpan
-from onbeat.process.waiting import wait_for
+from onbeat.base.process.waiting import wait_for
 from onbeat.work.calls import BrokerCalls
 
 REPORT_S = 1.0

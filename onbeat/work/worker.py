@@ -25,8 +25,8 @@ from typing import Generic
 
 from broker.leases import C, Renewal
 from contracts.monitor import WorkerSeen
-from onbeat.process.dependency import PROBE_EVERY_S, Dependency
-from onbeat.process.waiting import wait_for
+from onbeat.base.process.dependency import PROBE_EVERY_S, Dependency
+from onbeat.base.process.waiting import wait_for
 from onbeat.work.calls import BrokerCalls, last_word
 from onbeat.work.heartbeat import Board, Heartbeat, Leases, Side
 from onbeat.work.spans import Report, Reports, Spans

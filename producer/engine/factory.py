@@ -12,8 +12,8 @@ from contracts.engines import VARIABLE, Engine, TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
-from onbeat.process.entry_points import find_entry_point
-from onbeat.process.launcher import importing
+from onbeat.base.process.entry_points import find_entry_point
+from onbeat.base.process.launcher import importing
 from onbeat.weights.chunks import ChunkReader
 from producer.engine.base import EngineSetup, GenerationEngine
 

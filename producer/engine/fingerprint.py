@@ -14,7 +14,7 @@ import torch
 
 from contracts.engines import Engine, TransformersOptions, VllmOptions
 from contracts.spec import ModelSpec
-from onbeat.kernels import cpu_kind, gpu_kind, has_onednn
+from onbeat.base.kernels import cpu_kind, gpu_kind, has_onednn
 
 DECODING_STEPS = {"cpu": 1, "cuda": 2}
 """Counts the changes of Onbeat's own decoding steps and draws that give a batch other bits."""

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from contracts.rollouts import Completion, PromptBatch
 from contracts.sampling import SamplingParams
-from onbeat.kept_sets import pack_kept_sets
-from onbeat.sampled_values import Contexts
+from onbeat.data.kept_sets import pack_kept_sets
+from onbeat.data.sampled_values import Contexts
 from producer.engine.base import Turn
 from producer.engine.sampling import Drawn, Ends, Logits, completion_uniforms, sample
 

@@ -25,7 +25,7 @@ from torch.nn import functional
 from contracts.errors import BatchFailed
 from contracts.rollouts import Prompt, PromptBatch
 from contracts.sampling import SamplingParams
-from onbeat.sampled_values import BLOCK_ITEMS, Contexts, library_of, normalised, scaled
+from onbeat.data.sampled_values import BLOCK_ITEMS, Contexts, library_of, normalised, scaled
 
 Floats = NDArray[np.float64]
 Logits = NDArray[np.floating] | Tensor

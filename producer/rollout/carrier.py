@@ -25,8 +25,8 @@ from contracts.errors import (
     Unavailable,
 )
 from contracts.rollouts import RolloutBatch
-from onbeat.process.crash_points import reach
-from onbeat.process.waiting import Waiting
+from onbeat.base.process.crash_points import reach
+from onbeat.base.process.waiting import Waiting
 from onbeat.work.calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, BrokerCalls
 from producer.engine.failures import ends_caller, named_failure
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of

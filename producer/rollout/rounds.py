@@ -17,7 +17,7 @@ from itertools import chain
 from contracts.errors import BatchFailed
 from contracts.rewards import Scored
 from contracts.rollouts import BatchTimings, Completion, PromptBatch, RolloutBatch
-from onbeat.process.crash_points import reach
+from onbeat.base.process.crash_points import reach
 from onbeat.scoring.groups import reward_items, rollout_groups
 from onbeat.scoring.reward_client import RewardClient, tries_of
 from producer.activity import Activity

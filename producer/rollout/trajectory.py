@@ -23,7 +23,7 @@ from contracts.rewards import StatedReason
 from contracts.rollouts import Completion, FinishReason, Prompt, PromptBatch, StopReason, Trajectory, Turn
 from contracts.spec_tables.environment import EnvironmentSpec
 from contracts.versions import PolicyVersion
-from onbeat.rendering.base import Renderer
+from onbeat.data.rendering.base import Renderer
 
 
 @dataclass(kw_only=True)

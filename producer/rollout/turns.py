@@ -40,11 +40,11 @@ from contracts.rewards import UP_TO_LUCK
 from contracts.rollouts import Completion, Prompt, PromptBatch, turn_seed
 from contracts.spec import JobSpec
 from contracts.spec_tables.environment import EnvironmentSpec
-from onbeat.process.crash_points import reach
-from onbeat.process.dependency import Dependency
-from onbeat.rendering.base import Renderer
-from onbeat.rendering.chat_template import TemplateEnded
-from onbeat.telemetry.correlation import current_facts
+from onbeat.base.process.crash_points import reach
+from onbeat.base.process.dependency import Dependency
+from onbeat.base.telemetry.correlation import current_facts
+from onbeat.data.rendering.base import Renderer
+from onbeat.data.rendering.chat_template import TemplateEnded
 from producer.engine.base import Trajectories, Turn, all_or_none
 from producer.rollout.trajectory import PlayedTrajectory
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from contracts.environments.service import FailureReason
-from onbeat.cage.fault_text import fault_text
+from onbeat.base.cage.fault_text import fault_text
 from onbeat.environments.author import BadTask, NoAnswer, RewrittenHistory
 
 MAX_DETAIL_CHARS = 1000

@@ -27,8 +27,8 @@ from contracts.encoding.wire import decode, encode
 from contracts.environments import service
 from contracts.environments.messages import Message, messages_digest
 from contracts.errors import InvalidInput
-from onbeat.cage import nursery
-from onbeat.cage.frames import Frames, Gone
+from onbeat.base.cage import nursery
+from onbeat.base.cage.frames import Frames, Gone
 from reward_service.player import registry
 from reward_service.player.answers import opening_of, reply_of
 from reward_service.player.guard import Failed, Guard

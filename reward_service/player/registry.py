@@ -12,8 +12,8 @@ from contracts.environments.service import EnvironmentTable
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec_tables.environment import file_version
+from onbeat.base.process.entry_points import OURS, all_of, defined_in, find_entry_point
 from onbeat.environments.provisions import OperatorsPart, Provision
-from onbeat.process.entry_points import OURS, all_of, defined_in, find_entry_point
 
 GROUP = "onbeat.environments"
 PROVISIONS_GROUP = "onbeat.environment_provisions"

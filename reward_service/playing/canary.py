@@ -15,7 +15,7 @@ from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.environments.messages import Message, Sampled, ToolCall
 from contracts.environments.service import CanaryRequest, Failure, Result, Task, TaskOpening, Turned, reply_digest
 from contracts.errors import Unavailable
-from onbeat.cage.caged_process import ChildDied, ChildLate
+from onbeat.base.cage.caged_process import ChildDied, ChildLate
 from reward_service.player.protocol import Loaded, Play
 from reward_service.playing.play_cage import Interrupted, PlayCage
 

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from contracts.environments.service import EnvironmentFacts, Failure, FailureReason, Result
 from contracts.errors import Unavailable
-from onbeat.cage.caged_process import ChildDied, ChildLate
-from onbeat.process.crash_points import reach
+from onbeat.base.cage.caged_process import ChildDied, ChildLate
+from onbeat.base.process.crash_points import reach
 from reward_service.cages import Asked, CagedLane, Cages
 from reward_service.player.protocol import Loaded, Play
 from reward_service.playing.play_cage import Interrupted, PlayCage

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contracts.encoding.wire import decode, encode
 from contracts.environments.service import EnvironmentTable, Failure, FailureReason, Result
 from contracts.errors import ContractViolation
-from onbeat.cage.cage import CageRules
-from onbeat.cage.caged_process import CagedProcess
-from onbeat.cage.frames import Gone, Late
+from onbeat.base.cage.cage import CageRules
+from onbeat.base.cage.caged_process import CagedProcess
+from onbeat.base.cage.frames import Gone, Late
 from reward_service.player.player import FLUSH_BYTES
 from reward_service.player.protocol import Answers, Load, Loaded, Place, Play, Work
 

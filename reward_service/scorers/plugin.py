@@ -17,7 +17,7 @@ from typing import Any, SupportsFloat
 
 from contracts.encoding.arrays import unpack_int32
 from contracts.rewards import NO_NUMBER, PluginReward, RewardItem
-from onbeat.process.entry_points import (
+from onbeat.base.process.entry_points import (
     UnknownEntryPoint,
     defined_in,
     find_entry_point,

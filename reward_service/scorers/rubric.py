@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from contracts import rewards
 from contracts.rewards import Outcome, PluginReward, Result, RewardComponent, RewardItem, Scored, Unscorable
-from onbeat.cage.fault_text import MAX_CHARS, fault_text
-from onbeat.process.entry_points import UnknownEntryPoint, find_entry_point
+from onbeat.base.cage.fault_text import MAX_CHARS, fault_text
+from onbeat.base.process.entry_points import UnknownEntryPoint, find_entry_point
 from onbeat.scoring.patterns import BadPattern
 from reward_service.scorers import plugin, texts
 from reward_service.scorers.texts import BadReference, TooComplex

@@ -21,7 +21,7 @@ from typing import Literal, TypeVar
 
 from contracts import rewards
 from contracts.rewards import Outcome, Result, RewardComponent, RewardItem, Unscorable
-from onbeat.cage.caged_process import ChildDied, ChildLate
+from onbeat.base.cage.caged_process import ChildDied, ChildLate
 from reward_service.cages import Asked, CagedLane, Cages
 from reward_service.scorers import rubric
 from reward_service.scoring.scorer_cage import ScorerCage

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contracts import rewards
 from contracts.encoding.wire import decode, encode
 from contracts.rewards import Outcome, Result, RewardComponent, RewardItem, Unscorable
-from onbeat.cage.caged_process import CagedProcess, ChildDied
+from onbeat.base.cage.caged_process import CagedProcess, ChildDied
 from reward_service.scorers import rubric
 from reward_service.scoring.scorer_process import ScorerAnswer, ScorerTask
 

@@ -16,8 +16,8 @@ from msgspec import field
 
 from contracts.encoding.wire import Record, decode, encode
 from contracts.rewards import Outcome, Result, RewardComponent, RewardItem, Unscorable
-from onbeat.cage import nursery
-from onbeat.cage.frames import Frames, Gone
+from onbeat.base.cage import nursery
+from onbeat.base.cage.frames import Frames, Gone
 from reward_service.scorers import rubric
 
 MAX_TASK_BYTES = 256 * 1024 * 1024

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from contracts.errors import Unavailable
 from contracts.jobs import JobState
 from contracts.spec import JobSpec
-from onbeat.process.child_process import ChildProcess
+from onbeat.base.process.child_process import ChildProcess
 from tests import until as asked
 from tests.builders import job_spec
 from tests.pipeline import Pipeline, wait_for_exit

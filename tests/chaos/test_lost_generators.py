@@ -8,7 +8,7 @@ from pathlib import Path
 
 from broker.monitor import job_status
 from contracts.jobs import JobStatus, TrainerExit
-from onbeat.process.child_process import ChildProcess
+from onbeat.base.process.child_process import ChildProcess
 from tests.chaos.short_job import assert_undisturbed, committed, running, short_job, succeed, until
 from tests.pipeline import Pipeline, wait_for_exit
 

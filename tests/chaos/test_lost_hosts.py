@@ -17,7 +17,7 @@ from contracts.spec import JobSpec
 from gateway.app import create_app
 from gateway.services import Services
 from onbeat.audit.weights import digests_on_disk
-from onbeat.run_files import run_files
+from onbeat.run_folder.run_files import run_files
 from tests.chaos.short_job import LAG, assert_undisturbed, long_variant, sequential_digest, short_job
 from tests.chaos.test_crash_points import COPY_POINTS, LAGGING_POINTS, TRAINER_POINTS
 from tests.pipeline import Pipeline

@@ -14,7 +14,7 @@ import pytest
 from broker.monitor import job_status
 from contracts.jobs import JobState
 from contracts.spec import JobSpec
-from onbeat.process.child_process import ChildProcess
+from onbeat.base.process.child_process import ChildProcess
 from onbeat.stack.ports import free_port
 from tests.chaos.short_job import (
     DEADLINE_S,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from broker.keys import STAGE_BAND
-from onbeat.process.child_process import ChildProcess
-from onbeat.process.crash_points import CRASH_POINTS
+from onbeat.base.process.child_process import ChildProcess
+from onbeat.base.process.crash_points import CRASH_POINTS
 from tests.chaos.short_job import (
     DEADLINE_S,
     STAGED,

@@ -24,9 +24,9 @@ from contracts.spec import JobSpec
 from onbeat.audit.chain import verify_run
 from onbeat.audit.folder import read_spec
 from onbeat.audit.weights import digests_on_disk
+from onbeat.base.process import child_process
+from onbeat.base.process.waiting import Waiting
 from onbeat.client.gateway import GatewayClient
-from onbeat.process import child_process
-from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
 from tests.chaos.short_job import DEADLINE_S, STAGED, long_variant, short_job

@@ -25,7 +25,7 @@ from contracts.errors import WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import ModelSpec
 from contracts.versions import WeightFile, WeightManifest, weights_digest
-from onbeat.process.launcher import end_with_launcher
+from onbeat.base.process.launcher import end_with_launcher
 from onbeat.stack.ports import free_port
 from producer.engine.base import EngineSetup, GenerationEngine
 from producer.engine.factory import engine_class, preload

@@ -22,23 +22,22 @@ FOLDER = Path(__file__).parent / "golden"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.msgpack"))
 
 
-OF_EXTRAS = (
-    "onbeat_extras.keys.journal_lines",
-    "onbeat_extras.looking.letters",
-    "onbeat_extras.replay.records",
-    "onbeat_extras.stack_metrics.stage_report",
-    "onbeat_extras.stack_metrics.stream_report",
-    "onbeat_extras.timeline.report",
+ELSEWHERE = (
+    "onbeat.commands.keys_and_journal.journal_lines",
+    "onbeat.commands.letters",
+    "onbeat.recording.records",
+    "gateway.metrics.stage_report",
+    "gateway.metrics.stream_report",
+    "gateway.timeline.report",
 )
-"""Modules of extras whose records are kept in files, or answered."""
+"""Modules outside contracts/ whose records are kept in files, or answered."""
 
 
 def record_types() -> set[type[Record]]:
-    """Every record that a module of contracts/ defines, or one of OF_EXTRAS."""
+    """Every record that a module of contracts/ defines, or one of ELSEWHERE."""
     for module in pkgutil.walk_packages(contracts.__path__, "contracts."):
         importlib.import_module(module.name)
-    # The core's tests run without the extras, too.
-    for name in OF_EXTRAS if importlib.util.find_spec("onbeat_extras") else ():
+    for name in ELSEWHERE:
         importlib.import_module(name)
     found: set[type[Record]] = set()
     waiting: list[type[Record]] = [Record]
@@ -46,7 +45,7 @@ def record_types() -> set[type[Record]]:
         kinds = waiting.pop().__subclasses__()
         found.update(kinds)
         waiting += kinds
-    return {kind for kind in found if kind.__module__.startswith("contracts.") or kind.__module__ in OF_EXTRAS}
+    return {kind for kind in found if kind.__module__.startswith("contracts.") or kind.__module__ in ELSEWHERE}
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from contracts.errors import InvalidInput
 from contracts.rollouts import Completion, RolloutBatch
 from contracts.sampling import SamplingParams
 from contracts.spec import ModelSpec
-from onbeat.kernels import use_onednn
+from onbeat.base.kernels import use_onednn
 from producer.engine.transformers.engine import TransformersEngine
 from tests.builders import batch_of, char_tokenizer, rollout
 from tests.contract.engine_rigs import Rig, reference_model, rig_of, setup

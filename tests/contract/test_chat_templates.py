@@ -11,11 +11,11 @@ import pytest
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from contracts.encoding.wire import encode
-from onbeat.rendering import template_process
-from onbeat.rendering.chat_template import ChatTemplate
-from onbeat.rendering.template_cage import TemplateProcess
-from onbeat.rendering.template_process import TemplateTask
-from tests.unit.onbeat.rendering.chat_models import CHATML, COUNTING, FORGETFUL, WITH_TOOLS, chat_tokenizer
+from onbeat.data.rendering import template_process
+from onbeat.data.rendering.chat_template import ChatTemplate
+from onbeat.data.rendering.template_cage import TemplateProcess
+from onbeat.data.rendering.template_process import TemplateTask
+from tests.unit.onbeat.data.rendering.chat_models import CHATML, COUNTING, FORGETFUL, WITH_TOOLS, chat_tokenizer
 
 FOLDER = Path(__file__).parent / "chat_templates"
 """Templates in the way of Qwen3's, Llama 3.1's and Mistral's, and one of odd constructs."""

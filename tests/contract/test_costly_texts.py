@@ -16,8 +16,8 @@ from transformers import AutoTokenizer
 from contracts.encoding.wire import decode_json, encode_json
 from contracts.errors import OnbeatError
 from contracts.spec import JobSpec
-from onbeat.rendering import chat_template
-from onbeat.rendering.chat_template import ChatTemplate, TemplateEnded, TemplateRefuses
+from onbeat.data.rendering import chat_template
+from onbeat.data.rendering.chat_template import ChatTemplate, TemplateEnded, TemplateRefuses
 from onbeat.scoring.patterns import takes_re2
 from tests.builders import job_spec
 from tests.costly_texts import PATTERNS, TEMPLATES, drawn

@@ -23,8 +23,8 @@ from contracts.rewards import RewardRequest, TaskEntry
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings, settings_from
 from contracts.spec import JobSpec
+from onbeat.base.http.problems import Problem
 from onbeat.client.gateway import audit_entries, parse_events
-from onbeat.http_service.problems import Problem
 from reward_service.endpoints import BodyFormat, decode_request
 from tests.contract.golden_files import NAMES, golden, golden_bytes, kind_of, record_types
 from tests.contract.test_golden_bytes import NEVER_SENT

@@ -31,8 +31,8 @@ from contracts.sampling import SamplingParams
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import NO_LOGPROB
-from onbeat_extras.stages.log_prob_model import frozen_values
-from onbeat_extras.stages.teachers import WholeVocabulary, bits_of, divergence_from, head_digest, likeliest, teacher_of
+from onbeat.stages.log_prob_model import frozen_values
+from onbeat.stages.teachers import WholeVocabulary, bits_of, divergence_from, head_digest, likeliest, teacher_of
 from tests.builders import VOCABULARY, job_spec, rollout_batch
 from tests.contract.test_kept_sets import END, PROCESSED, changed_by, kept_iteration
 from tests.contract.test_lagged_losses import AS_SAMPLED, CORRECTIONS, Lagged, asked_again, lagged, updates_of  # noqa: F401

@@ -13,7 +13,7 @@ import torch
 
 from contracts.errors import BatchFailed
 from contracts.sampling import SamplingParams
-from onbeat.sampled_values import Contexts
+from onbeat.data.sampled_values import Contexts
 from producer.engine.sampling import BLOCK, completion_uniforms, cumulative_sums, draw, log_distribution, sample
 from tests.builders import DEVICE, prompt_batch
 

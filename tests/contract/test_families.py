@@ -23,7 +23,7 @@ from consumer.trainer.held_job import HeldJob
 from contracts.errors import InvalidInput, WeightsUnfit
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from onbeat.telemetry.observing import MISSED
+from onbeat.base.telemetry.observing import MISSED
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.layout import TensorLayout
 from onbeat.weights.model_folder import empty_model, weight_tensors

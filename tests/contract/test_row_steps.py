@@ -37,7 +37,7 @@ from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch
 from contracts.sampling import SamplingParams
-from onbeat.kernels import use_onednn
+from onbeat.base.kernels import use_onednn
 from onbeat.weights.model_folder import cast_head
 from producer.engine.held_rows import GrowingBatch
 from producer.engine.sampling import Ends

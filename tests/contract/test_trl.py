@@ -26,7 +26,7 @@ from consumer.model.policy import load_policy
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.spec_tables.trainer import OptimizerSpec
-from onbeat_extras.stages.teachers import divergence_from, likeliest
+from onbeat.stages.teachers import divergence_from, likeliest
 from tests.builders import batch_of, job_spec, rollout, tiny_model_folder
 from tests.trl_cases import BOUNDED, BUDGET, CASES, LAGGED, LEVELS, OFF_POLICY, ON_POLICY, UNWEIGHED, trl_trainer
 

@@ -17,8 +17,8 @@ from consumer.model.policy import load_policy
 from contracts.encoding.arrays import pack_float32, unpack_int32
 from contracts.rollouts import Completion, Prompt, Rollout, RolloutBatch
 from contracts.spec_tables.root import SpecRoot
-from onbeat.prompts.examples import job_examples
-from onbeat.prompts.source import PromptSource
+from onbeat.data.prompts.examples import job_examples
+from onbeat.data.prompts.source import PromptSource
 from producer.rollout.sampled_batch import given_completion
 from tests.builders import batch_of, char_tokenizer, job_spec, tiny_model_folder
 from tests.contract.test_streamed_gradient import relative_error, streamed_gradient

@@ -21,10 +21,10 @@ from contracts.jobs import EvaluationScore
 from contracts.run_folder import CHECKPOINT, numbered
 from contracts.sampling import SamplingParams
 from contracts.spec_tables.trainer import OptimizerSpec
+from onbeat.data.sampled_values import Contexts
 from onbeat.loop.expected import evaluation_score
-from onbeat.sampled_values import Contexts
-from onbeat_extras.health.history import LOST
-from onbeat_extras.health.rules import Health
+from onbeat.loop.health.history import LOST
+from onbeat.loop.health.rules import Health
 from producer.engine.sampling import log_distribution
 from tests.builders import batch_of, job_spec, prompt_batch, rollout, step_on_grads, tiny_model_folder
 from tests.contract.golden_files import iteration_metrics

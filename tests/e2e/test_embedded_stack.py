@@ -18,12 +18,12 @@ from broker.connection.client import connect
 from broker.connection.probe import probe
 from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TASKS, TRAINER
 from contracts.errors import Conflict, InvalidInput, Unavailable
-from onbeat.process import child_process
+from onbeat.base.process import child_process
+from onbeat.client.connection import client_settings
 from onbeat.stack.access import gateway_access, read_stack_file
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import STACK_MARK, EmbeddedStack
 from onbeat.stack.supervision import RestartPolicy
-from onbeat_extras.own.connection import client_settings
 from tests.until import until
 
 STAND_INS = Path(__file__).parent / "stand_ins"

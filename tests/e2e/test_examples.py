@@ -21,10 +21,10 @@ from contracts.events import IterationMetrics
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
+from onbeat.base.process.child_process import ChildProcess
+from onbeat.base.process.waiting import Waiting
 from onbeat.client import AsyncConsumer, AsyncProducer, PromptClaim, Sample
-from onbeat.process.child_process import ChildProcess
-from onbeat.process.waiting import Waiting
-from onbeat_extras.replay.files import RecordedFiles, write_record
+from onbeat.recording.files import RecordedFiles, write_record
 from tests.chaos.short_job import long_variant
 from tests.pipeline import REPOSITORY, Pipeline, wait_for_exit
 from tests.recorded import record_of

@@ -15,7 +15,7 @@ from broker.connection.probe import RedisServer, probe
 from broker.connection.roles import GENERATOR, OPERATOR
 from contracts.errors import BrokerUnavailable
 from contracts.jobs import JobState
-from onbeat.process.child_process import ChildProcess
+from onbeat.base.process.child_process import ChildProcess
 from onbeat.stack.ports import free_port
 from tests.builders import job_spec
 from tests.pipeline import Pipeline

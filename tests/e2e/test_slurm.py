@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from onbeat.process.waiting import Waiting
+from onbeat.base.process.waiting import Waiting
 from onbeat.stack.ports import FIRST, is_free
 from tests.chaos.short_job import long_variant
 

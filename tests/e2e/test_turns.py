@@ -20,7 +20,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import MixtureDataset
 from gateway.run_files import iteration_metrics
-from onbeat.process.child_process import ChildProcess
+from onbeat.base.process.child_process import ChildProcess
 from tests.chaos.short_job import (
     DEADLINE_S,
     assert_undisturbed,

@@ -17,9 +17,9 @@ from contracts.spec import JobSpec
 from onbeat.audit.chain import verify_run
 from onbeat.audit.folder import read_spec
 from onbeat.audit.weights import digests_on_disk
+from onbeat.base.process import child_process
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec
-from onbeat.process import child_process
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.profile import load_profile
 from onbeat.stack.stack import EmbeddedStack

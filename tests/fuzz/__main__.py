@@ -26,8 +26,8 @@ import httpx
 from contracts.encoding.wire import encode_json
 from contracts.settings import StackSettings
 from gateway.api.jobs import EXAMPLE_JOB
-from onbeat.http_service.outgoing import make_client
-from onbeat.process.child_process import ChildProcess
+from onbeat.base.http.outgoing import make_client
+from onbeat.base.process.child_process import ChildProcess
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.stack.stack import child_environment

@@ -21,12 +21,12 @@ from msgspec.structs import replace
 
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from onbeat.process.child_process import ChildProcess
-from onbeat.run_files import run_files
+from onbeat.base.process.child_process import ChildProcess
+from onbeat.run_folder.run_files import run_files
 from onbeat.stack.redis import EmbeddedRedis, write_private
-from tests.extras.objects.s3_server import BUCKET, S3Server, environment
 from tests.hosts.network import Network
 from tests.pipeline import Pipeline, until_ready
+from tests.rooms.objects.s3_server import BUCKET, S3Server, environment
 
 REDIS_PORT, GATEWAY_PORT = 6379, 8000
 NAMES = ("services", "store", "sampler", "viewer", "first", "second", "third", "fourth")

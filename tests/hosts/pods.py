@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from broker.connection import script_texts
-from onbeat.process.child_process import ChildProcess
+from onbeat.base.process.child_process import ChildProcess
 from tests.hosts.network import Network
 from tests.kubernetes import ROOT, Document, documents, environment, pods, ports, secrets
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from contracts.jobs import TrainerExit
-from onbeat.process.child_process import ChildProcess
+from onbeat.base.process.child_process import ChildProcess
 from tests.chaos.short_job import assert_undisturbed, committed, long_variant, sequential_digest, until
 from tests.hosts.machines import Machines
 from tests.hosts.network import Network

@@ -6,9 +6,9 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 from tests.chaos.short_job import long_variant, until
-from tests.extras.objects.s3_server import S3Server, environment
 from tests.hosts.pods import Pods
 from tests.kubernetes import ROOT
+from tests.rooms.objects.s3_server import S3Server, environment
 
 OVERLAY = ROOT / "deploy" / "kubernetes" / "redis"
 STORE = "store-0"

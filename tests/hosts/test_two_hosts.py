@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from onbeat.process.waiting import Waiting
+from onbeat.base.process.waiting import Waiting
 from tests.hosts.network import Network
 from tests.until import until
 

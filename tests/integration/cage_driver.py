@@ -24,11 +24,11 @@ from contracts.rewards import (
     Scored,
     Unscorable,
 )
-from onbeat.cage import kernel
-from onbeat.cage.syscall_filter import ALLOW, REFUSE, Filter, compiled, lock_syscalls
-from onbeat.cage.syscall_numbers import ARCHITECTURES, NUMBERS
-from onbeat.cage.syscall_rules import PROGRAM as PROGRAM_RULES
-from onbeat.process.entry_points import names_in
+from onbeat.base.cage import kernel
+from onbeat.base.cage.syscall_filter import ALLOW, REFUSE, Filter, compiled, lock_syscalls
+from onbeat.base.cage.syscall_numbers import ARCHITECTURES, NUMBERS
+from onbeat.base.cage.syscall_rules import PROGRAM as PROGRAM_RULES
+from onbeat.base.process.entry_points import names_in
 from reward_service.scorers.rubric import GROUP
 from reward_service.scoring.pool import ScorerPool
 from tests.integration.kernel_calls import calls, numbers

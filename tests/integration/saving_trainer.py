@@ -15,8 +15,8 @@ import consumer.trainer.job_run as job_run
 from broker.connection.client import connect
 from broker.job_store import JobStore
 from contracts.settings import settings_from
+from onbeat.base.telemetry.logs import configure
 from onbeat.loop.lease_keeper import LeaseKeeper
-from onbeat.telemetry.logs import configure
 
 settings = settings_from(os.environ)
 configure(settings, service="trainer")

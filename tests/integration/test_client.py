@@ -46,8 +46,8 @@ from onbeat.client import (
     TrainingRows,
 )
 from onbeat.loop.lease_keeper import LeaseKeeper
+from onbeat.recording.files import RecordedFiles
 from onbeat.stack.redis import EmbeddedRedis
-from onbeat_extras.replay.files import RecordedFiles
 from tests.builders import job_spec
 from tests.integration.fence_parts import end_leases
 from tests.own_trainer import generating

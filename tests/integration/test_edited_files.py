@@ -34,10 +34,10 @@ from gateway.app import create_app
 from gateway.named_files import check_named_files, with_file_digests, with_fork_digest
 from gateway.services import Services
 from onbeat.audit.chain import AuditEntry, verify_run
-from onbeat.named_files import digest_of_file
-from onbeat.rendering.base import Renderer
-from onbeat_extras.stages.models import model_loader, services
-from onbeat_extras.stages.served_stages import ServedStage
+from onbeat.data.named_files import digest_of_file
+from onbeat.data.rendering.base import Renderer
+from onbeat.stages.models import model_loader, services
+from onbeat.stages.served_stages import ServedStage
 from producer.detokenizer import FolderDetokenizer, folder_renderer
 from producer.engine.base import GenerationEngine
 from producer.engine.factory import make_engine

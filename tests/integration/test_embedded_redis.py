@@ -21,7 +21,7 @@ from redis.retry import Retry
 
 from broker.connection.probe import RedisServer, check_version, probe
 from contracts.errors import BrokerUnavailable, InvalidInput, Unavailable
-from onbeat.process import child_process
+from onbeat.base.process import child_process
 from onbeat.stack.redis import START_ATTEMPTS, EmbeddedRedis, place_socket
 
 

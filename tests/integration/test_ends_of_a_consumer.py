@@ -21,7 +21,7 @@ from broker.job_store import JobStore
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from onbeat.process import child_process
+from onbeat.base.process import child_process
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.chaos.short_job import long_variant
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 TRAINER = "tests.integration.saving_trainer"
 CONSUMER = (
     "import os, sys; from consumer.supervisor.__main__ import run; from contracts.settings import settings_from; "
-    "from onbeat.telemetry import logs; settings = settings_from(os.environ); "
+    "from onbeat.base.telemetry import logs; settings = settings_from(os.environ); "
     "logs.configure(settings, service='consumer'); "
     f"sys.exit(run(settings, trainer_module={TRAINER!r}))"
 )

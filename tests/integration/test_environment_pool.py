@@ -24,8 +24,8 @@ from contracts.environments.service import (
     Turned,
 )
 from contracts.errors import InvalidInput, Unavailable
-from onbeat.process.child_process import descendants
-from onbeat.process.waiting import Waiting
+from onbeat.base.process.child_process import descendants
+from onbeat.base.process.waiting import Waiting
 from reward_service.playing.pool import EnvironmentPool
 from tests.played import PLUGIN, SETTINGS, asked, new, played, reason_of, reply_of, request, said, text_of
 

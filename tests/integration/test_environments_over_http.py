@@ -19,8 +19,8 @@ from contracts.encoding.wire import encode, encode_json
 from contracts.environments.service import Step, Task
 from contracts.errors import EnvironmentUnavailable, InvalidInput
 from contracts.spec_tables.environment import EnvironmentSpec
+from onbeat.base.process.child_process import descendants, living
 from onbeat.environments.client import EnvironmentClient
-from onbeat.process.child_process import descendants, living
 from onbeat.stack.ports import free_port
 from tests.played import KEY, PLUGIN, new, played, reason_of, reply_of, request, said, text_of
 from tests.until import until

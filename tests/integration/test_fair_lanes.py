@@ -26,7 +26,7 @@ from contracts.rewards import (
     Unscorable,
 )
 from contracts.settings import StackSettings
-from onbeat.http_service.outgoing import make_async_client
+from onbeat.base.http.outgoing import make_async_client
 from onbeat.scoring.reward_client import RewardClient
 from reward_service.app import create_app
 from reward_service.scoring import lane, pool

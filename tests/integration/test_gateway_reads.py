@@ -25,7 +25,7 @@ from contracts.monitor import GeneratorSeen
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from gateway.services import MOST_WAITING, Services
-from onbeat.run_files import RunFiles
+from onbeat.run_folder.run_files import RunFiles
 from tests.builders import job_spec
 from tests.integration import test_gateway as rig
 from tests.needed_extras import needs_extra_routes

@@ -33,9 +33,9 @@ from contracts.rollouts import batch_digest
 from contracts.settings import StackSettings
 from gateway.api.jobs import newest_jobs
 from gateway.app import STACK
+from gateway.metrics.stream_report import stream_report
 from gateway.services import Services
 from onbeat.stack.redis import EmbeddedRedis
-from onbeat_extras.stack_metrics.stream_report import stream_report
 from tests.chaos.short_job import long_variant
 from tests.integration.hostile_commands import Draw, by_hand, drawing, function_call, large_calls
 from tests.integration.stage_parts import GROUP_SIZE, NUM_GROUPS, NUM_ROWS, StagedJob, external, sampled

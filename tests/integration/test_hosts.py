@@ -12,10 +12,10 @@ from broker.connection.client import Broker
 from broker.hosts_side import HostGroup, HostKind, HostsSide
 from broker.job_store import JobStore
 from broker.monitor import job_status
+from consumer.ranks.hosts.launcher import HostLauncher, clocks_apart
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from onbeat_extras.ranks.hosts.launcher import HostLauncher, clocks_apart
 from tests.builders import job_spec
 
 KIND = HostKind(code="code", torch="2.0", device="cpu", cpu="cpu")

@@ -15,7 +15,7 @@ from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import StackSettings
 from gateway.app import create_app as create_gateway
 from gateway.services import Services
-from onbeat.http_service.access import OPEN_PATHS
+from onbeat.base.http.access import OPEN_PATHS
 from reward_service.app import create_app as create_reward_service
 from reward_service.scorers import texts  # noqa: F401  (its errors are part of the tree)
 from tests.served import asked

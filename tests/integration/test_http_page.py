@@ -20,8 +20,8 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.versions import WeightFile, weights_digest
 from gateway.services import Services
-from onbeat_extras.replay.files import INDEX, write_record
-from onbeat_extras.replay.records import RecordedBatch, RecordedIteration, RecordedSummary
+from onbeat.recording.files import INDEX, write_record
+from onbeat.recording.records import RecordedBatch, RecordedIteration, RecordedSummary
 from tests.builders import job_spec
 from tests.integration import test_gateway as rig
 from tests.integration.dead_batches import bury, running

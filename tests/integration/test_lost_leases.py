@@ -14,7 +14,7 @@ from broker.job_store import JobStore
 from broker.monitor import job_status
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
-from onbeat_extras.stack_metrics.stream_report import stream_report
+from gateway.metrics.stream_report import stream_report
 from tests.builders import commit_record
 from tests.integration.fence_parts import let_expire
 from tests.integration.test_hedging import LEASE_S, STRAGGLER_BATCH, Straggling, straggling

@@ -12,7 +12,7 @@ from broker.connection.probe import probe
 from broker.presence import Presence
 from contracts.errors import BrokerUnavailable, InvalidInput
 from contracts.settings import StackSettings
-from onbeat.process.child_process import ChildProcess
+from onbeat.base.process.child_process import ChildProcess
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import find_server_binary
 from tests.until import until

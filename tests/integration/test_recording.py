@@ -11,7 +11,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 import consumer.trainer.trainer as trainer
-import onbeat_extras.replay.recording as recording
+import onbeat.recording.recording as recording
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from consumer.trainer.held_job import HeldJob
@@ -23,11 +23,11 @@ from contracts.rollouts import batch_digest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec_tables.retention import RecordingSpec
-from onbeat.loop.recording import Recorder, recorder_of, recording_of
-from onbeat.process.entry_points import UnknownEntryPoint
-from onbeat.rendering.pieces import Pieces
-from onbeat_extras.replay.files import INDEX, RecordedFiles
-from onbeat_extras.replay.records import RecordedBatch
+from onbeat.base.process.entry_points import UnknownEntryPoint
+from onbeat.data.rendering.pieces import Pieces
+from onbeat.recording.files import INDEX, RecordedFiles
+from onbeat.recording.recorder import Recorder, recorder_of, recording_of
+from onbeat.recording.records import RecordedBatch
 from tests.builders import job_spec
 from tests.own_trainer import generating, names_in, one_trainer
 
@@ -202,7 +202,7 @@ def test_a_spec_without_a_word_has_a_batch_of_each_iteration_recorded_and_no_ver
 def test_without_the_extra_a_spec_without_a_word_records_nothing_and_another_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onbeat.loop.recording.NAME", "gone")
+    monkeypatch.setattr("onbeat.recording.recorder.NAME", "gone")
     folder, pieces = RunFolder(tmp_path, "job-0123456789ab"), Pieces.__new__(Pieces)
     assert type(recorder_of(folder, job_spec(), lambda: pieces)) is Recorder
     with pytest.raises(UnknownEntryPoint, match="recording"):

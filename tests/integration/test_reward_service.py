@@ -39,7 +39,7 @@ from contracts.rewards import (
     Unscorable,
 )
 from contracts.settings import StackSettings
-from onbeat.process.waiting import Waiting
+from onbeat.base.process.waiting import Waiting
 from onbeat.stack.ports import free_port
 from reward_service.app import create_app
 from reward_service.scoring import lane as scorer_lane

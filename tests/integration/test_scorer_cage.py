@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from onbeat.cage.cage import MAX_PROCESSES, SCRATCH_BYTES
-from onbeat.cage.file_rules import scopes_signals
+from onbeat.base.cage.cage import MAX_PROCESSES, SCRATCH_BYTES
+from onbeat.base.cage.file_rules import scopes_signals
 from tests.integration.cage_driver import CALLS, CLOSED, MADE_UP, MEMORY_MB, READABLE
 from tests.integration.kernel_calls import calls
 

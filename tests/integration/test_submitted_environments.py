@@ -14,9 +14,9 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
 from gateway.submission import check_environment
-from onbeat.prompts.examples import job_examples
-from onbeat.prompts.opening_service import EnvironmentService
-from onbeat.prompts.source import PromptSource
+from onbeat.data.prompts.examples import job_examples
+from onbeat.data.prompts.opening_service import EnvironmentService
+from onbeat.data.prompts.source import PromptSource
 from onbeat.stack.ports import free_port
 from tests.builders import char_tokenizer, job_spec
 from tests.integration.test_environments_over_http import Service

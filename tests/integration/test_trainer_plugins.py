@@ -23,8 +23,8 @@ from contracts.spec import JobSpec
 from contracts.spec_tables.algorithm import AlgorithmSpec, PluginLoss
 from contracts.spec_tables.datasets import JsonlDataset, PluginDataset
 from contracts.spec_tables.root import SpecRoot
-from onbeat.prompts.examples import load_dataset
-from onbeat.prompts.source import PromptSource
+from onbeat.data.prompts.examples import load_dataset
+from onbeat.data.prompts.source import PromptSource
 from tests.builders import char_tokenizer, job_spec
 from tests.own_trainer import generating, one_trainer
 
@@ -209,7 +209,7 @@ def test_a_data_set_that_equals_a_file_of_lines_asks_the_same_prompts(tmp_path: 
         ("short", "evaluation.num_prompts", "1 prompts are asked for, the data set `short` holds 0 out"),
         ("twice", "dataset.entry_point", "gives two examples the same example_id"),
         ("none_left", "dataset.entry_point", "every prompt of the data set `none_left` is also held out"),
-        ("dicts", "dataset.entry_point", "failed: TypeError: dict is no onbeat.prompts.examples.Example"),
+        ("dicts", "dataset.entry_point", "failed: TypeError: dict is no onbeat.data.prompts.examples.Example"),
         ("broken_text", "dataset.entry_point", "failed: UnicodeEncodeError"),
         ("leaves", "dataset.entry_point", "failed: SystemExit: 0"),
         ("fails", "dataset.entry_point", "failed: OSError: the disk is away"),

@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[2]
 TRAINER = "tests.integration.stand_in_trainer"
 WORKER = (
     "import os, sys; from consumer.supervisor.__main__ import run; from contracts.settings import settings_from; "
-    "from onbeat.telemetry import logs; settings = settings_from(os.environ); "
+    "from onbeat.base.telemetry import logs; settings = settings_from(os.environ); "
     "logs.configure(settings, service='consumer'); "
     f"sys.exit(run(settings, trainer_module={TRAINER!r}))"
 )

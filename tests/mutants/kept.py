@@ -24,7 +24,7 @@ KEPT: dict[str, str] = {
     "onbeat/loop/gathering.py _marked: not marks": (
         "without marks a rollout's are joined with none: it saves building each anew"
     ),
-    "onbeat_extras/stages/llm_judge.py JudgeService.values: not isinstance(judge, LlmJudgeStage)": (
+    "onbeat/stages/llm_judge.py JudgeService.values: not isinstance(judge, LlmJudgeStage)": (
         "a worker gives a service items of its own kinds only: it names the kind for the type checker"
     ),
     "onbeat/weights/delta/reader.py _apply: tensor is None": (

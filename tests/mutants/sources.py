@@ -30,7 +30,7 @@ CHECKPOINT = ("tests/unit/consumer/model/test_checkpoint.py", "tests/unit/consum
 WORKERS = (
     "tests/unit/onbeat/work/test_calls.py",
     "tests/unit/onbeat/work/test_leases.py",
-    "tests/extras/stages/test_worker.py",
+    "tests/rooms/stages/test_worker.py",
     "tests/unit/producer/test_activity.py",
     "tests/unit/producer/test_generator.py",
 )
@@ -55,14 +55,14 @@ FENCE = (
     "tests/integration/test_bounds_of_scripts.py",
     *STAGES,
 )
-TASKS = ("tests/integration/test_guards_of_tasks.py", "tests/extras/tasks/test_task_model.py")
+TASKS = ("tests/integration/test_guards_of_tasks.py", "tests/rooms/tasks/test_task_model.py")
 REMOVAL = (
     "tests/integration/test_ceilings.py",
-    "tests/extras/retention/test_retention.py",
-    "tests/extras/retention/test_deletion.py",
+    "tests/rooms/retention/test_retention.py",
+    "tests/rooms/retention/test_deletion.py",
 )
 EDITED = ("tests/integration/test_edited_files.py", "tests/integration/test_gateway.py")
-DEAD = ("tests/extras/looking/test_dead_letters.py",)
+DEAD = ("tests/rooms/looking/test_dead_letters.py",)
 COLUMNS = ("tests/unit/contracts/test_stages.py",)
 
 TESTS: dict[str, tuple[str, ...]] = {
@@ -105,7 +105,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "onbeat/loop/chain.py": ("tests/unit/onbeat/loop/test_chain.py", "tests/unit/consumer/trainer/test_commit.py"),
     "onbeat/loop/gathering.py": ("tests/unit/consumer/trainer/test_gather.py", "tests/unit/onbeat/loop/test_staged.py"),
     "onbeat/loop/trained_job.py": (
-        "tests/extras/health/test_watch.py",
+        "tests/rooms/health/test_watch.py",
         "tests/unit/consumer/trainer/test_commit.py",
         "tests/integration/test_trainer_restarts.py",
         "tests/integration/test_older_redis.py",
@@ -134,15 +134,15 @@ TESTS: dict[str, tuple[str, ...]] = {
     "onbeat/audit/chain.py": tuple(
         f"tests/unit/onbeat/audit/test_{name}.py" for name in ("chain", "samplers", "weights")
     ),
-    "onbeat/named_files.py": ("tests/unit/onbeat/test_named_files.py", *EDITED),
+    "onbeat/data/named_files.py": ("tests/unit/onbeat/test_named_files.py", *EDITED),
     "producer/detokenizer.py": ("tests/unit/producer/test_detokenizer.py", *EDITED),
     "gateway/named_files.py": EDITED,
     "gateway/services.py": (
-        "tests/extras/keys/test_keys.py",
+        "tests/rooms/keys/test_keys.py",
         "tests/integration/test_gateway.py",
-        "tests/extras/objects/test_run_files.py",
+        "tests/rooms/objects/test_run_files.py",
     ),
-    "onbeat_extras/ranks/orders.py": ("tests/extras/ranks/test_orders.py",),
+    "consumer/ranks/processes/orders.py": ("tests/rooms/ranks/test_orders.py",),
     "gateway/submission.py": (
         "tests/unit/gateway/test_submission.py",
         "tests/integration/test_job_store.py",
@@ -153,7 +153,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "broker/scripts/generator.lua": (*FENCE, "tests/integration/test_memory_by_age.py"),
     "broker/scripts/hosts.lua": HOSTS,
-    "broker/scripts/jobs.lua": ("tests/extras/keys/test_keys.py", *FENCE, *REMOVAL),
+    "broker/scripts/jobs.lua": ("tests/rooms/keys/test_keys.py", *FENCE, *REMOVAL),
     "broker/scripts/presence.lua": ("tests/integration/test_spans.py", *FENCE),
     "broker/scripts/prelude.lua": (
         *HOSTS,
@@ -181,24 +181,24 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/integration/test_broker_restart.py",
     ),
     "broker/hosts_side.py": ("tests/integration/test_hosts.py", *HOSTS),
-    "onbeat_extras/looking/dead_letters.py": DEAD,
+    "gateway/dead_letters.py": DEAD,
     "contracts/spec_tables/retention.py": ("tests/unit/contracts/test_retention.py",),
-    "onbeat_extras/retention/left_folders.py": ("tests/extras/retention/test_sweeper.py", *REMOVAL),
-    "onbeat_extras/retention/sweeper.py": REMOVAL,
-    "onbeat_extras/retention/trees.py": REMOVAL,
-    "onbeat_extras/retention/deletion.py": REMOVAL,
-    "onbeat_extras/tasks/work/forget.py": REMOVAL,
+    "onbeat/tasks/removal/left_folders.py": ("tests/rooms/retention/test_sweeper.py", *REMOVAL),
+    "onbeat/tasks/removal/sweeper.py": REMOVAL,
+    "onbeat/tasks/removal/trees.py": REMOVAL,
+    "gateway/api/deletion.py": REMOVAL,
+    "onbeat/tasks/work/forget.py": REMOVAL,
     **{f"contracts/experience/{name}.py": COLUMNS for name in ("columns", "plan")},
     "contracts/spec_tables/stages.py": (*COLUMNS, *SPECS),
-    "onbeat_extras/stages/worker.py": WORKERS,
+    "onbeat/stages/worker.py": WORKERS,
     **{f"onbeat/work/{name}.py": WORKERS for name in ("calls", "heartbeat", "left_alone", "spans", "worker")},
-    "onbeat_extras/stages/served_stages.py": (
-        "tests/extras/stages/test_served_stages.py",
-        "tests/extras/stages/test_models.py",
+    "onbeat/stages/served_stages.py": (
+        "tests/rooms/stages/test_served_stages.py",
+        "tests/rooms/stages/test_models.py",
     ),
-    "onbeat_extras/stages/models.py": ("tests/extras/stages/test_models.py",),
-    "onbeat_extras/stages/compute_service.py": ("tests/extras/stages/test_compute_service.py",),
-    "onbeat_extras/stages/llm_judge.py": ("tests/extras/stages/test_llm_judge.py",),
-    "onbeat_extras/stages/judge_answer.py": ("tests/extras/stages/test_judge_answer.py",),
+    "onbeat/stages/models.py": ("tests/rooms/stages/test_models.py",),
+    "onbeat/stages/compute_service.py": ("tests/rooms/stages/test_compute_service.py",),
+    "onbeat/stages/llm_judge.py": ("tests/rooms/stages/test_llm_judge.py",),
+    "onbeat/stages/judge_answer.py": ("tests/rooms/stages/test_judge_answer.py",),
 }
 """Source → tests; many sources share theirs."""

@@ -20,7 +20,7 @@ from contracts.monitor import ConsumerSeen, GeneratorSeen, ServiceSeen
 from contracts.rollouts import batch_digest
 from contracts.run_folder import RunFolder
 from gateway.services import Services
-from onbeat_extras.replay.records import RecordedBatch
+from onbeat.recording.records import RecordedBatch
 from tests.integration.dead_batches import bury, running
 from tests.integration.test_gateway import audit_record, services, serving  # noqa: F401
 from tests.needed_extras import needs_extra_routes

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 else:
     expect = pytest.importorskip("playwright.sync_api").expect
 
-exports = pytest.importorskip("onbeat_extras.tasks.exports", reason="the extra that offers tasks is not there")
+exports = pytest.importorskip("onbeat.tasks.exports", reason="the extra that offers tasks is not there")
 DIGEST = "ab" * 32
 MIB = 2**20
 FILES = {"config.json": b"{}" + b" " * (MIB - 2), "model.safetensors": bytes(range(256)) * (4 * MIB // 256)}

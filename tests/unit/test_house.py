@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from broker import keys
-from onbeat.process.crash_points import CRASH_POINTS
-from onbeat.process.own_packages import PACKAGES
+from onbeat.base.process.crash_points import CRASH_POINTS
+from onbeat.base.process.own_packages import PACKAGES
 from tests.every_key import every_key
 
 ROOT = Path(__file__).parents[2]
@@ -32,10 +32,9 @@ OPEN_ENDS = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|X" r"XX)\b")
 NAMED_FILE = re.compile(r"(?<![\w/.<>*{}-])((?:[\w-]+/)*[\w-]+\.(?:py|lua|md))(?![\w/(-])")
 MAX_FOLDER_FILES = 12
 MAX_README_ROWS = 10
-CORE = tuple(package for package in PACKAGES if package != "onbeat_extras")
-MAX_CORE_PACKAGES = 7
-MAX_CORE_ARROWS = 15
-"""The most pairs of packages of the core of which one imports the other."""
+MAX_PACKAGES = 7
+MAX_ARROWS = 18
+"""The most pairs of packages of which one imports the other."""
 LARGE_FOLDERS = {
     "broker": "a side of the fence, a store, a table or a view of it each",
     "contracts": "a subject each, as their names say",
@@ -181,13 +180,13 @@ def test_every_http_client_is_made_in_one_place() -> None:
     makes = {f"httpx.{name}" for name in makes}
     others = {"requests", "urllib3", "aiohttp", "httpcore", "httpx2", "httplib2", "pycurl", "websockets"}
     others |= {"urllib.request", "http.client", "xmlrpc.client"}
-    allowed = {"onbeat/http_service/outgoing.py": makes | others, "onbeat_extras/tracing/otlp.py": {"requests"}}
+    allowed = {"onbeat/base/http/outgoing.py": makes | others, "onbeat/tracing/otlp.py": {"requests"}}
     paths = [*package_files(), *tracked("benchmarks/*.py", "examples/*.py", "docs/*.py")]
     for fact in facts("import", "from", "call", paths=paths):
         assert not fact.text.startswith("httpx as "), fact
         found = {fact.text} & makes if fact.kind == "call" else parents(fact.text) & (others | makes)
         assert found <= allowed.get(fact.place.partition(":")[0], set()), (
-            f"{fact.place}: make it by onbeat/http_service/outgoing.py"
+            f"{fact.place}: make it by onbeat/base/http/outgoing.py"
         )
 
 
@@ -195,8 +194,8 @@ def test_a_chat_template_is_run_in_a_process_of_its_own_alone() -> None:
     """Jinja is imported by that process's module and by what starts it, and the tokenizer's own door is never used."""
     assert [fact.place for fact in facts("template")] == []
     places = {fact.place.partition(":")[0] for fact in facts("import", "from") if "jinja2" in parents(fact.text)}
-    assert places == {"onbeat/rendering/template_process.py"}
-    taken = {fact.text for fact in facts("from") if fact.text.startswith("onbeat.rendering.template_process.")}
+    assert places == {"onbeat/data/rendering/template_process.py"}
+    taken = {fact.text for fact in facts("from") if fact.text.startswith("onbeat.data.rendering.template_process.")}
     names = {name.rpartition(".")[2] for name in taken}
     assert names == {"MAX_TEXT_BYTES", "MEMORY_MB", "OWN_VARIABLES", "TemplateAnswer", "TemplateTask"}
 
@@ -234,15 +233,12 @@ def test_no_bare_except() -> None:
     assert [fact.place for fact in facts("bare")] == []
 
 
-def test_the_packages_of_the_core_and_their_arrows_stay_few() -> None:
+def test_the_packages_and_their_arrows_stay_few() -> None:
     """Lines, files and words are reported by `make lint` (`python -m tests.sizes`), and limit nothing."""
-    paths = tracked(*(f"{package}/*.py" for package in CORE))
-    arrows = {
-        (fact.place.partition("/")[0], fact.text.partition(".")[0]) for fact in facts("import", "from", paths=paths)
-    }
-    between = {(source, target) for source, target in arrows if target in CORE and source != target}
-    assert len(CORE) <= MAX_CORE_PACKAGES
-    assert len(between) <= MAX_CORE_ARROWS
+    arrows = {(fact.place.partition("/")[0], fact.text.partition(".")[0]) for fact in facts("import", "from")}
+    between = {(source, target) for source, target in arrows if target in PACKAGES and source != target}
+    assert len(PACKAGES) <= MAX_PACKAGES
+    assert len(between) <= MAX_ARROWS
 
 
 def test_no_folder_is_a_long_list() -> None:

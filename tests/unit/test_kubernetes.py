@@ -68,10 +68,10 @@ TYPOS = [
     ("base/consumers.yaml", "serviceName: consumers", "serviceName: consumer", "no Service consumer"),
     ("base/consumers.yaml", "claimName: models", "claimName: model", "no claim model"),
     ("base/consumers.yaml", "selector: {app: consumer}", "selector: {app: consumers}", "no pods"),
-    ("base/consumers.yaml", "onbeat_extras.tasks, files", "onbeat_extras.task, files", "runs no module"),
+    ("base/consumers.yaml", "onbeat.tasks, files", "onbeat.task, files", "runs no module"),
     ("base/consumers.yaml", "/healthz, port: tasks", "/healthz, port: task", "a probe asks port task"),
     ("base/tasks.yaml", "key: redis-celery", "key: redis-messages", "redis-messages"),
-    ("base/tasks.yaml", "onbeat_extras.tasks.clock", "onbeat_extras.tasks.clocks", "runs no module"),
+    ("base/tasks.yaml", "onbeat.tasks.clock", "onbeat.tasks.clocks", "runs no module"),
     ("base/producers.yaml", "key: redis-generator", "key: redis-producer", "redis-producer"),
     ("base/producers.yaml", "name: onbeat-settings", "name: onbeat-setting", "onbeat-setting"),
     ("base/producers.yaml", "/healthz, port: metrics", "/healthz, port: metric", "a probe asks port metric"),
@@ -169,7 +169,7 @@ def accounts_of(container: Document) -> list[str]:
 
 def test_a_worker_beside_the_gateway_writes_exports_where_the_gateway_streams_them_from() -> None:
     gateway, tasks = pods(FOUND)["gateway"]["spec"]["containers"]
-    assert tasks["command"] == ["python", "-m", "onbeat_extras.tasks", "files"]
+    assert tasks["command"] == ["python", "-m", "onbeat.tasks", "files"]
     runs = [next(mount for mount in each["volumeMounts"] if mount["mountPath"] == "/runs") for each in (gateway, tasks)]
     assert runs[0] == runs[1]
     assert secrets_of(tasks) == HOLDS["tasks"], "nothing of the gateway's"
@@ -180,7 +180,7 @@ def test_a_worker_beside_the_gateway_writes_exports_where_the_gateway_streams_th
 def test_a_worker_beside_each_consumer_sees_to_the_files_that_no_other_pod_reaches() -> None:
     pod = pods(FOUND)["consumer"]["spec"]
     consumer, tasks = pod["containers"]
-    assert tasks["command"] == ["python", "-m", "onbeat_extras.tasks", "files"]
+    assert tasks["command"] == ["python", "-m", "onbeat.tasks", "files"]
     mounts = {mount["mountPath"]: mount["name"] for mount in tasks["volumeMounts"]}
     assert mounts == {mount["mountPath"]: mount["name"] for mount in consumer["volumeMounts"]}
     assert secrets_of(tasks) == HOLDS["tasks"], "nothing of the trainer's"
@@ -188,7 +188,7 @@ def test_a_worker_beside_each_consumer_sees_to_the_files_that_no_other_pod_reach
     assert tasks["image"] == consumer["image"]
     assert "readinessProbe" not in tasks, "a consumer is ready without it"
     (elsewhere,) = pods(FOUND)["tasks"]["spec"]["containers"]
-    assert elsewhere["command"] == ["python", "-m", "onbeat_extras.tasks", "check", "clock"]
+    assert elsewhere["command"] == ["python", "-m", "onbeat.tasks", "check", "clock"]
     settings = settings_from(
         {
             name: value

@@ -80,7 +80,7 @@ def test_the_tests_of_the_vllm_environment_are_collected_with_its_packages_alone
         check=False,
     )
     assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-1000:]
-    assert "tests/extras/engines/test_vllm_engine.py" in found.stdout
+    assert "tests/rooms/engines/test_vllm_engine.py" in found.stdout
 
 
 @pytest.mark.parametrize("is_withdrawn", [True, False])

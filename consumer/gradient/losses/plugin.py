@@ -12,7 +12,7 @@ from torch import Tensor
 
 from consumer.gradient.losses.base import NORMALISERS, LossInputs, PolicyLoss, PolicyTerm
 from contracts.errors import InvalidInput
-from onbeat.process.entry_points import load_entry_point
+from onbeat.base.process.entry_points import load_entry_point
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from onbeat.sampled_values import COLUMNS
+from onbeat.data.sampled_values import COLUMNS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from contracts.encoding.wire import encode
 from contracts.versions import TensorDelta, WeightDelta, WeightManifest, WeightStep, WeightTransport
 from contracts.weights import DeltaWeights, ObjectWeights
-from onbeat.process.crash_points import reach
+from onbeat.base.process.crash_points import reach
 from onbeat.weights.delta.codec import DELTA_NAME, DELTA_SHARD_BYTES, MAX_ELEMENTS, advance
 from onbeat.weights.hashing import bytes_of
 from onbeat.weights.layout import PlannedVersion, layout_of, split_into_shards, total_bytes

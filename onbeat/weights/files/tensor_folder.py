@@ -25,7 +25,7 @@ from torch import Tensor
 
 from contracts.errors import OnbeatError
 from contracts.versions import WeightFile
-from onbeat.process.folders import make_missing, sync, usable
+from onbeat.base.process.folders import make_missing, sync, usable
 
 logger = logging.getLogger(__name__)
 

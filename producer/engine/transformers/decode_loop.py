@@ -24,7 +24,7 @@ import torch
 
 from contracts.errors import BatchFailed, EngineUnavailable
 from contracts.rollouts import Completion, PromptBatch
-from onbeat.process.crash_points import reach
+from onbeat.base.process.crash_points import reach
 from producer.engine.base import Turn
 from producer.engine.failures import ends_engine, is_of_the_gpu, named_failure
 from producer.engine.held_rows import GrowingBatch

@@ -29,8 +29,8 @@ from contracts.engines import TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest, WeightShard
-from onbeat.process.host_memory import give_free_memory_back
-from onbeat.process.launcher import check_threads_stand_still
+from onbeat.base.process.host_memory import give_free_memory_back
+from onbeat.base.process.launcher import check_threads_stand_still
 from onbeat.weights.held_versions import HeldVersions
 from onbeat.weights.model_folder import (
     compute_as_asked,

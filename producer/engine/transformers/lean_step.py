@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from onbeat.kernels import PLAIN_LINEAR
+from onbeat.base.kernels import PLAIN_LINEAR
 from onbeat.weights.model_folder import Float32Head
 from producer.engine.transformers.packed_products import MOST_ROWS, Packing, Product
 from producer.engine.transformers.row_cache import RowCache

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from onbeat import kernels
-from onbeat.kernels import OneDnnLinear
-from onbeat.sampled_values import FEWEST_ROWS
+from onbeat.base import kernels
+from onbeat.base.kernels import OneDnnLinear
+from onbeat.data.sampled_values import FEWEST_ROWS
 from onbeat.weights.model_folder import Float32Head
 from producer.engine.fingerprint import block_rows
 

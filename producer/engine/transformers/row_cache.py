@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from onbeat.sampled_values import COLUMNS
+from onbeat.data.sampled_values import COLUMNS
 
 MOST_IDLE = 4
 """A cache that is so many times as large as needed is made anew."""

@@ -214,7 +214,7 @@ def itself(_: str) -> str:
 def program(code: str) -> str:
     """What a program of the Python tool is answered in this cage; nothing, where its extra was deleted."""
     try:
-        from onbeat_extras.environments.tools.python import Python
+        from onbeat.environments.tools.python import Python
     except ModuleNotFoundError:
         return ""
     return Python().run(code)

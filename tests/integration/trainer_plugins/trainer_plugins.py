@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from consumer.gradient.losses.base import RESPONSE_MEAN, LossInputs, Normaliser, PolicyLoss, PolicyTerm
-from onbeat.prompts.examples import Example
+from onbeat.data.prompts.examples import Example
 
 TRIED = 20
 """More calls than the trial of a loss makes."""

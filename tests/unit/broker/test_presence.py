@@ -8,7 +8,7 @@ from broker.presence import compare, missed_by_all, tried_again
 from contracts.encoding.wire import encode
 from contracts.errors import RewardUnavailable
 from contracts.monitor import GeneratorSeen, ServiceSeen
-from onbeat.process.dependency import FORGOTTEN_S, JUDGE, REWARD_SERVICE, SHOWN_ANEW_S, Dependency
+from onbeat.base.process.dependency import FORGOTTEN_S, JUDGE, REWARD_SERVICE, SHOWN_ANEW_S, Dependency
 from tests.until import Clock
 
 AWAY = ServiceSeen(name=REWARD_SERVICE, away_s=60.0, why="at http://r: no answer: ConnectError")

@@ -23,7 +23,7 @@ from contracts.errors import ContractViolation, NotFound, OnbeatError, WeightsRe
 from contracts.run_folder import RunFolder
 from contracts.versions import TensorDelta, WeightDelta, WeightFile, WeightManifest, WeightShard, WeightStep
 from onbeat.audit.weights import digests_on_disk
-from onbeat.process.folders import make_missing, make_private
+from onbeat.base.process.folders import make_missing, make_private
 from onbeat.weights.arrival import Arrival, EngineTensors
 from onbeat.weights.chunks import CHUNK_BYTES, MAX_VERSION_BYTES, read_chunks
 from onbeat.weights.delta.codec import apply

@@ -14,8 +14,8 @@ from contracts.encoding.wire import convert
 from contracts.spec import JobSpec
 from contracts.spec_submission import check_submitted
 from contracts.spec_tables.root import SpecRoot
-from onbeat.prompts.examples import load_dataset
-from onbeat.prompts.source import PromptSource
+from onbeat.data.prompts.examples import load_dataset
+from onbeat.data.prompts.source import PromptSource
 from tests.refusals import refusal_of
 
 ROOT = Path(__file__).parents[3]

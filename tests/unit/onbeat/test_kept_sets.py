@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from contracts.errors import ContractViolation
-from onbeat.kept_sets import pack_kept_sets, unpack_kept_sets
+from onbeat.data.kept_sets import pack_kept_sets, unpack_kept_sets
 from tests.builders import kept_ids
 
 SETS = [[2, 3, 300], [], [0], [2**31 - 1], [127, 128, 16_511, 2_113_663, 270_549_119]]

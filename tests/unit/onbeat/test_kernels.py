@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from onbeat import kernels
-from onbeat.kernels import ROWS, OneDnnLinear, multiply, use_onednn
+from onbeat.base import kernels
+from onbeat.base.kernels import ROWS, OneDnnLinear, multiply, use_onednn
 from onbeat.weights.model_folder import Float32Head, cast_head
 
 needs_onednn = pytest.mark.skipif(not kernels.has_onednn(), reason="torch has no oneDNN for this CPU")

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from contracts.settings import StackSettings
 from gateway.submission import with_matmul
-from onbeat import kernels_of_machine
-from onbeat.kernels_of_machine import ProductSpeed, kind_of_machine, matmul_of_machine
+from onbeat.base import machine_kernels as kernels_of_machine
+from onbeat.base.machine_kernels import ProductSpeed, kind_of_machine, matmul_of_machine
 from tests.builders import job_spec
 
 FAST = ProductSpeed(torch_flop_s=1.0e11, onednn_flop_s=2.3e11)

@@ -11,8 +11,8 @@ from msgspec import UNSET
 from contracts.encoding.digests import content_digest
 from contracts.errors import InvalidInput
 from contracts.file_digests import digest_of_files
-from onbeat import named_files
-from onbeat.named_files import (
+from onbeat.data import named_files
+from onbeat.data.named_files import (
     check_model,
     check_rows,
     digest_of_file,

@@ -7,7 +7,7 @@ import contextlib
 from collections import Counter
 
 from contracts.errors import WeightsRejected
-from onbeat.http_service.own_metrics import OwnMetrics
+from onbeat.base.http.own_metrics import OwnMetrics
 from producer.activity import Activity
 from tests.unit.producer.test_generator import Stack
 from tests.until import Clock

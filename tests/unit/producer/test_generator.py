@@ -19,7 +19,7 @@ from contracts.errors import BatchFailed, BrokerUnavailable, ContractViolation, 
 from contracts.rollouts import PromptBatch
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest, WeightShard
-from onbeat.process.dependency import REWARD_SERVICE, Dependency
+from onbeat.base.process.dependency import REWARD_SERVICE, Dependency
 from onbeat.work.calls import BrokerCalls
 from onbeat.work.left_alone import PAUSES_S
 from producer.active_jobs import ASK_AGAIN_S, ActiveJobs

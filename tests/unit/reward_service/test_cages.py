@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from onbeat.cage.caged_process import ChildDied
+from onbeat.base.cage.caged_process import ChildDied
 from reward_service.cages import Asked, CagedLane, Cages
 
 CAGES = Cages("rewards", memory_mb=64, network=False, hidden=(), readable=(), on_restart=lambda: None)

@@ -1,8 +1,8 @@
 // The tool calls of a turn, as its text has them. A record keeps no calls: what an environment was given is what the
-// job's renderer read in the turn (onbeat/rendering/). Nothing here is evaluated, and each text is read in time that
+// job's renderer read in the turn (onbeat/data/rendering/). Nothing here is evaluated, and each text is read in time that
 // grows with its length.
 //
-//   <tool_call>{"name": …, "arguments": …}</tool_call>           Hermes: what onbeat/rendering/tool_calls.py reads
+//   <tool_call>{"name": …, "arguments": …}</tool_call>           Hermes: what onbeat/data/rendering/tool_calls.py reads
 //   <function=NAME><parameter=KEY>VALUE</parameter></function>   Qwen3-Coder, within <tool_call> or alone
 //   <|python_tag|>{"name": …, "parameters": …}                   Llama 3; several are parted by `;`
 //   {"name": …, "parameters": …}                                 Llama 3, the whole turn of a trajectory

@@ -8,8 +8,8 @@ import pytest
 
 import consumer.__main__ as program
 from broker.job_store import JobStore
-from consumer.ranks import processes
-from consumer.ranks.processes import own_processes, rank_processes
+from consumer.ranks import rank_processes as processes
+from consumer.ranks.rank_processes import own_processes, rank_processes
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from tests.builders import job_spec

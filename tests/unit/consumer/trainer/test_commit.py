@@ -24,12 +24,12 @@ from contracts.run_folder import RunFolder
 from contracts.schedule import Schedule
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
+from onbeat.data.prompts.plan import IterationPlan
 from onbeat.loop.chain_file import ChainFile
-from onbeat.loop.recording import Recorder
 from onbeat.loop.trained_job import HealthWatch, Succession, TrainedJob
 from onbeat.loop.window import AskedIteration, Window
-from onbeat.prompts.plan import IterationPlan
-from onbeat.run_files import RunFiles
+from onbeat.recording.recorder import Recorder
+from onbeat.run_folder.run_files import RunFiles
 from tests.builders import DIGEST, commit_record, job_spec, manifest
 from tests.contract.golden_files import iteration_metrics
 

@@ -34,9 +34,9 @@ from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
 from contracts.schedule import Schedule
 from contracts.versions import WeightManifest
-from onbeat.loop.recording import Recorder
+from onbeat.base.process.waiting import Waiting
 from onbeat.loop.window import AskedIteration
-from onbeat.process.waiting import Waiting
+from onbeat.recording.recorder import Recorder
 from tests.builders import DIGEST, batch_of, job_spec, manifest, prompt_batch, rollout
 from tests.until import Clock
 

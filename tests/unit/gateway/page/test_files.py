@@ -16,8 +16,8 @@ from fastapi import FastAPI
 
 from contracts.settings import StackSettings
 from gateway.page.files import STATIC, page_router, read_page
-from onbeat.http_service.access import Access, AccessRules
-from onbeat.http_service.problems import answer_with_problems
+from onbeat.base.http.access import Access, AccessRules
+from onbeat.base.http.problems import answer_with_problems
 from tests.served import asked
 
 ROOT = Path(__file__).parents[4]

@@ -12,8 +12,8 @@ import pytest
 import onbeat.loop.lease_keeper as lease_keeper
 from contracts.errors import BrokerUnavailable, FencedOff, OnbeatError, Unavailable
 from contracts.jobs import JobState
+from onbeat.base.process.waiting import Waiting
 from onbeat.loop.lease_keeper import Cancelled, LeaseKeeper, Stopped
-from onbeat.process.waiting import Waiting
 
 SOON_S = 60.0
 """A deadline that only a keeper which never gets there reaches."""

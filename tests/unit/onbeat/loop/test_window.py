@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from broker.openings import IterationOpening
 from contracts.schedule import Schedule, ScheduleName
 from contracts.versions import WeightManifest
+from onbeat.data.prompts.plan import IterationPlan
 from onbeat.loop.window import Window
-from onbeat.prompts.plan import IterationPlan
 from tests.builders import manifest
 
 

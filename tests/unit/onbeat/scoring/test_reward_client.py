@@ -21,7 +21,7 @@ from contracts.rewards import (
     Scored,
     Unscorable,
 )
-from onbeat.process.dependency import Dependency
+from onbeat.base.process.dependency import Dependency
 from onbeat.scoring.reward_client import RewardClient, tries_of
 from tests.builders import job_spec
 

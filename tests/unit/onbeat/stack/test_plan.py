@@ -14,9 +14,9 @@ import onbeat.commands.stack as stack_commands
 from broker.connection.roles import CELERY, GATEWAY, GENERATOR, STAGE, TASKS, TRAINER
 from contracts.errors import InvalidInput
 from contracts.settings import ENGINE_OPTIONS, PREFIX, StackSettings, engine_from, settings_from
+from onbeat.base.process.entry_points import all_of
+from onbeat.base.process.host_memory import TUNABLES
 from onbeat.commands.stack import up
-from onbeat.process.entry_points import all_of
-from onbeat.process.host_memory import TUNABLES
 from onbeat.stack.plan import DECIDED, MAX_THREADS, SECRETS, StackPlan, child_environment, stage_workers_for
 from onbeat.stack.profile import GeneratorProfile, StackProfile, load_profile
 from onbeat.stack.stack import EmbeddedStack

@@ -8,7 +8,7 @@ import pytest
 
 from contracts.errors import Unavailable
 from contracts.jobs import WorkerExit, is_of_work
-from onbeat.process.child_process import ChildProcess
+from onbeat.base.process.child_process import ChildProcess
 from onbeat.stack.supervision import GOOD_LIFE_S, PATIENT, Supervised
 from tests.until import Clock
 

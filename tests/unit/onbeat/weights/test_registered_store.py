@@ -23,7 +23,8 @@ from contracts.versions import WeightFile, WeightManifest, WeightTransport
 from contracts.weights import TRANSPORTS, Transport, WeightsSpec
 from gateway.submission import check_generators
 from onbeat.audit.weights import digests_on_disk
-from onbeat.process.own_packages import PACKAGES
+from onbeat.base.process.own_packages import PACKAGES
+from onbeat.recording.files import folders_of, why_not_again
 from onbeat.stack.profile import load_profile
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.held_versions import HeldVersions
@@ -32,13 +33,12 @@ from onbeat.weights.publication import WeightPublisher
 from onbeat.weights.receiver import PublishedVersions, WeightReceiver
 from onbeat.weights.stores import CopiedFiles, Stores, VersionFile, VersionFiles
 from onbeat.weights.transports import STORES, ChunksOf, Store, StoreNeeds, make_publisher, make_stores
-from onbeat_extras.replay.files import folders_of, why_not_again
 from producer.engine.base import EngineSetup
 from producer.engine.factory import make_engine
 from tests.builders import job_spec
 from tests.contract.golden_files import golden
-from tests.extras.runs.test_export import are_same, loaded, make_run
 from tests.publishing import given_by, publish
+from tests.rooms.runs.test_export import are_same, loaded, make_run
 from tests.unit.gateway.test_submission import generators
 from tests.unit.onbeat.weights.adapter.test_adapters import SCALING, base, matrices, merged
 from tests.unit.onbeat.weights.test_weight_store import assert_equal, version

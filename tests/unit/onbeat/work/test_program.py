@@ -22,7 +22,7 @@ ENDS = """
 import asyncio, logging, sys, threading
 from concurrent.futures import ThreadPoolExecutor
 from contracts.jobs import WorkerExit
-from onbeat.process.ending import Ending
+from onbeat.base.process.ending import Ending
 from onbeat.work.program import until_signal
 
 logging.basicConfig()

@@ -12,7 +12,7 @@ from torch import nn
 
 from contracts.engines import TransformersOptions
 from contracts.spec import ModelSpec
-from onbeat import kernels
+from onbeat.base import kernels
 from producer.engine import fingerprint
 from producer.engine.fingerprint import BLOCK_ROWS, fingerprint_of
 from producer.engine.transformers import packed_products

@@ -21,14 +21,14 @@ from contracts.rewards import Scored
 from contracts.rollouts import Completion, FinishReason, PromptBatch, PromptTask
 from contracts.spec import JobSpec
 from contracts.spec_tables.environment import EnvironmentSpec
-from onbeat.process.dependency import REWARD_SERVICE, Dependency
-from onbeat.rendering import chat_template
-from onbeat.rendering.chat_template import TemplateEnded
-from onbeat.rendering.factory import make_renderer
-from onbeat.rendering.text import TextRenderer
+from onbeat.base.process.dependency import REWARD_SERVICE, Dependency
+from onbeat.base.telemetry.correlation import about_batch
+from onbeat.data.rendering import chat_template
+from onbeat.data.rendering.chat_template import TemplateEnded
+from onbeat.data.rendering.factory import make_renderer
+from onbeat.data.rendering.text import TextRenderer
 from onbeat.scoring.groups import rollout_groups
 from onbeat.scoring.reward_client import RewardClient
-from onbeat.telemetry.correlation import about_batch
 from producer.engine.base import Trajectories, Turn
 from producer.engine.sampling import completion_uniforms
 from producer.rollout import turns

@@ -14,7 +14,7 @@ from contracts.encoding.wire import encode
 from contracts.environments.service import EnvironmentTable, Failure
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
-from onbeat.process.entry_points import names_in
+from onbeat.base.process.entry_points import names_in
 from reward_service.player import registry
 from reward_service.player.player import Playable, load, warm_up
 from reward_service.player.protocol import Loaded

@@ -1,0 +1,115 @@
+"""A model of which each rank reads its own rows only: no rank ever holds all of it.
+
+    config ─▶ model without memory ─▶ `shard_model` ─▶ each rank: its rows of each tensor, out of the safetensors
+
+transformers reads a parameter that is a DTensor by rows. Its `from_pretrained` shards only some architectures, so here
+the parameters are sharded before transformers reads. The steps are those of `from_pretrained`, by public functions of
+transformers; tests/rooms/ranks/sharding/test_sharded_loading.py holds the result against what `from_pretrained` loads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    convert_and_load_state_dict_in_model,
+)
+from transformers.modeling_utils import LoadStateDictConfig, PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_NAME
+from transformers.utils.loading_report import LoadStateDictInfo, log_state_dict_report
+
+from contracts.errors import InvalidInput
+from onbeat.weights.model_path import FIELD, weights_index
+
+
+def load_sharded(
+    folder: Path, config: PretrainedConfig, dtype: torch.dtype, *, mesh: DeviceMesh, device: torch.device
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A `LoadModel`; every rank calls it.
+
+    Raises InvalidInput where rows of a parameter aren't rows of the files, and what transformers raises.
+    """
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    conversions: Any = get_model_conversion_mapping(model)
+    for conversion in conversions:
+        if isinstance(conversion, WeightConverter) and not all(map(_keeps_rows, conversion.operations)):
+            raise InvalidInput(
+                f"the files of {type(model).__name__} aren't laid out by the rows of its parameters",
+                field="trainer.sharding",
+                cure='set it to "none"',
+            )
+    shard_model(model, mesh)
+    loading = _read_rows(model, folder, dtype, mesh, conversions)
+    model.tie_weights(missing_keys=loading.missing_keys, recompute_mapping=False)
+    log_state_dict_report(model, str(folder), ignore_mismatched_sizes=False, loading_info=loading)
+    if not loading.missing_keys:
+        _compute_buffers(model)
+        # FSDP2 takes up the tensors that were read.
+        cast(nn.Module, model).to(device)
+    return model, loading.to_dict()
+
+
+def shard_model(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Replaces each parameter by this rank's rows of it, in place. Raises InvalidInput for a model without layers."""
+    layers = set(model._no_split_modules or ())
+    found = [module for module in model.modules() if type(module).__name__ in layers]
+    if not found:
+        raise InvalidInput(
+            f"{type(model).__name__} does not name its layers", field="trainer.sharding", cure='set it to "none"'
+        )
+    for module in (*found, model):
+        fully_shard(cast(nn.Module, module), mesh=mesh)
+
+
+def _read_rows(
+    model: PreTrainedModel, folder: Path, dtype: torch.dtype, mesh: DeviceMesh, conversions: Any
+) -> LoadStateDictInfo:
+    in_float32 = (model._keep_in_fp32_modules_strict or ()) if dtype is torch.bfloat16 else ()
+    with contextlib.ExitStack() as opened:
+        stored: dict[str, Any] = {}
+        for path in _files(folder):
+            file = opened.enter_context(safe_open(path, framework="pt"))
+            # A slice reads nothing until it is indexed.
+            stored |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        load = LoadStateDictConfig(
+            dtype=dtype,
+            dtype_plan=dict.fromkeys(in_float32, torch.float32),
+            weight_mapping=conversions,
+            device_mesh=mesh,
+        )
+        loading, _ = convert_and_load_state_dict_in_model(model, stored, load)
+    return loading
+
+
+def _compute_buffers(model: PreTrainedModel) -> None:
+    """Fills the buffers that no file holds, as the frequencies of a rotary embedding; what was read stays as it is."""
+    for name, buffer in list(model.named_non_persistent_buffers()):
+        module, _, own_name = name.rpartition(".")
+        setattr(model.get_submodule(module), own_name, torch.empty_like(buffer, device="cpu"))
+    model.initialize_weights()
+
+
+def _keeps_rows(operation: Any) -> bool:
+    """Whether rows stay rows: experts become those of one parameter, others are joined along another dimension."""
+    if isinstance(operation, MergeModulelist):
+        return operation.dim == 0
+    return isinstance(operation, Concatenate) and operation.dim > 0
+
+
+def _files(folder: Path) -> list[str]:
+    file_of = weights_index(folder, field=FIELD)
+    names = [SAFE_WEIGHTS_NAME] if file_of is None else sorted(set(file_of.values()))
+    return [str(folder / name) for name in names]

@@ -1,0 +1,63 @@
+"""A rank that has its rows of the policy and its reference: what it is put together of, beside other ranks' parts.
+
+Adapters are whole on each rank beside its rows of the frozen base, and summed as without sharding.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import cast
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+
+from consumer.gradient.accumulation import GradientAccumulator, make_accumulator
+from consumer.gradient.assembly import Models, job_policy, share_prompts_of_job
+from consumer.gradient.learner import Place
+from consumer.gradient.optimizer import PolicyOptimizer
+from consumer.model.policy import load_model
+from consumer.ranks.fsdp.lockstep import Lockstep
+from consumer.ranks.fsdp.sharded_loading import load_sharded
+from consumer.ranks.fsdp.sharded_sums import ShardedAccumulator
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec
+
+
+class Fsdp:
+    """A `Sharding`: every rank calls each method at the same time."""
+
+    def models(self, settings: StackSettings, spec: JobSpec, place: Place, device: torch.device) -> Models:
+        mesh = init_device_mesh(device.type, (place.world_size,))
+        load = functools.partial(load_sharded, mesh=mesh, device=device)
+        policy = job_policy(settings, spec, load)
+        reference = None
+        if policy.adapters is not None:
+            # All ranks are here now, and gather the base at the same time.
+            _ = policy.base_digest
+        if spec.loads_reference:
+            if policy.adapters is not None:
+                reference = policy.reference()
+            else:
+                # A model that is whole nowhere can't be copied: it is read once more.
+                reference = load_model(
+                    spec.model, model_root=settings.spec_root, gradient_checkpointing=False, load=load
+                )
+                reference.requires_grad_(False)
+        for model in (policy.model, reference):
+            if model is not None and spec.trainer.packing != "padded":
+                share_prompts_of_job(model, spec, device)
+                # A pass leaves the outermost parameters whole, but a checkpoint is restored into rows.
+                cast(FSDPModule, model).reshard()
+        return policy, reference
+
+    def sums(self, spec: JobSpec, models: Models, optimizer: PolicyOptimizer) -> tuple[GradientAccumulator, Lockstep]:
+        policy, reference = models
+        parameters = policy.trained_parameters()
+        if policy.adapters is not None:
+            # Without its adapters the policy's model is the reference: there is no second model to keep in step.
+            sums = make_accumulator(spec, parameters, optimizer.stepped)
+            return sums, Lockstep(policy.model, None, mute=lambda _: None, adapters=policy.adapters)
+        num_batches = spec.rollout.batches_per_iteration
+        rows = ShardedAccumulator(policy.model, parameters, targets=optimizer.stepped, max_micro_batches=num_batches)
+        return rows, Lockstep(policy.model, reference, mute=rows.mute)

@@ -1,0 +1,147 @@
+"""The trackers that a spec names, each in a thread of its own: no delay or failure of theirs reaches training.
+
+Consumes:     iteration metrics and evaluation scores of one job.
+Waits for:    the tracker's library, in a thread of its own; at the job's end, with a deadline.
+Unblocked by: nothing; a tracker that fails is turned off.
+Produces:     one point a step in the tracker, and none twice.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from consumer.trainer.report import Tracking
+from contracts.errors import InvalidInput
+from contracts.events import IterationMetrics
+from contracts.jobs import EvaluationScore
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from onbeat.base.process.entry_points import find_entry_point
+
+log = logging.getLogger(__name__)
+
+GROUP = "onbeat.trackers"
+"""A group of entry points: classes that are made of (run folder, spec). Only what a spec names is imported: the
+libraries are extras, and slow to import."""
+CLOSE_TIMEOUT_S = 30.0
+"""What each tracker has at the job's end."""
+
+
+class Tracker(Protocol):
+    """What a tracker's library is asked for."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Takes one point of each name. Steps never go back; a step may come twice, with other names."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class BackgroundTracker:
+    """Logs in a thread: neither a slow server nor an error of the library may hold up or end a job."""
+
+    def __init__(self, name: str, make: Callable[[], Tracker]) -> None:
+        self._name = name
+        self._make = make
+        self._points: queue.SimpleQueue[tuple[int, Mapping[str, float]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"tracker-{name}", daemon=True)
+        self._thread.start()
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Hands the point to the thread, without waiting; does nothing once the tracker is off."""
+        if self._thread.is_alive():
+            self._points.put((step, values))
+
+    def close(self) -> None:
+        """Waits for what was logged, up to a deadline."""
+        self._points.put(None)
+        self._thread.join(CLOSE_TIMEOUT_S)
+        if self._thread.is_alive():
+            log.warning("tracker %s did not end within %g s: its last points may be lost", self._name, CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        """Runs the library. Any exception of foreign code has the same answer: the tracker is off, training goes on."""
+        try:
+            tracker = self._make()
+            while (point := self._points.get()) is not None:
+                tracker.log(*point)
+            tracker.close()
+        except Exception as error:
+            log.warning("tracker %s fails and is off: %s: %s", self._name, type(error).__name__, error)
+
+
+def iteration_values(metrics: IterationMetrics) -> dict[str, float]:
+    """Returns the numbers by field name; those of several values as `reward_components/NAME`, `source_rewards/NAME`,
+    `lag_counts/LAG` and `environment/NAME`.
+    """
+    labelled = metrics.labelled().items()
+    return metrics.numbers() | {f"{of}/{name}": value for of, values in labelled for name, value in values.items()}
+
+
+def evaluation_values(score: EvaluationScore) -> dict[str, float]:
+    """Returns `evaluation/sampled`, and `evaluation/greedy`, `evaluation/pass_at_K`, `evaluation/source/NAME` and
+    `evaluation/set/NAME/sampled`, `greedy`, `pass_at_K` where there are."""
+    values = {"evaluation/sampled": score.sampled}
+    values |= {f"evaluation/pass_at_{one.k}": one.share for one in score.pass_at or ()}
+    values |= {f"evaluation/source/{name}": mean for name, mean in (score.by_source or {}).items()}
+    for name, one in (score.sets or {}).items():
+        of_set = {"sampled": one.sampled, "greedy": one.greedy}
+        of_set |= {f"pass_at_{passes.k}": passes.share for passes in one.pass_at or ()}
+        values |= {f"evaluation/set/{name}/{key}": value for key, value in of_set.items() if value is not None}
+    return values if score.greedy is None else values | {"evaluation/greedy": score.greedy}
+
+
+class Trackers(Tracking):
+    """The trackers of one job. A replayed iteration has its points already: it is passed over."""
+
+    def __init__(
+        self, makers: dict[str, Callable[[], Tracker]], *, last_iteration: int = -1, last_evaluation: int = -1
+    ) -> None:
+        """Starts them. last_iteration, last_evaluation: the newest that an earlier trainer reported."""
+        self._trackers = [BackgroundTracker(name, make) for name, make in makers.items()]
+        self._last_iteration = last_iteration
+        self._last_evaluation = last_evaluation
+
+    def iteration(self, metrics: IterationMetrics) -> None:
+        if metrics.iteration > self._last_iteration:
+            self._last_iteration = metrics.iteration
+            self._log(metrics.iteration, iteration_values(metrics))
+
+    def evaluation(self, score: EvaluationScore) -> None:
+        if score.iteration > self._last_evaluation:
+            self._last_evaluation = score.iteration
+            self._log(score.iteration, evaluation_values(score))
+
+    def close(self) -> None:
+        for tracker in self._trackers:
+            tracker.close()
+
+    def _log(self, step: int, values: dict[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.log(step, values)
+
+
+def tracker_makers(spec: JobSpec, folder: RunFolder) -> dict[str, Callable[[], Tracker]]:
+    """Imports the libraries that the spec names. Raises InvalidInput for one that is not installed."""
+    makers: dict[str, Callable[[], Tracker]] = {}
+    for name in spec.trackers:
+        tracker = find_entry_point(GROUP, name, field="trackers", where="trainer")
+        try:
+            makers[name] = functools.partial(tracker.load(), folder, spec)
+        except ImportError as error:
+            raise InvalidInput(
+                f"`{name}` is not installed where the trainer runs: {error}",
+                field="trackers",
+                cure=f'pip install "onbeat[{name}]"',
+            ) from error
+    return makers
+
+
+def trackers_of(spec: JobSpec, folder: RunFolder, *, last_iteration: int, last_evaluation: int) -> Trackers:
+    """Raises what `tracker_makers` raises."""
+    return Trackers(tracker_makers(spec, folder), last_iteration=last_iteration, last_evaluation=last_evaluation)

@@ -1,0 +1,160 @@
+"""The dead batches of a job: why each was given up, what it was, and whether a retry makes sense.
+
+A retry is a resume of the job: the open iteration is sampled anew from its first batch, the dead one among them. A
+batch whose iteration was committed without it is trained by no version any more, so it can't come back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from broker.connection.client import Broker
+from broker.fence import FenceState, read_fence
+from broker.job_store import JobStore
+from broker.keys import JobKeys
+from broker.ledger import Dead, batch_record
+from contracts.encoding.wire import decode
+from contracts.errors import Conflict, ContractViolation, NotFound
+from contracts.jobs import JobState
+from contracts.rollouts import PromptBatch, RolloutBatch
+from contracts.spec import JobSpec
+from onbeat.commands.letters import DeadLetter, DeadPrompt
+
+ENTRY_ID = re.compile(r"\d{1,19}-\d{1,19}", re.ASCII)
+"""Every time and count that a server of our days can give, and nothing that it refuses to look for."""
+
+
+BATCH = re.compile(rb"\d{1,9}/(train|evaluation)/\d{1,9}")
+ATTEMPTS = re.compile(rb"\d{1,9}")
+
+
+class DeadLetterBox:
+    """The letters of one job."""
+
+    def __init__(self, broker: Broker, job_id: str) -> None:
+        self._broker = broker
+        self._redis: Any = broker.redis
+        self._jobs = JobStore(broker)
+        self._job_id = job_id
+        self._keys = broker.job_keys(job_id)
+
+    def newest(self, limit: int) -> tuple[DeadLetter, ...]:
+        """Newest first. Raises NotFound."""
+        with self._broker.call():
+            rows = self._redis.xrevrange(self._keys.dead, count=limit)
+        return self._letters([row for row in rows if is_letter(row[1])])
+
+    def one(self, entry_id: str) -> DeadLetter:
+        """Raises NotFound."""
+        rows = []
+        if ENTRY_ID.fullmatch(entry_id):
+            with self._broker.call():
+                rows = self._redis.xrange(self._keys.dead, min=entry_id, max=entry_id)
+        if not rows or not is_letter(rows[0][1]):
+            raise NotFound(
+                f"{self._job_id} has no dead batch {entry_id[:80]!a}",
+                field="entry_id",
+                cure=f"`onbeat dead {self._job_id}` lists them",
+            )
+        return self._letters(rows)[0]
+
+    def retry(self, entry_id: str) -> None:
+        """Queues the job again, which samples the batch anew. Safe to repeat while the job is queued.
+
+        Raises NotFound, and Conflict with the reason where that would not bring the batch back.
+        """
+        letter = self.one(entry_id)
+        if not letter.can_retry and not self._is_queued_again(letter):
+            raise Conflict(f"batch {letter.batch_id} can't be tried again: {letter.why_not}", field="entry_id")
+        self._jobs.resume(self._job_id)
+
+    def _is_queued_again(self, letter: DeadLetter) -> bool:
+        is_queued = self._jobs.state(self._job_id) is JobState.QUEUED
+        return is_queued and letter.iteration > read_fence(self._broker, self._keys).committed
+
+    def _letters(self, rows: list[tuple[bytes, dict[bytes, bytes]]]) -> tuple[DeadLetter, ...]:
+        spec, state = self._jobs.spec(self._job_id), self._jobs.state(self._job_id)
+        keys = self._broker.job_keys(self._job_id, spec.num_open)
+        fence, kept = read_fence(self._broker, keys), self._kept(rows)
+        is_dead = self._are_dead_now(keys, fence, [fields[b"batch_id"] for _, fields in rows])
+        letters = []
+        for entry, fields in rows:
+            batch_id = fields[b"batch_id"].decode()
+            iteration = int(batch_id.partition("/")[0])
+            why_not = _why_not(spec, state, fence, iteration=iteration, is_dead=batch_id in is_dead)
+            letters.append(
+                DeadLetter(
+                    entry_id=entry.decode(),
+                    at_s=int(entry.partition(b"-")[0]) / 1000,
+                    batch_id=batch_id,
+                    iteration=iteration,
+                    reason=fields.get(b"reason", b"").decode(errors="replace"),
+                    attempts=int(fields.get(b"attempts", 0)),
+                    prompts=_prompts(kept.get(entry, {})),
+                    can_retry=not why_not,
+                    why_not=why_not,
+                )
+            )
+        return tuple(letters)
+
+    def _kept(self, rows: list[tuple[bytes, dict[bytes, bytes]]]) -> dict[bytes, dict[bytes, bytes]]:
+        """Entry → what its batch was, where that is kept."""
+        if not rows:
+            return {}
+        first, last = min((rows[0][0], rows[-1][0]), key=_order), max((rows[0][0], rows[-1][0]), key=_order)
+        with self._broker.call():
+            return dict(self._redis.xrange(self._keys.buried, min=first, max=last))
+
+    def _are_dead_now(self, keys: JobKeys, fence: FenceState, batch_ids: list[bytes]) -> set[str]:
+        """Those that are dead in an iteration that is open."""
+        found: set[str] = set()
+        for one in fence.window:
+            mine = [batch_id for batch_id in batch_ids if batch_id.partition(b"/")[0] == str(one.iteration).encode()]
+            if not mine:
+                continue
+            with self._broker.call():
+                values = self._redis.hmget(keys.slot_of(one.iteration).ledger, mine)
+            for batch_id, value in zip(mine, values, strict=True):
+                if value is not None and isinstance(batch_record(value), Dead):
+                    found.add(batch_id.decode())
+        return found
+
+
+def is_letter(fields: Mapping[bytes, bytes]) -> bool:
+    """Whether an entry is what a script writes: any generator, and any stage worker, may write into the stream."""
+    has_batch = BATCH.fullmatch(fields.get(b"batch_id", b"")) is not None
+    return has_batch and ATTEMPTS.fullmatch(fields.get(b"attempts", b"0")) is not None
+
+
+def _why_not(spec: JobSpec, state: JobState, fence: FenceState, *, iteration: int, is_dead: bool) -> str:
+    """Why a retry would not bring the batch back; "" where it would."""
+    if iteration <= fence.committed:
+        return f"iteration {iteration} is committed without it"
+    if state.is_final and state is not JobState.SUCCEEDED:
+        return ""
+    if not is_dead:
+        return f"the job is {state.value}, and samples it anew"
+    if spec.rollout.on_failed_batch == "abandon":
+        return f"iteration {iteration} is open, and goes on without it"
+    return "the job is about to fail with it: try again then"
+
+
+def _prompts(kept: dict[bytes, bytes]) -> tuple[DeadPrompt, ...]:
+    """What a person reads of the batch; () for what isn't kept, or was written by another Onbeat."""
+    try:
+        if b"prompts" in kept:
+            batch = decode(kept[b"prompts"], PromptBatch)
+            return tuple(DeadPrompt(prompt_id=one.prompt_id, text=one.text) for one in batch.prompts)
+        if b"rollouts" in kept:
+            groups = decode(kept[b"rollouts"], RolloutBatch).groups
+            return tuple(DeadPrompt(prompt_id=one.prompt_id, text=one.prompt_text or "") for one in groups)
+    except ContractViolation:
+        return ()
+    return ()
+
+
+def _order(entry: bytes) -> tuple[int, int]:
+    first, _, second = entry.partition(b"-")
+    return int(first), int(second)

@@ -1,0 +1,315 @@
+"""Who may ask an HTTP service: checked before anything of the request reaches the app.
+
+request ─ Host ─ Origin, Sec-Fetch-Site ─ key ─ its scope ─▶ app ─▶ a line of who changed what, or had work done
+           │421           │403              │401   │403
+
+A web page in an operator's browser reaches services on loopback: by a name of its own that it lets point here (DNS
+rebinding), which `Host` shows, or by requests across origins, which `Origin` and `Sec-Fetch-Site` show. Every path
+needs the key but OPEN_PATHS, also one that no route has; and but the paths of a page, where the service has one, which
+a link of another site may lead to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+import os
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from contracts.errors import InvalidInput
+from contracts.settings import KEY_FORM, OPERATOR, StackSettings
+from onbeat.base.http.asker import HEADER as ASKER_HEADER
+from onbeat.base.http.asker import WorkLog, asker_of
+from onbeat.base.http.problems import Problem, problem_response
+from onbeat.base.telemetry.correlation import HEADER, about_request
+from onbeat.base.telemetry.logs import shown
+
+METRICS_PATH = "/metrics"
+JOURNAL_PATH = "/v1/journal"
+METRICS_KEY = "ONBEAT_METRICS_KEY"
+API_KEY = "ONBEAT_API_KEY"
+HEALTH_PATH = "/healthz"
+OPEN_PATHS = frozenset({HEALTH_PATH, "/readyz"})
+LOOPBACK_NAMES = frozenset({"localhost"})
+SAME_SITE = ("same-origin", "none")
+"""`none`: the user typed the address."""
+PAGE = "/"
+LOOKS = ("GET", "HEAD", "OPTIONS")
+"""Methods that change nothing."""
+PAGE_PARTS = "/assets/"
+
+
+SCOPES = ("read", "submit", "admin")
+"""What a key may do: look; also submit, verify, and change the jobs that it has submitted; also change all jobs, and
+read the journal."""
+CALLER = "onbeat.caller"
+"""The key of an ASGI scope under which the app finds its Caller."""
+KEY_LINE = re.compile(rf"([\w.-]{{1,64}}) ({'|'.join(SCOPES)}) ([0-9a-f]{{64}})", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """The holder of a key, as a request's handler sees it. Access makes it; handlers read it."""
+
+    name: str
+    """The key's name in the file of keys, OPERATOR for the service's own key, "" where no key was needed."""
+    scope: str
+    """Its scope, of SCOPES; "" where no key was needed."""
+
+    @property
+    def may_change_all(self) -> bool:
+        """True where jobs of other keys may be changed, too."""
+        return self.scope == "admin"
+
+
+NO_CALLER = Caller(name="", scope="")
+
+Note = Callable[[str, Scope, str], Awaitable[None]]
+"""Called with who changed something, the request as its route has it, and the path of what was made, or ""."""
+
+log = logging.getLogger(__name__)
+
+
+class KeyFile:
+    """More keys, each with a name and a scope: `NAME SCOPE SHA-256` a line, `#` begins a comment."""
+
+    def __init__(self, path: str) -> None:
+        """path: "" for no file. Raises InvalidInput."""
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._keys: dict[str, tuple[str, str]] = {}
+        if path:
+            self._look()
+
+    def find(self, sent: bytes) -> tuple[str, str] | None:
+        """(name, scope) of a key. A file that can't be read any more leaves the keys as they were, and says so."""
+        try:
+            if self._path:
+                self._look()
+        except InvalidInput as error:
+            log.error("the keys stay as they were: %s", error)
+        return self._keys.get(hashlib.sha256(sent).hexdigest())
+
+    def _look(self) -> None:
+        try:
+            found = os.stat(self._path)
+            seen = found.st_ino, found.st_size, found.st_mtime_ns
+            text = "" if seen == self._seen else Path(self._path).read_text()
+        except (OSError, UnicodeError) as error:
+            raise InvalidInput(f"{self._path} cannot be read: {error}", field="ONBEAT_KEYS_FILE") from error
+        if seen == self._seen:
+            return
+        lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+        keys = {one[3]: (one[1], one[2]) for line in lines if (one := KEY_LINE.fullmatch(line))}
+        self._seen = seen
+        if len(keys) < len(lines):
+            raise InvalidInput(
+                f"{self._path} has a line that is no NAME SCOPE SHA-256, or a key twice",
+                field="ONBEAT_KEYS_FILE",
+                cure=f"scopes are {', '.join(SCOPES)}; `onbeat key NAME` writes a line",
+            )
+        self._keys = keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccessRules:
+    """What one service asks of every request."""
+
+    key: bytes
+    names: frozenset[str]
+    """Host names, in small letters."""
+    has_page: bool = False
+    """Whether PAGE and what lies under PAGE_PARTS are answered without the key: they hold no secret."""
+    metrics_key: bytes = b""
+    """Opens METRICS_PATH too, and nothing else; b"" opens nothing."""
+    keys: KeyFile
+    works_for_processes: bool = False
+    """True where those that ask are processes of the stack, which all have the service's key and each say their name:
+    its requests are work, of which the log has a summary, and not changes that a person makes."""
+
+    @classmethod
+    def of(
+        cls,
+        settings: StackSettings,
+        *,
+        key: str,
+        key_setting: str,
+        has_page: bool = False,
+        works_for_processes: bool = False,
+    ) -> AccessRules:
+        """Raises InvalidInput for a service without a key: any process could use it. `key_setting` is its variable."""
+        if not key:
+            raise InvalidInput("is not set", field=key_setting, cure="give the service a long random key")
+        for one, setting in ((key, key_setting), (settings.metrics_key or key, METRICS_KEY)):
+            if not KEY_FORM.fullmatch(one):
+                raise InvalidInput("has a character that a header can't carry", field=setting, cure="visible ASCII")
+        if settings.metrics_key == key and key_setting != METRICS_KEY:
+            raise InvalidInput(f"is that of {key_setting}, which opens all", field=METRICS_KEY, cure="make another one")
+        keys = KeyFile(settings.keys_file if key_setting == API_KEY else "")
+        names, metrics_key = allowed_names(settings), settings.metrics_key.encode()
+        return cls(
+            key=key.encode(),
+            names=names,
+            has_page=has_page,
+            metrics_key=metrics_key,
+            keys=keys,
+            works_for_processes=works_for_processes,
+        )
+
+
+class Access:
+    """ASGI: the app behind Host, origin and key."""
+
+    def __init__(self, app: ASGIApp, rules: AccessRules, notes: Sequence[Note] = ()) -> None:
+        """notes: are told of each change, before its answer."""
+        self._app = app
+        self._rules = rules
+        self._notes = notes
+        self._work = WorkLog() if rules.works_for_processes else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = self._app
+        if scope["type"] == "lifespan" and self._work is not None:
+            send = _said_at_the_end(send, self._work)
+        if scope["type"] == "http":
+            try:
+                caller = self._check(scope["method"], scope["path"], Headers(scope=scope))
+                scope[CALLER] = caller
+                if scope["method"] not in LOOKS:
+                    who = caller.name if self._work is None else _process_that_asks(scope)
+                    send = _logged(send, who, scope, self._notes, self._work)
+            except Problem as refused:
+                answer = problem_response(refused.status, refused.detail, field=refused.field, cure=refused.cure)
+                if refused.status is HTTPStatus.UNAUTHORIZED:
+                    answer.headers["WWW-Authenticate"] = "Bearer"
+        with about_request(Headers(scope=scope).get(HEADER, "") if scope["type"] == "http" else ""):
+            await answer(scope, receive, send)
+
+    def _check(self, method: str, path: str, headers: Headers) -> Caller:
+        """Returns whose key it is. Raises Problem."""
+        hosts = headers.getlist("host")
+        host = hosts[0].strip() if len(hosts) == 1 else ""
+        name = _name_of(host)
+        # A page can have no address of numbers that points here but our own.
+        if not (name in self._rules.names or _is_address(name)):
+            raise Problem(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                f"`{host}` is not a name of this service",
+                field="Host",
+                cure="use its address, or add the name to ONBEAT_ALLOWED_HOSTS",
+            )
+        is_page = self._rules.has_page and path == PAGE
+        # A browser asks for a document to show in a tab; the page itself refuses to be shown inside another.
+        asked = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
+        if not (is_page and asked == ("navigate", "document")):
+            _refuse_other_origins(headers, host)
+        if not (is_page or path in OPEN_PATHS or (self._rules.has_page and path.startswith(PAGE_PARTS))):
+            return self._require_key(method, path, headers)
+        return NO_CALLER
+
+    def _require_key(self, method: str, path: str, headers: Headers) -> Caller:
+        given = headers.getlist("authorization")
+        scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        sent = key.strip(" ").encode("latin-1")
+        is_right = hmac.compare_digest(sent, self._rules.key)
+        if path == METRICS_PATH and self._rules.metrics_key:
+            is_right |= hmac.compare_digest(sent, self._rules.metrics_key)
+        if scheme.lower() == "bearer" and is_right:
+            return Caller(name=OPERATOR, scope="admin")
+        if scheme.lower() == "bearer" and (found := self._rules.keys.find(sent)):
+            name, scope = found
+            needed = "admin" if path.startswith(JOURNAL_PATH) else "read" if method in LOOKS else "submit"
+            if SCOPES.index(scope) < SCOPES.index(needed):
+                problem = f"the key of {name} has the scope {scope}"
+                raise Problem(HTTPStatus.FORBIDDEN, problem, field="Authorization", cure=f"use one with {needed}")
+            return Caller(name=name, scope=scope)
+        what = "the key is wrong" if given else "a bearer key is needed"
+        raise Problem(HTTPStatus.UNAUTHORIZED, what, field="Authorization", cure="send `Authorization: Bearer KEY`")
+
+
+def _process_that_asks(scope: Scope) -> str:
+    """Returns what the request says of its process, for a log; its address where it says nothing of use."""
+    client = scope.get("client")
+    return (
+        asker_of(Headers(scope=scope).getlist(ASKER_HEADER))
+        or f"a process at {client[0] if client else 'an unknown address'}"
+    )
+
+
+def _logged(send: Send, who: str, scope: Scope, notes: Sequence[Note], work: WorkLog | None) -> Send:
+    """Has the log say who changed what, and how it was answered; a submission with its job.
+
+    work: counts in the place of that what was answered for a process; what was refused has a line all the same.
+    """
+    what = f"{scope['method']} {scope['path']}"
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            made = Headers(raw=message["headers"]).get("location", "")
+            is_answered = message["status"] < HTTPStatus.MULTIPLE_CHOICES
+            if work is not None and is_answered:
+                work.count(who, what)
+            else:
+                facts = {"who": who, "what": what, "status": message["status"], "made": made}
+                log.info("%s: %s %d %s", who, shown(what), message["status"], made, extra={"facts": facts})
+            for note in notes if is_answered else ():
+                await note(who, scope, made)
+        await send(message)
+
+    return sending
+
+
+def _said_at_the_end(send: Send, work: WorkLog) -> Send:
+    """Has the log say what was counted since its last line, when the service ends."""
+
+    async def sending(message: Message) -> None:
+        if message["type"].startswith("lifespan.shutdown"):
+            work.say()
+        await send(message)
+
+    return sending
+
+
+def allowed_names(settings: StackSettings) -> frozenset[str]:
+    """Returns host names in small letters. Raises InvalidInput for what is none."""
+    given = {name.strip().lower().rstrip(".") for name in settings.allowed_hosts.split(",") if name.strip()}
+    for name in given:
+        if not re.fullmatch(r"[a-z0-9_.-]+", name):
+            raise InvalidInput(f"`{name}` is not a host name", field="ONBEAT_ALLOWED_HOSTS", cure="names without ports")
+    return LOOPBACK_NAMES | {settings.host.lower()} | given
+
+
+def _name_of(host: str) -> str:
+    """`Gateway:8000` → gateway, `[::1]:8000` → ::1; "" for what has another form."""
+    found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9_.-]+))(?::\d{1,5})?", host)
+    return (found[1] or found[2]).lower().rstrip(".") if found else ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _refuse_other_origins(headers: Headers, host: str) -> None:
+    """Browsers, and no other clients, send one of the two with all that a page asks for."""
+    origins = [origin.partition("://")[2].lower() for origin in headers.getlist("origin")]
+    is_foreign = any(site not in SAME_SITE for site in headers.getlist("sec-fetch-site"))
+    if is_foreign or any(origin != host.lower() for origin in origins):
+        raise Problem(
+            HTTPStatus.FORBIDDEN,
+            "a web page of another origin asked for this",
+            field="Origin",
+            cure="ask from a program, without this header",
+        )

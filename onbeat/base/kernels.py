@@ -1,0 +1,135 @@
+"""The kernels that compute a model, as the bits of a computation depend on them (I7): those that a processor's kind has
+libraries choose, and, where a job asks for it (`model.matmul`), products by oneDNN.
+
+    rows [N, K] · weightᵀ [K, outputs]; backward: gradient · weight, and gradientᵀ · rows
+
+MKL, which torch's builds for x86 multiply float32 by, gives a CPU of another vendor than Intel half of its vector's
+width; oneDNN takes what the CPU has: 2.2 times as fast on an AMD EPYC (benchmarks/results/matmul-2026-11-28.json). Its
+sums have another order, so bits are others; a row has its own in any company and order of memory. bfloat16's products
+are by oneDNN already, and a GPU has its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from onbeat.base.process.processor import model_and_vector_flags
+
+CHOOSERS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "OMP_THREAD_LIMIT")
+"""Environment variables that they choose by, too; a limit of threads leaves the number that torch names as it is."""
+ROWS = 32
+"""A product has a multiple of so many rows, of zeros where there are fewer: a kernel is made for each number of them,
+which takes as long as a small product. A single row would be added up in another order than it is in company."""
+
+M = TypeVar("M", bound=nn.Module)
+log = logging.getLogger(__name__)
+
+
+def gpu_kind() -> str:
+    """Its name with its compute capability, CUDA and cuDNN."""
+    if not torch.cuda.is_available():
+        return "no GPU"
+    major, minor = torch.cuda.get_device_capability()
+    name, cuda, cudnn = torch.cuda.get_device_name(), torch.version.cuda, torch.backends.cudnn.version()
+    return f"{name} ({major}.{minor}), CUDA {cuda}, cuDNN {cudnn}"
+
+
+def cpu_kind() -> str:
+    """Its model and vector instructions: by both, libraries choose kernels and how they cut a matrix product."""
+    name, flags = model_and_vector_flags()
+    digest = hashlib.blake2b(" ".join(flags).encode(), digest_size=4).hexdigest()
+    chosen = [f"{name}={os.environ[name]}" for name in CHOOSERS if name in os.environ]
+    capability = torch.backends.cpu.get_cpu_capability()
+    return ", ".join([f"{name} ({capability}, flags {digest})", *chosen])
+
+
+@functools.cache
+def has_onednn() -> bool:
+    """Whether this build of torch has the operation for this CPU: it is tried."""
+    try:
+        multiply(torch.ones(2, 2), torch.ones(2, 2))
+    except (RuntimeError, AttributeError):
+        return False
+    return True
+
+
+def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """[N, K] rows, [outputs, K] weights, plain or packed → [N, outputs]. Strides change no bit."""
+    return torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], "")
+
+
+def pack(weight: Tensor) -> Tensor:
+    """Brings weights into the order in which kernels read them."""
+    return torch.ops.mkldnn._reorder_linear_weight.default(weight)
+
+
+class OneDnnLinear(nn.Linear):
+    """A linear layer whose float32 products on a CPU are by oneDNN."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        # oneDNN makes no kernel for no rows.
+        if input.device.type != "cpu" or not input.numel():
+            return functional.linear(input, self.weight, self.bias)
+        product: Callable[..., Tensor] = _Linear.apply if torch.is_grad_enabled() else _product
+        return product(input.reshape(-1, self.in_features), self.weight, self.bias).view(
+            *input.shape[:-1], self.out_features
+        )
+
+
+PLAIN_LINEAR = (nn.Linear, OneDnnLinear)
+"""Exact classes of a layer that is a product and a bias."""
+
+
+def use_onednn(model: M) -> M:
+    """Has the linear layers of a float32 model multiply by oneDNN, where torch has it for this CPU; returns it."""
+    if not has_onednn():
+        log.warning("this build of torch has no oneDNN for this CPU: torch's own library multiplies")
+        return model
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = OneDnnLinear
+    return model
+
+
+class _Linear(torch.autograd.Function):
+    """rows [N, K], weight [outputs, K] → [N, outputs]"""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        # As they came: layers with the same input hold it once.
+        ctx.save_for_backward(rows, weight)
+        return _product(rows, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        rows, weight = ctx.saved_tensors
+        gradient = _filled_up(gradients[0])
+        of_rows, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            multiply(gradient, weight.t())[: len(rows)] if of_rows else None,
+            # Rows of zeros add nothing.
+            multiply(gradient.t(), _filled_up(rows).t()) if of_weight else None,
+            gradient.sum(0) if of_bias else None,
+        )
+
+
+def _product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    filled = _filled_up(rows)
+    product = multiply(filled, weight, bias)
+    return product if filled is rows else product[: len(rows)]
+
+
+def _filled_up(rows: Tensor) -> Tensor:
+    missing = -len(rows) % ROWS
+    return functional.pad(rows, (0, 0, 0, missing)) if missing else rows

@@ -1,0 +1,62 @@
+"""Imported first by every entry point: ends the process where a package of ours is not ours.
+
+Our packages have plain names (`broker`, `contracts`, `consumer`), which a folder or another distribution may have too
+(docs/decisions/0013-installed-names.md). A process with some modules of one and some of the other would fail in ways
+that are hard to read; so all packages lie in one folder, unchanged since they were installed, or the process ends with
+exit code 2 and names what is in the way. This module imports the standard library alone, and nothing by our names.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+DISTRIBUTION = "onbeat"
+PACKAGES = ("broker", "consumer", "contracts", "gateway", "onbeat", "producer", "reward_service")
+CURE = "give Onbeat an environment of its own: pipx install, uv tool install, or python -m venv"
+
+
+def problem(home: Path) -> str:
+    """What is wrong, in one line that names both sides; "" where every package lies in `home` as it was installed."""
+    for name in PACKAGES:
+        found = find_spec(name)
+        place = Path(found.origin).resolve().parent if found is not None and found.origin else None
+        if place is not None and place != home / name:
+            return f"package `{name}` is that of {_owner(place)}, and not of {DISTRIBUTION} ({home}); {CURE}"
+    for path in _changed(home):
+        return f"{path} is that of {_owner(home / path)}, which has replaced {DISTRIBUTION}'s; {CURE}"
+    return ""
+
+
+def _changed(home: Path) -> Iterator[Path]:
+    """Our installed files that another distribution has written over; none in a checkout, where pip keeps no list."""
+    ours = [one for one in metadata.distributions(path=[str(home)]) if one.name == DISTRIBUTION]
+    for file in ours[0].files or () if ours else ():
+        if file.parts[0] in PACKAGES and file.suffix == ".py" and file.size is not None:
+            try:
+                size = os.stat(home / file).st_size
+            except OSError:
+                size = -1
+            if size != file.size and _owner(home / file) != str(home / file):
+                yield Path(file)
+
+
+def _owner(place: Path) -> str:
+    """The other distribution that has this file or package, with its version; the path where none has."""
+    for folder in place.parents[:2]:
+        for one in metadata.distributions(path=[str(folder)]):
+            names = (str(folder / file) for file in one.files or ())
+            if one.name != DISTRIBUTION and any(name == str(place) or name.startswith(f"{place}/") for name in names):
+                return f"{one.name} {one.version} ({place})"
+    return str(place)
+
+
+# Ctrl-C before a program answers signals ends it without a traceback: it has begun nothing.
+sys.excepthook = lambda kind, *rest: None if kind is KeyboardInterrupt else sys.__excepthook__(kind, *rest)
+if found := problem(Path(__file__).resolve().parents[3]):
+    sys.stderr.write(f"onbeat: {found}\n")
+    raise SystemExit(2)

@@ -1,0 +1,100 @@
+"""One disturbed run while it goes on: which faults are due, which were done, and what was seen of the job since."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from contracts.jobs import JobStatus
+from onbeat.chaos.evidence import SEEN_WITHIN_S, Struck, strike, strike_together
+from onbeat.chaos.result import Fault
+
+
+@dataclass
+class Paused:
+    """A process that stands still until then."""
+
+    pid: int
+    until_s: float
+
+
+@dataclass
+class DisturbedRun:
+    """One disturbed run while it goes on."""
+
+    due: list[tuple[float, str]]
+    """(seconds after the clock's start, kind), the next last."""
+    from_submission: bool = False
+    """When the clock starts; or else with the first open iteration."""
+    job_id: str = ""
+    submitted_s: float = 0.0
+    """Unix time."""
+    started_s: float = field(default_factory=time.monotonic)
+    opened_s: float | None = None
+    """Elapsed at the first sight of an open iteration."""
+    ended_s: float = 0.0
+    committed: int = 0
+    first_seen: dict[int, int] = field(default_factory=dict)
+    """Process number of a trainer → iterations committed when it was first seen."""
+    done: list[tuple[Fault, list[Struck]]] = field(default_factory=list)
+    struck: list[Struck] = field(default_factory=list)
+    """What the fault that is being done has hit."""
+    paused: list[Paused] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """What makes it a finding, whatever comes of its job."""
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started_s
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the time of the next fault has come."""
+        clock_s = 0.0 if self.from_submission else self.opened_s
+        return bool(self.due) and clock_s is not None and self.due[-1][0] <= self.elapsed_s - clock_s
+
+    def see(self, status: JobStatus, trainers: Sequence[int]) -> None:
+        """Takes note of the job as it stands, and of the processes that train it."""
+        self.committed = status.iterations_committed
+        if self.opened_s is None and (status.batches_expected or self.committed):
+            self.opened_s = self.elapsed_s
+        self.first_seen = {pid: self.first_seen.get(pid, self.committed) for pid in trainers}
+
+    def is_at_work(self, trainer: int) -> bool:
+        """Whether the job has moved since this process was first seen: the commit before a takeover is over by then."""
+        return self.first_seen.get(trainer, self.committed) != self.committed
+
+    def strike(self, name: str, pid: int, number: signal.Signals) -> None:
+        self.struck.append(strike(name, pid, number, committed=self.committed))
+
+    def strike_all(self, processes: Sequence[tuple[str, int]], number: signal.Signals) -> None:
+        """Sends a signal to processes, of these names and numbers. Raises as `strike_together`."""
+        self.struck += strike_together(processes, number, committed=self.committed, within_s=SEEN_WITHIN_S)
+
+    def stop(self, processes: Sequence[tuple[str, int]], *, within_s: float) -> None:
+        """Asks processes, of these names and numbers, to end, and waits for them. A late one is a problem."""
+        struck = strike_together(processes, signal.SIGTERM, committed=self.committed, within_s=within_s)
+        self.struck += struck
+        late = [one.name for one in struck if not one.seen]
+        if late:
+            self.problems.append(f"{', '.join(late)} did not end within {within_s:.0f} s of SIGTERM")
+
+    def look(self, pids: Mapping[str, int], *, has_succeeded: bool = False) -> bool:
+        """Takes note of what was healed; whether all of it was."""
+        everything = [one for _, each in self.done for one in each]
+        for one in everything:
+            one.look(pids, committed=self.committed, has_succeeded=has_succeeded)
+        return all(one.healed for one in everything if one.seen)
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return tuple(replace(fault, hits=tuple(one.hit for one in each)) for fault, each in self.done)
+
+    def put_off(self, kind: str, by_s: float) -> None:
+        clock_s = 0.0 if self.from_submission else self.opened_s or 0.0
+        self.due.append((self.elapsed_s - clock_s + by_s, kind))
+        self.due.sort(reverse=True)

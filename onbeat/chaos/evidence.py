@@ -1,0 +1,106 @@
+"""The proof that a fault happened and was healed: a signal is no fault before its process has ended, or stands still.
+
+strike ─▶ ended (killed), stopped (paused) ─▶ the process under its name is another one, or went on, or its job did
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from onbeat.chaos.result import Hit
+
+SEEN_WITHIN_S = 5.0
+POLL_S = 0.01
+TRAINER = "trainer"
+
+
+@dataclass
+class Struck:
+    """A process that was sent a signal, until its healing was seen."""
+
+    name: str
+    """The name of a service of the stack, or TRAINER."""
+    process: psutil.Process
+    """Its number and its start time: a stranger with its number is not taken for it."""
+    signal: int
+    committed: int
+    """Iterations that were committed by then."""
+    seen: str = ""
+    healed: str = ""
+
+    @property
+    def hit(self) -> Hit:
+        return Hit(name=self.name, pid=self.process.pid, signal=self.signal, seen=self.seen, healed=self.healed)
+
+    def see(self) -> None:
+        """Takes note of the signal's effect."""
+        status = _status(self.process)
+        if not self.seen and not status:
+            self.seen = "ended"
+        elif not self.seen and status == psutil.STATUS_STOPPED:
+            self.seen = "stopped"
+
+    def look(self, pids: Mapping[str, int], *, committed: int, has_succeeded: bool) -> None:
+        """Takes note of the first sign of its healing. pids: of the stack's services as they are now."""
+        if self.healed or not self.seen:
+            return
+        status = _status(self.process)
+        pid = pids.get(self.name, self.process.pid)
+        if pid != self.process.pid and psutil.pid_exists(pid):
+            self.healed = f"started again as {pid}"
+        elif self.signal == signal.SIGSTOP and status not in ("", psutil.STATUS_STOPPED):
+            self.healed = "went on"
+        elif self.name == TRAINER and committed > self.committed:
+            self.healed = f"iteration {committed - 1} was committed after it"
+        elif self.name == TRAINER and has_succeeded:
+            self.healed = "the job succeeded after it"
+
+
+def strike(name: str, pid: int, number: int, *, committed: int) -> Struck:
+    """Sends the signal, and waits a while until its effect is seen. Raises ProcessLookupError without a process."""
+    (struck,) = strike_together([(name, pid)], number, committed=committed, within_s=SEEN_WITHIN_S)
+    return struck
+
+
+def strike_together(
+    processes: Sequence[tuple[str, int]], number: int, *, committed: int, within_s: float
+) -> list[Struck]:
+    """Sends the signal to all, and waits until its effect is seen on each. processes: names and numbers.
+
+    Raises ProcessLookupError, before it sends any, where one of them is gone.
+    """
+    struck = []
+    for name, pid in processes:
+        try:
+            process = psutil.Process(pid)
+        except psutil.NoSuchProcess as error:
+            raise ProcessLookupError(pid) from error
+        if not _status(process):
+            raise ProcessLookupError(pid)  # another fault has ended it, and nothing stands in its place yet
+        struck.append(Struck(name=name, process=process, signal=number, committed=committed))
+    for one in struck:
+        with contextlib.suppress(ProcessLookupError):  # it ended with another one, as a trainer does with its consumer
+            os.kill(one.process.pid, number)
+    deadline_s = time.monotonic() + within_s
+    while True:
+        for one in struck:
+            one.see()
+        if all(one.seen for one in struck) or time.monotonic() >= deadline_s:
+            return struck
+        time.sleep(POLL_S)
+
+
+def _status(process: psutil.Process) -> str:
+    """How it stands; "" of one that has ended."""
+    try:
+        status = process.status() if process.is_running() else psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return ""
+    return "" if status == psutil.STATUS_ZOMBIE else status

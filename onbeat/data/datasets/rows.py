@@ -1,0 +1,144 @@
+"""Prompts from the user's own rows: of files with a JSON object a line, or of what an extra reads.
+
+a file's rows ─▶ the columns that the spec names ─▶ Row ─▶ Example {prompt or messages, reference, metadata}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from msgspec import UNSET
+
+from contracts.errors import InvalidInput
+from contracts.spec_tables.datasets import JsonlDataset, RowColumns, RowsTable
+from onbeat.data.datasets.held_out import check_held_out, disjoint
+from onbeat.data.datasets.reading.line_files import read_lines
+from onbeat.data.datasets.reading.row import READ_COLUMNS, read_row, value_at
+from onbeat.data.datasets.reading.row_refusals import RowFault, missing_further, refused
+from onbeat.data.named_files import reading_rows
+from onbeat.data.prompts.examples import Example, ExampleSets, Request
+from onbeat.data.prompts.file_rows import PlacedRow
+from onbeat.data.rendering.tool_calls import content_of
+
+Reader = Callable[[Path, str], Iterator[PlacedRow]]
+"""(file or folder, field of the spec) → its rows in order. Raises InvalidInput, OSError."""
+TRAINED = "dataset.train_path"
+MAX_METADATA_BYTES = 65_536
+"""The most of one row: they go with each of its completions to the reward service."""
+
+
+def load_jsonl(spec: JsonlDataset, request: Request) -> ExampleSets:
+    """Reads files with a JSON object a line."""
+    return load_rows(spec, request, partial(read_lines, columns=columns_of(spec)))
+
+
+def load_rows(spec: RowsTable, request: Request, read: Reader) -> ExampleSets:
+    """Reads both files, or one file whose last `num_evaluation` rows are held out; rows keep their order."""
+    num_evaluation = request.num_evaluation
+    train = _read(spec, request, read, name=spec.train_path, field=TRAINED, pool="train")
+    if spec.evaluation_path:
+        evaluation = _read(
+            spec, request, read, name=spec.evaluation_path, field="dataset.evaluation_path", pool="evaluation"
+        )
+        check_held_out(request, len(evaluation), f"{spec.evaluation_path} has {len(evaluation)}")
+        held_out = evaluation[:num_evaluation]
+        return disjoint(train, held_out, source=spec.train_path, field=TRAINED, trains=request.trains)
+    num_train = len(train) - num_evaluation
+    if not request.trains:
+        check_held_out(request, len(train), f"{spec.train_path} has {len(train)}")
+    elif train and num_train < 1:
+        raise InvalidInput(
+            f"{num_evaluation} of the {len(train)} lines of {spec.train_path} are held out, none is left to train on",
+            field="evaluation.num_prompts",
+            cure=f"use at most {len(train) - 1}, or name a dataset.evaluation_path",
+        )
+    return disjoint(train[:num_train], train[num_train:], source=spec.train_path, field=TRAINED, trains=request.trains)
+
+
+def _read(spec: RowsTable, request: Request, read: Reader, *, name: str, field: str, pool: str) -> tuple[Example, ...]:
+    """An example is named by its row's place in the file. Raises InvalidInput where the job has no room for all."""
+    path = request.model_root.find(name, field=field)
+    examples: list[Example] = []
+    try:
+        with reading_rows(path, name, spec.file_digests, field=field):
+            for row in read(path, field):
+                origin = f"{name}:{row.place}"
+                example = example_of(row, spec, example_id=f"{pool}/{row.place}", origin=origin, field=field)
+                request.room.take(example.text_bytes, origin=origin, field=field)
+                examples.append(example)
+    except OSError as error:
+        raise InvalidInput(
+            f"{path} cannot be read: {error.strerror or error}",
+            field=field,
+            cure="relative paths start at the stack's model root",
+        ) from error
+    return tuple(examples)
+
+
+def example_of(row: PlacedRow, spec: RowsTable, *, example_id: str, origin: str, field: str) -> Example:
+    """Makes an example of a row. Raises InvalidInput that names the row by its origin, the column and a cure."""
+    try:
+        read = read_row(row, spec.columns or RowColumns())
+        metadata = _metadata(row, spec)
+        # Held-out rows have no order.
+        difficulty = _difficulty(row, spec.curriculum.column) if spec.curriculum and field == TRAINED else 0.0
+    except RowFault as fault:
+        raise refused(fault, origin=origin, field=field) from fault
+    prompt = read.prompt
+    return Example(
+        example_id=example_id,
+        question=prompt if isinstance(prompt, str) else "\n".join(map(content_of, prompt)),
+        messages=() if isinstance(prompt, str) else prompt,
+        reference=read.reference,
+        task_entry=read.task_entry,
+        metadata=metadata,
+        difficulty=difficulty,
+        completion=read.completion,
+        origin=origin,
+        field=field,
+    )
+
+
+def _metadata(row: PlacedRow, spec: RowsTable) -> str:
+    """Returns the JSON of the further columns, "" where the spec names none. Raises RowFault."""
+    key = "dataset.metadata_columns"
+    metadata = {name: value_at(row.row, name) for name in spec.metadata_columns or ()}
+    for name, value in metadata.items():
+        if value is UNSET:
+            raise missing_further(name, key, row)
+    try:
+        written = msgspec.json.encode(metadata).decode() if metadata else ""
+    except (TypeError, ValueError) as error:
+        raise RowFault(
+            f"the columns of {key} can't be written as JSON: {error}", f"leave such a column out of {key}"
+        ) from error
+    if len(written) > MAX_METADATA_BYTES:
+        raise RowFault(
+            f"its metadata have {len(written):,} characters, the most are {MAX_METADATA_BYTES:,}",
+            f"name fewer columns in {key}, or shorten them",
+        )
+    return written
+
+
+def columns_of(spec: RowsTable) -> list[str]:
+    """Returns the columns that an example is made of, without the way into a table."""
+    columns = spec.columns or RowColumns()
+    names = [*(getattr(columns, name) for name in READ_COLUMNS), *(spec.metadata_columns or ())]
+    names += [spec.curriculum.column] if spec.curriculum else []
+    return sorted({*names, *(name.partition(".")[0] for name in names)})
+
+
+def _difficulty(row: PlacedRow, column: str) -> float:
+    value = value_at(row.row, column)
+    if value is UNSET:
+        raise missing_further(column, "dataset.curriculum.column", row)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RowFault(
+            f"column `{column}`, by which dataset.curriculum orders the rows, has no number",
+            "write a finite number into each training row, or name another column",
+        )
+    return float(value)

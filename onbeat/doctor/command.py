@@ -1,0 +1,96 @@
+"""`onbeat doctor`: what of this machine would hurt a job, before one does.
+
+settings ─▶ the service of this process ─┬▶ machine, versions, Redis, cages, as that service needs them
+                                         └▶ a finding each: ok, warn or bad, with the cure ─▶ exit code
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from msgspec.structs import replace
+from rich.text import Text
+
+from contracts.errors import OnbeatError
+from contracts.settings import StackSettings, engine_from, settings_from
+from onbeat.commands import options
+from onbeat.doctor import cages, machine, server, versions
+from onbeat.doctor.finding import Finding, Level, bad, refused
+from onbeat.doctor.service import SERVICES, Service, service_named, service_of
+from onbeat.doctor.service import look as look_at_service
+from onbeat.stack.access import run_root_from
+from onbeat.terminal.output import FAILED, console_for, emit
+from onbeat.terminal.words import one_line
+
+STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.BAD: "bold red"}
+
+
+def doctor(
+    run_dir: options.RunDir = None,
+    model_root: options.ModelRoot = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port that the gateway is to have.")] = 0,
+    service: Annotated[
+        str | None,
+        typer.Option(
+            "--service",
+            metavar="NAME",
+            help=f"Judge by what it needs: {', '.join(each.name for each in SERVICES)}. [the one of these settings]",
+        ),
+    ] = None,
+    json_output: options.Json = False,
+) -> None:
+    """Say what of this machine would hurt a job; exit code 1 where something would make it fail.
+
+    Nothing is changed. In a container it judges what its service needs. Before `onbeat up`, set what a stack would
+    have: ONBEAT_REDIS_URL, ONBEAT_DEVICE, ONBEAT_RUN_ROOT.
+    """
+    logging.getLogger("reward_service").setLevel(logging.ERROR)  # a finding says what its cages lack
+    chosen = service_named(service) if service is not None else None
+    findings = list(look(run_root_from(os.environ, run_dir), model_root, port, chosen))
+    has_bad = any(finding.level is Level.BAD for finding in findings)
+    if json_output:
+        emit({"healthy": not has_bad, "findings": findings})
+    for finding in [] if json_output else findings:
+        console_for(json_output=False).print(line(finding), soft_wrap=True)
+    if has_bad:
+        raise typer.Exit(FAILED)
+
+
+def look(run_root: Path, model_root: Path | None, port: int, chosen: Service | None = None) -> Iterator[Finding]:
+    """chosen: the service whose needs count; None: that of the settings."""
+    settings = StackSettings()
+    try:
+        settings = settings_from(os.environ)
+        engine_from(os.environ)
+    except OnbeatError as error:
+        yield refused("settings", error)
+    service = chosen or service_of(settings)
+    settings = replace(settings, model_root=str(options.model_root_or_default(model_root)), run_root=str(run_root))
+    yield look_at_service(service, is_chosen=chosen is not None)
+    for subject, looked in (
+        ("machine", lambda: machine.look(settings, run_root, port, service)),
+        ("versions", lambda: versions.look(settings)),
+        ("redis", lambda: server.look(settings, service)),
+        ("cages", lambda: [cages.look(settings)] if service.scores else []),
+    ):
+        yield from _all(subject, looked)
+
+
+def _all(subject: str, looked: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """A check that can't look here says so, and the others go on."""
+    try:
+        yield from looked()
+    except (OnbeatError, OSError, ImportError) as error:
+        yield bad(subject, f"can't be looked at: {error}", "fix that first")
+
+
+def line(finding: Finding) -> Text:
+    """`warn  memory  1.2 GiB are free … (take a small model)`."""
+    shown = Text.assemble((f"{finding.level.value:<6}", STYLES[finding.level]), f"{finding.subject:<18}")
+    shown.append(one_line(finding.says))
+    return shown.append(f" ({one_line(finding.cure)})", "dim") if finding.cure else shown

@@ -1,0 +1,123 @@
+"""Packages against what Onbeat needs and was tested with, the GPU as torch sees it, and the library for products."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from contracts.settings import StackSettings
+from onbeat.base.machine_kernels import ProductSpeed, measured
+from onbeat.commands.options import REPOSITORY
+from onbeat.doctor.finding import Finding, bad, gib, ok, warn
+
+DISTRIBUTION = "onbeat"
+PINS = REPOSITORY / "constraints.txt"
+"""What was tested; only a clone has it."""
+BIT_BY_BIT = ("torch", "transformers", "numpy", "tokenizers", "safetensors")
+"""Packages of which another version may end in other weights."""
+DRIVER_TIMEOUT_S = 5.0
+
+
+def look(settings: StackSettings) -> Iterator[Finding]:
+    yield ok("onbeat", f"{metadata.version(DISTRIBUTION)}, Python {platform.python_version()}, {platform.platform()}")
+    yield of_packages(metadata.requires(DISTRIBUTION) or [], installed)
+    if PINS.is_file():
+        yield of_pins(pins(PINS), installed)
+    yield of_gpu(settings.device)
+    if settings.device == "cpu":
+        yield of_products(measured())
+
+
+def installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def of_packages(required: list[str], version_of: Callable[[str], str | None]) -> Finding:
+    """required: lines of a distribution's metadata; those of extras are optional, and passed over."""
+    wrong = []
+    for line in required:
+        requirement = Requirement(line)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        version = version_of(requirement.name)
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name}{requirement.specifier} is needed, {version or 'none'} is there")
+    if wrong:
+        return bad("packages", "; ".join(wrong), "make setup, or pip install -e . in an environment of its own")
+    return ok("packages", "all that Onbeat needs")
+
+
+def of_pins(pinned: dict[str, str], version_of: Callable[[str], str | None]) -> Finding:
+    others = []
+    for name in BIT_BY_BIT:
+        version = (version_of(name) or "").partition("+")[0]
+        if name in pinned and version != pinned[name]:
+            others.append(f"{name} {version or 'none'} for {pinned[name]}")
+    if others:
+        cure = "make setup; digests of runs with other versions may differ"
+        return warn("constraints", f"not what was tested: {', '.join(others)}", cure)
+    return ok("constraints", f"{', '.join(BIT_BY_BIT)} as tested")
+
+
+def pins(path: Path) -> dict[str, str]:
+    found = {}
+    for line in path.read_text().splitlines():
+        try:
+            requirement = Requirement(line.partition("#")[0].strip())
+        except InvalidRequirement:
+            continue
+        for specifier in requirement.specifier:
+            if specifier.operator == "==":
+                found[requirement.name.lower()] = specifier.version.partition("+")[0]
+    return found
+
+
+def of_gpu(device: str) -> Finding:
+    """device: ONBEAT_DEVICE."""
+    import torch
+
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        large = f"{torch.cuda.device_count()} of {properties.name}, {gib(properties.total_memory)}"
+        says = f"{large}, CUDA {torch.version.cuda}, capability {properties.major}.{properties.minor}"
+        if device != "cuda":
+            return warn("gpu", f"{says}: unused", "ONBEAT_DEVICE=cuda")
+        return ok("gpu", says)
+    driver = _driver()
+    if device == "cuda":
+        why = f"driver {driver}, torch {torch.__version__}" if driver else "no driver answers (nvidia-smi)"
+        return bad("gpu", f"ONBEAT_DEVICE=cuda, and torch sees none: {why}", "a torch built for CUDA, and its driver")
+    if driver:
+        return warn(
+            "gpu", f"driver {driver} is there, torch {torch.__version__} is not for it", "take torch's CUDA build"
+        )
+    return ok("gpu", "none: ONBEAT_DEVICE=cpu")
+
+
+def of_products(speed: ProductSpeed) -> Finding:
+    says = f"{speed.torch_flop_s / 1e9:.0f} GFLOP/s a core in float32"
+    if speed.matmul == "onednn":
+        return ok("products", f"{says}, and {speed.onednn_flop_s / 1e9:.0f} by oneDNN, which new jobs multiply by")
+    return ok("products", says)
+
+
+def _driver() -> str:
+    """The version of NVIDIA's driver, "" without one."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return asked.stdout.splitlines()[0].strip() if asked.returncode == 0 and asked.stdout.strip() else ""

@@ -1,0 +1,308 @@
+"""The trained model as a folder that Hugging Face's libraries load: complete and verified, or not there at all.
+
+    kept_versions.py ─▶ tensors ─▶ .DIR.hidden/model.safetensors ─▶ hashed again = the version's digest? ─▶ DIR/
+    the job's model folder ─▶ config.json, tokenizer, generation config ─┘
+
+With `--adapters`, adapter_model.safetensors and adapter_config.json as peft has them; what they make of their base has
+the version's digest.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from contracts.encoding.json_lines import json_lines
+from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, first_line
+from contracts.jobs import EvaluationScore
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from onbeat.audit.weights import CountBytes, FileProgress, digest_of
+from onbeat.data.named_files import check_model
+from onbeat.export.exported import Exported
+from onbeat.export.kept_versions import KeptVersion, Weights, kept_versions, read_version
+from onbeat.export.target import check_target
+from onbeat.weights.adapter.matrices import A_END, PREFIX
+from onbeat.weights.files.tensor_folder import ScratchFolder
+from onbeat.weights.hashing import tensors_digest
+from onbeat.weights.layout import Layout, layout_of, split_into_shards, total_bytes
+from onbeat.weights.model_folder import empty_model
+from onbeat.weights.model_path import FIELD
+
+SHARD_BYTES = 2 * 1024**3
+"""A larger model has several files, and an index; so much of it is in memory."""
+BESIDE_WEIGHTS = (
+    *("config.json", "generation_config.json", "chat_template.json", "chat_template.jinja"),
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "preprocessor_config.json"),
+    *("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE"),
+)
+"""The files of a model folder that are copied: no code, and no weights."""
+PROVENANCE = "onbeat.json"
+SMALL_FILES_BYTES = 32 * 1024**2
+"""Room for tokenizer, configs and the heads of weight files."""
+
+
+def export(
+    folder: RunFolder,
+    spec: JobSpec,
+    target: Path,
+    *,
+    model_folder: Path,
+    versions: Mapping[int, str] | None,
+    version: int | None = None,
+    best: bool = False,
+    adapters: bool = False,
+    progress: FileProgress | None = None,
+) -> Exported:
+    """Writes the version to `target`, a folder that isn't there or is empty. version: None takes the newest, or with
+    `best` the one of the best held-out score, sampled.
+
+    versions: of `kept_versions`. progress: is told of the files of weights, and of each of their bytes twice: as it is
+    written, and as it is read again.
+
+    Raises OnbeatError where the disk has no room, InvalidInput for the target, a job without adapters or a model's
+    folder that isn't as the job was accepted with it, NotFound for a version or a model that isn't there,
+    ContractViolation or WeightsRejected for what is damaged.
+    """
+    if best and version is not None:
+        raise InvalidInput("it names another version than --best may", field="--version", cure="leave one of them out")
+    check_target(target)
+    config = _config(model_folder)
+    _check_model(model_folder, spec)
+    there = kept_versions(folder, versions)
+    kept = _choose(there, _best_of(there, folder) if best else version, folder)
+    weights = read_version(kept, folder, spec, model_folder=model_folder)
+    if adapters and not weights.matrices:
+        raise InvalidInput(
+            f"{folder.relative(kept.path)} holds no adapters", field="--adapters", cure="leave it out for the model"
+        )
+    scratch = ScratchFolder(target)
+    try:
+        scratch.create()
+        with scratch.errors():
+            if adapters:
+                digest = _write_adapters(scratch.path, weights, kept, spec, model_folder, progress)
+                _copy_beside(model_folder, scratch.path, without=("config.json", "generation_config.json"))
+            else:
+                digest = ""
+                _write_model(scratch.path, weights, kept, progress)
+                _copy_beside(model_folder, scratch.path, without=("config.json",))
+                _write_json(scratch.path / "config.json", config | {"dtype": spec.model.dtype})
+            exported = Exported(
+                job_id=folder.job_id,
+                directory=str(target),
+                policy_version=kept.policy_version,
+                weights_digest=kept.weights_digest,
+                adapters_digest=digest,
+                base=str(model_folder),
+                source=folder.relative(kept.path),
+                files=tuple(sorted({*(path.name for path in scratch.path.iterdir()), PROVENANCE})),
+            )
+            _write_json(scratch.path / PROVENANCE, _provenance(exported, spec))
+        # Also after the copies were made of it.
+        _check_model(model_folder, spec)
+        scratch.put_in_empty_place()
+    finally:
+        scratch.remove()
+    return exported
+
+
+def _best_of(kept: list[KeptVersion], folder: RunFolder) -> int:
+    """Returns which version a trainer would call the best of those that are kept: of equal scores the oldest."""
+    versions = {one.policy_version for one in kept}
+    lines = (score for _, score in json_lines(folder.evaluations, EvaluationScore))
+    scores = {score.policy_version: score.sampled for score in lines if score.policy_version in versions}
+    scored = sorted(scores)
+    if not scored:
+        problem = f"no version of {folder.job_id} that is kept has a held-out score"
+        raise NotFound(problem, field="--best", cure="leave it out for the newest, or name one by --version")
+    return max(scored, key=lambda version: scores[version])
+
+
+def _choose(kept: list[KeptVersion], version: int | None, folder: RunFolder) -> KeptVersion:
+    numbers = sorted({one.policy_version for one in kept})
+    wanted = version if version is not None else (numbers[-1] if numbers else None)
+    found = [one for one in kept if one.policy_version == wanted]
+    if not found:
+        kept_words = f"kept are {', '.join(map(str, numbers))}" if numbers else "none is kept there"
+        asked = "no version" if version is None else f"no version {version}"
+        raise NotFound(f"there is {asked} of {folder.job_id} in {folder.path}", field="--version", cure=kept_words)
+    return found[-1]
+
+
+def _config(model_folder: Path) -> dict[str, Any]:
+    path = model_folder / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise NotFound(
+            f"the job's model has no config.json that can be read: {error}",
+            field=str(model_folder),
+            cure="give the folder that its relative path starts at by --model-root",
+        ) from error
+    if not isinstance(config, dict):
+        raise ContractViolation("is no object", field=str(path))
+    config.pop("torch_dtype", None)
+    return config
+
+
+def _check_model(model_folder: Path, spec: JobSpec) -> None:
+    """Raises InvalidInput that names a file, weights apart, which isn't the one that the job was accepted with."""
+    try:
+        check_model(model_folder, spec.model.path, spec.model.file_digests, field=FIELD, weights=False)
+    except InvalidInput as error:
+        cure = "put it back, or give by --model-root where the folder is as it was"
+        raise InvalidInput(error.problem, field=FIELD, cure=cure) from error
+
+
+def _check_space(scratch: Path, layout: Layout) -> None:
+    """Raises OnbeatError where the disk has too little room for the tensors: an export would fill it, and then fail."""
+    needed = total_bytes(layout) + SMALL_FILES_BYTES
+    free = shutil.disk_usage(scratch).free
+    if free < needed:
+        raise OnbeatError(
+            f"has {free} bytes free, and the export takes {needed}",
+            field=str(scratch.parent),
+            cure="free space there, or export to another disk",
+        )
+
+
+def _write_model(scratch: Path, weights: Weights, kept: KeptVersion, progress: FileProgress | None) -> None:
+    """In one file, or in several with an index, as from_pretrained looks for them."""
+    layout = layout_of(weights.tensors)
+    _check_space(scratch, layout)
+    shards = split_into_shards(layout, shard_bytes=SHARD_BYTES)
+    files = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+    if len(shards) == 1:
+        files = ["model.safetensors"]
+    else:
+        weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+        index = {"metadata": {"total_size": total_bytes(layout)}, "weight_map": weight_map}
+        _write_json(scratch / "model.safetensors.index.json", index)
+    if progress is not None:
+        progress.expect(files=len(files), num_bytes=2 * total_bytes(layout))
+    for file, shard in zip(files, shards, strict=True):
+        _save({name: weights.tensors[name].contiguous() for name in shard}, scratch / file)
+        if progress is not None:
+            progress.add(files=1, num_bytes=total_bytes(shard))
+    if (found := digest_of([scratch / file for file in files], count=_counter(progress))) != kept.weights_digest:
+        raise ContractViolation(
+            f"holds the weights {found[:12]}, version {kept.policy_version} is {kept.weights_digest[:12]}",
+            field=str(kept.path),
+            cure="export another version",
+        )
+
+
+def _counter(progress: FileProgress | None) -> CountBytes | None:
+    return None if progress is None else lambda num_bytes: progress.add(num_bytes=num_bytes)
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    save_file(tensors, path, metadata={"format": "pt"})
+    # safetensors makes files that only their owner reads; the others of the folder are as the umask says.
+    path.chmod(0o644)
+
+
+def _write_adapters(
+    scratch: Path,
+    weights: Weights,
+    kept: KeptVersion,
+    spec: JobSpec,
+    model_folder: Path,
+    progress: FileProgress | None,
+) -> str:
+    """Writes them, and returns the digest of the matrices."""
+    if (found := tensors_digest(weights.tensors)) != kept.weights_digest:
+        raise ContractViolation(
+            f"makes the weights {found[:12]} of its base, version {kept.policy_version} is {kept.weights_digest[:12]}",
+            field=str(kept.path),
+            cure="export another version, or give the job's model by --model-root",
+        )
+    lora = spec.trainer.lora
+    assert lora is not None
+    layers = sorted(name.removeprefix(PREFIX).removesuffix(A_END) for name in weights.matrices if name.endswith(A_END))
+    _check_peft_reads(layers, rank=lora.rank, model_folder=model_folder)
+    path = scratch / "adapter_model.safetensors"
+    matrices = {name: tensor.contiguous() for name, tensor in weights.matrices.items()}
+    layout = layout_of(matrices)
+    _check_space(scratch, layout)
+    if progress is not None:
+        progress.expect(files=1, num_bytes=2 * total_bytes(layout))
+    _save(matrices, path)
+    if progress is not None:
+        progress.add(files=1, num_bytes=total_bytes(layout))
+    if (written := digest_of([path], count=_counter(progress))) != tensors_digest(matrices):
+        raise ContractViolation("was not written as it is", field=str(path))
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(model_folder),
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "target_modules": layers,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    _write_json(scratch / "adapter_config.json", config)
+    return written
+
+
+def _check_peft_reads(layers: Sequence[str], *, rank: int, model_folder: Path) -> None:
+    """Raises InvalidInput where peft would put the matrices elsewhere than they were trained.
+
+    Of some mixtures of experts it takes the names of dense layers for those of the experts, whose parameters have three
+    axes now. It is tried on the model without its weights; where peft isn't installed, it is not tried.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+        from peft.tuners.lora import LoraLayer
+    except ImportError:
+        return
+    model = cast(nn.Module, empty_model(model_folder, dtype=torch.float32, device="meta"))
+    try:
+        inject_adapter_in_model(LoraConfig(r=rank, target_modules=list(layers)), model, low_cpu_mem_usage=True)
+    except ValueError as error:
+        raise _unread_by_peft(first_line(error)) from error
+    adapted = {name for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    if adapted != set(layers):
+        raise _unread_by_peft(f"it takes names of this model's layers for others: {min(adapted ^ set(layers))}")
+
+
+def _unread_by_peft(problem: str) -> InvalidInput:
+    return InvalidInput(
+        f"peft would not load the adapters into the layers that they were trained in: {problem}",
+        field="--adapters",
+        cure="leave it out: the whole model, with the adapters merged, is exported",
+    )
+
+
+def _copy_beside(model_folder: Path, scratch: Path, *, without: tuple[str, ...]) -> None:
+    for name in BESIDE_WEIGHTS:
+        if name not in without and (model_folder / name).is_file():
+            shutil.copyfile(model_folder / name, scratch / name)
+
+
+def _provenance(exported: Exported, spec: JobSpec) -> dict[str, Any]:
+    return {
+        "job_id": exported.job_id,
+        "job_name": spec.name,
+        "policy_version": exported.policy_version,
+        "weights_digest": exported.weights_digest,
+        "digest_algorithm": "blake3-256",
+        "adapters_digest": exported.adapters_digest,
+        "model_path": spec.model.path,
+    }
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")

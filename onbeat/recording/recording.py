@@ -1,0 +1,244 @@
+"""Writes what was trained into the run folder, where the spec's `[recording]` says so (records.py).
+
+    published ─ take ─▶ in memory ─ trained, write ─▶ its file ─ iteration committed ─▶ the index; what is old goes
+
+A disk that refuses costs the record, never the run: it is counted, logged, and tried again with the next batch. Nothing
+here has a say in what is trained.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from contracts.encoding.arrays import pack_int32, unpack_int32
+from contracts.encoding.wire import encode
+from contracts.errors import OnbeatError
+from contracts.rollouts import PromptBatch, RolloutBatch
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from contracts.spec_tables.retention import RecordingSpec
+from contracts.versions import WeightManifest
+from onbeat.base.process.crash_points import reach
+from onbeat.base.process.folders import make_missing
+from onbeat.data.rendering.pieces import Pieces
+from onbeat.recording.files import INDEX, RecordedFiles, folders_of, parts_of, write_record
+from onbeat.recording.recorder import Recorder
+from onbeat.recording.records import RecordedBatch, RecordedIteration, RecordedSummary
+from onbeat.weights.files.tensor_folder import remove_folders, remove_scratch
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A batch that waits to be written."""
+
+    asked: PromptBatch
+    batch: RolloutBatch
+    """As published."""
+    digest: str
+    manifest: WeightManifest | None
+    engine: str
+    as_trained: RolloutBatch
+    """With columns, and the rewards that they add."""
+
+
+class RolloutRecorder(Recorder):
+    """The Recorder of a job that asks for records, under one trainer epoch."""
+
+    def __init__(self, folder: RunFolder, spec: JobSpec, policy: RecordingSpec, *, pieces: Pieces) -> None:
+        self._policy = policy
+        self._spec = spec
+        self._pieces = pieces
+        self._files = RecordedFiles(folder)
+        self._waiting: dict[str, Recorded] = {}
+        self._written: dict[str, RecordedSummary] = {}
+        """Batches of the open iteration that are on disk."""
+        self._manifests: dict[str, WeightManifest] = {}
+        self._bytes: dict[int, int] = {}
+        """Iteration → bytes of its records."""
+        self._versions: dict[int, Mapping[str, int]] = {}
+        """Recorded iteration → the folders of its versions, and their bytes."""
+        self._engine = ""
+        self._num_left_out = 0
+        self._has_complained = False
+
+    @property
+    def kept_versions(self) -> frozenset[str]:
+        """The newest of them, as far as there is room."""
+        kept: set[str] = set()
+        left = self._policy.max_version_bytes
+        for iteration in sorted(self._versions, reverse=True):
+            new = {folder: size for folder, size in self._versions[iteration].items() if folder not in kept}
+            if sum(new.values()) > left:
+                break
+            left -= sum(new.values())
+            kept |= new.keys()
+        return frozenset(kept)
+
+    def begin(self, first: int | None) -> None:
+        try:
+            remove_scratch(self._files.path)
+            for iteration in self._files.iterations():
+                if first is not None and iteration >= first:
+                    self._remove(iteration)
+                    continue
+                self._bytes[iteration] = self._files.num_bytes(iteration)
+                self._versions[iteration] = self._index_of(iteration)
+        except OSError as error:
+            self._complain(f"earlier records: {error.strerror}")
+
+    def takes(self, batch: RolloutBatch) -> bool:
+        return self._policy.takes(batch.batch_id, purpose=batch.purpose, seed=self._spec.seed)
+
+    def take(
+        self,
+        batch: RolloutBatch,
+        *,
+        asked: PromptBatch,
+        digest: str,
+        manifests: Iterable[WeightManifest],
+        engine: Callable[[], str],
+        as_trained: RolloutBatch | None = None,
+    ) -> None:
+        self._engine = self._engine or engine()
+        version = batch.policy_version, batch.weights_digest
+        manifest = next((one for one in manifests if (one.policy_version, one.weights_digest) == version), None)
+        self._waiting[batch.batch_id] = Recorded(
+            asked=replace(asked, policy_version=batch.policy_version, weights_digest=batch.weights_digest),
+            batch=batch,
+            digest=digest,
+            manifest=manifest,
+            engine=self._engine,
+            as_trained=as_trained or batch,
+        )
+
+    def write(
+        self,
+        batch_id: str,
+        *,
+        advantages: Sequence[float] | None = None,
+        trainer_logprobs: Sequence[bytes | None] | None = None,
+    ) -> None:
+        taken = self._waiting.pop(batch_id, None)
+        if taken is None:
+            return
+        try:
+            record = self._record(taken, advantages, trainer_logprobs)
+            self._write_batch(record)
+        except (OSError, OnbeatError) as error:
+            self._left_out(batch_id, error.strerror or "" if isinstance(error, OSError) else str(error))
+            return
+        if taken.manifest is not None:
+            self._manifests[taken.manifest.directory] = taken.manifest
+        self._written[batch_id] = _summary(taken)
+
+    def commit(self, iteration: int, *, deviation: float = 1.0) -> None:
+        written = sorted(self._written.values(), key=lambda one: (one.purpose != "train", one.index))
+        index = RecordedIteration(
+            iteration=iteration,
+            batches=tuple(written),
+            versions=folders_of(self._manifests.values()),
+            deviation=deviation,
+            num_left_out=self._num_left_out,
+        )
+        if written or self._num_left_out:
+            self._write_index(index)
+        self._waiting.clear()
+        self._written, self._manifests, self._num_left_out = {}, {}, 0
+        self._has_complained = False
+        for old in sorted(self._bytes)[: -self._policy.keep_iterations]:
+            self._remove(old)
+
+    def _record(
+        self, taken: Recorded, advantages: Sequence[float] | None, trainer_logprobs: Sequence[bytes | None] | None
+    ) -> RecordedBatch:
+        rollouts = [rollout for group in taken.batch.groups for rollout in group.rollouts]
+        tokens = sorted({token for one in rollouts for token in unpack_int32(one.completion.token_ids)})
+        rewards = tuple(rollout.reward for group in taken.as_trained.groups for rollout in group.rollouts)
+        return RecordedBatch(
+            asked=taken.asked,
+            batch=replace(taken.batch, columns=taken.as_trained.columns),
+            batch_digest=taken.digest,
+            manifest=taken.manifest,
+            engine=taken.engine,
+            rewards=rewards if self._spec.stages else UNSET,
+            advantages=None if advantages is None else tuple(advantages),
+            trainer_logprobs=None if trainer_logprobs is None else tuple(trainer_logprobs),
+            piece_ids=pack_int32(tokens),
+            pieces=self._pieces.of(tokens),
+        )
+
+    def _write_batch(self, record: RecordedBatch) -> None:
+        """Raises OSError, and OnbeatError where it is larger than all records may be."""
+        data, iteration = encode(record), record.batch.iteration
+        if not self._make_room(len(data), iteration):
+            raise OnbeatError(f"{len(data)} bytes don't fit beside this iteration's", field="recording.max_bytes")
+        path = self._files.path_of(record.batch.batch_id)
+        make_missing(path.parent)
+        self._bytes.setdefault(iteration, 0)
+        self._bytes[iteration] += write_record(path, data)
+        reach("consumer.recording")
+
+    def _write_index(self, index: RecordedIteration) -> None:
+        path = self._files.folder_of(index.iteration) / INDEX
+        try:
+            make_missing(path.parent)
+            self._bytes[index.iteration] = self._bytes.get(index.iteration, 0) + write_record(path, index)
+        except OSError as error:
+            self._complain(f"iteration {index.iteration}: {error.strerror}")
+            return
+        self._versions[index.iteration] = index.versions
+
+    def _make_room(self, num_bytes: int, iteration: int) -> bool:
+        """Removes the oldest iterations until so many bytes fit; False where they don't beside those of `iteration`."""
+        if self._bytes.get(iteration, 0) + num_bytes > self._policy.max_bytes:
+            return False
+        while sum(self._bytes.values()) + num_bytes > self._policy.max_bytes:
+            self._remove(min(one for one in self._bytes if one != iteration))
+        return True
+
+    def _remove(self, iteration: int) -> None:
+        self._bytes.pop(iteration, None)
+        self._versions.pop(iteration, None)
+        if (folder := self._files.folder_of(iteration)).is_dir():
+            remove_folders([folder])
+
+    def _index_of(self, iteration: int) -> Mapping[str, int]:
+        try:
+            return self._files.index(iteration).versions
+        except OnbeatError:
+            return {}  # without an index no batch of it is shown, or sampled again
+
+    def _left_out(self, batch_id: str, why: str) -> None:
+        self._num_left_out += 1
+        self._complain(f"batch {batch_id}: {why}")
+
+    def _complain(self, what: str) -> None:
+        """Says it once an iteration: the run goes on."""
+        if not self._has_complained:
+            log.warning("not recorded, the run goes on: %s", what)
+        self._has_complained = True
+
+
+def _summary(taken: Recorded) -> RecordedSummary:
+    batch = taken.batch
+    rewards = [rollout.reward for group in taken.as_trained.groups for rollout in group.rollouts]
+    return RecordedSummary(
+        batch_id=batch.batch_id,
+        purpose=batch.purpose,
+        index=parts_of(batch.batch_id)[2],
+        policy_version=batch.policy_version,
+        weights_digest=batch.weights_digest,
+        generator_id=batch.generator_id,
+        num_groups=len(batch.groups),
+        num_completions=batch.num_completions,
+        reward_mean=math.fsum(reward / len(rewards) for reward in rewards),
+        batch_digest=taken.digest,
+    )

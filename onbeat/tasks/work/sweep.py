@@ -1,0 +1,22 @@
+"""Sees to the run folders of ended jobs, once a minute (onbeat/tasks/removal/sweeper.py)."""
+
+from __future__ import annotations
+
+from broker.connection.client import Broker
+from broker.task_store import Attempt
+from contracts.settings import StackSettings
+from contracts.tasks.records import TaskResult
+from onbeat.tasks.attempt import Progress
+from onbeat.tasks.exports import remove_expired_exports
+from onbeat.tasks.removal.sweeper import Sweeper
+
+
+def sweep(broker: Broker, settings: StackSettings, attempt: Attempt, progress: Progress) -> TaskResult:
+    """Puts audit chains aside, removes files that are noted or due, exports whose time is over, and gives chains of
+    forgotten jobs their name.
+
+    What another sweep, or a task `delete`, does at the same time does no harm: each step looks again.
+    """
+    num_jobs = Sweeper(broker, settings).sweep(lambda: progress.add(files=1))
+    remove_expired_exports(settings)
+    return TaskResult(num_jobs=num_jobs)

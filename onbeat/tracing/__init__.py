@@ -1,0 +1,1 @@
+"""Traces of batches for collectors, by a library each (onbeat/base/telemetry/correlation.py asks for them)."""

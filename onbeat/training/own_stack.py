@@ -1,0 +1,124 @@
+"""A private stack for one job, in a run folder of its own, which ends with the job."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from contracts.engines import TransformersOptions
+from contracts.errors import InvalidInput
+from contracts.settings import engine_from, usable_cores
+from contracts.spec import JobSpec
+from onbeat.base.process.host_memory import memory_bytes
+from onbeat.commands.options import model_root_or_default
+from onbeat.stack.access import run_root_from
+from onbeat.stack.plan import StackPlan, stack_settings, stage_workers_for, threads_from
+from onbeat.stack.profile import StackProfile
+from onbeat.terminal.follow import TICK_S
+from onbeat.training.driver import Driver
+from onbeat.training.progress_line import HIDDEN, Shown
+from onbeat.training.run import Run
+
+WORTH_A_SECOND = 3e10
+"""Bytes of the weights times most sampled tokens of an iteration: below it a second generator's start takes what it
+saves."""
+MODEL_PART = 16
+"""A model is sampled by two processes only where its weights take at most this part of the memory."""
+
+
+def new_run_root(name: str) -> Path:
+    """A folder below ONBEAT_RUN_ROOT or runs/ that isn't there, with the time: two of one second have two."""
+    root, number = run_root_from(os.environ, None), 1
+    name = time.strftime(f"{name}-%Y%m%d-%H%M%S")
+    while (path := root / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return path
+
+
+def plan_of_job(
+    spec: JobSpec,
+    *,
+    run_root: Path,
+    model_root: Path | None = None,
+    generators: int | None = None,
+    stage_workers: int | None = None,
+    profile: StackProfile | None = None,
+    threads: int | None = None,
+) -> StackPlan:
+    """Plans the stack, with the variables of this process for what isn't given.
+
+    generators: None takes as many as suit the job and this machine; with a profile they are its. stage_workers: None
+    takes one where Onbeat serves a stage of the job.
+    """
+    if profile is not None:
+        profile.check(spec)
+    settings = stack_settings(os.environ)
+    plan = StackPlan(
+        run_root=run_root,
+        model_root=model_root_or_default(model_root),
+        generators=1 if generators is None else generators,
+        stage_workers=stage_workers_for(spec, stage_workers, settings),
+        profile=profile,
+        threads=threads_from(os.environ, threads),
+        settings=settings,
+        engine=engine_from(os.environ),
+        fresh=True,
+    )
+    return replace(plan, generators=2) if generators is None and two_suit(spec, plan) else plan
+
+
+def two_suit(spec: JobSpec, plan: StackPlan) -> bool:
+    """Whether two generators sample the job sooner than one: the trainer's core is idle until the first batches come.
+
+    On two or three cores, where a generator has one thread anyway: with another number it would have other bits.
+    """
+    if plan.settings.device != "cpu" or plan.engine != TransformersOptions() or spec.schedule_rule.takes_turns:
+        return False
+    num_tokens = spec.rollout.prompts_per_iteration * spec.rollout.group_size * spec.max_sampled_tokens
+    files = (plan.model_root / spec.model.path).glob("*.safetensors")
+    num_bytes = sum(file.stat().st_size for file in files if file.is_file())
+    saves_time = spec.rollout.batches_per_iteration > 1 and num_bytes * num_tokens >= WORTH_A_SECOND
+    return saves_time and (plan.threads or 1) == 1 < usable_cores() < 4 and MODEL_PART * num_bytes <= memory_bytes()
+
+
+def on_own_stack(job: JobSpec, plan: StackPlan, *, shown: Shown = HIDDEN) -> Run:
+    """Starts the stack and submits the job; Ctrl-C meanwhile stops what was started."""
+    driver = Driver(lambda client: client.submit(job, idempotency_key=uuid.uuid4().hex).job_id, plan)
+    with nothing_left_of_what_is_refused(plan.run_root):
+        job_id = _submitted(driver, shown)
+    return Run(job_id, run_root=plan.run_root, driver=driver, model_root=plan.model_root, shown=shown)
+
+
+def _submitted(driver: Driver, shown: Shown) -> str:
+    """Returns the job's id when it is queued."""
+    driver.start()
+    try:
+        while not driver.wait_for(lambda: driver.progress is not None, TICK_S):
+            shown.update(None)
+    except BaseException:
+        driver.end()
+        raise
+    finally:
+        shown.pause()
+    if driver.progress is None:
+        assert driver.error is not None
+        raise driver.error
+    return driver.progress.status.job_id
+
+
+@contextmanager
+def nothing_left_of_what_is_refused(run_root: Path) -> Iterator[None]:
+    """Removes a run folder that is new; the logs of a service that broke are kept."""
+    is_new = not run_root.exists()
+    try:
+        yield
+    except InvalidInput:
+        if is_new:
+            shutil.rmtree(run_root, ignore_errors=True)
+        raise

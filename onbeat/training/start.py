@@ -1,0 +1,206 @@
+"""`onbeat.train` and `onbeat.attach`: a spec of whatever a program has, and the stack where it goes.
+
+spec, tables, functions, rows ─▶ JobSpec ─┬─▶ gateway that url=, ONBEAT_GATEWAY_URL or run_dir= says ─▶ Run
+                                          └─▶ a stack of its own, in a new run folder ───────────────▶ Run
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from contracts.errors import InvalidInput
+from contracts.run_folder import RunFolder
+from contracts.settings import PREFIX
+from contracts.spec import JobSpec
+from onbeat.client.gateway import GatewayClient
+from onbeat.client.spec_file import parse_spec, read_toml
+from onbeat.stack.access import GatewayAccess, gateway_access, inputs_below, read_stack_file, run_root_from, same_origin
+from onbeat.training.inputs import (
+    TOOLS_NAME,
+    Put,
+    dataset_table,
+    environment_table,
+    put_below,
+    put_nowhere,
+    reward_table,
+    tools_table,
+)
+from onbeat.training.own_stack import new_run_root, nothing_left_of_what_is_refused, on_own_stack, plan_of_job
+from onbeat.training.progress_line import shown_for
+from onbeat.training.run import Run
+
+PARTS = {"reward": reward_table, "dataset": dataset_table, "environment": environment_table}
+
+
+def train(
+    spec: str | os.PathLike[str] | JobSpec | Mapping[str, Any] | None = None,
+    *,
+    reward: Callable[..., float] | list[Any] | Mapping[str, Any] | None = None,
+    dataset: Any = None,
+    environment: Any = None,
+    tools: Sequence[Callable[..., Any] | str] | None = None,
+    url: str = "",
+    key: str = "",
+    run_dir: str | os.PathLike[str] | None = None,
+    model_root: str | os.PathLike[str] | None = None,
+    generators: int | None = None,
+    stage_workers: int | None = None,
+    threads: int | None = None,
+    progress: bool | None = None,
+    **tables: Any,
+) -> Run:
+    """Submits a job, and returns once it is queued.
+
+        run = onbeat.train("configs/demo.toml", iterations=50, optimizer={"learning_rate": 1e-3})
+
+    spec: a TOML file, a JobSpec, or a spec's keys. tables: further keys, as docs/configuration.md has them; a table
+    changes the keys that it names. `model` may be a path alone.
+
+    reward: a function of this program, which gets those of prompt, completion, reference, task_entry and metadata that
+    it names; or a list of functions and components; or the table. dataset: rows of `prompt` and `reference` (dicts, a
+    function that makes them, a Hugging Face `Dataset`), a file (JSON lines, parquet), or the table, with rows as paths.
+
+    environment: a class of this program with `reset` and `step`, or the table, whose `name` may be one. tools:
+    functions of this program, and names of built-in tools; their table is changed by `environment`.
+
+    url, key: of a gateway, else ONBEAT_GATEWAY_URL and ONBEAT_API_KEY; or run_dir: of an `onbeat up` of this user.
+    Where none of them names one, a stack is started for the job, in run_dir or in `runs/train-<time>`, and ends with
+    it. Only such a stack takes model_root (where relative paths start), generators, stage_workers and threads.
+
+    progress: shows a line while the program waits; None does at a terminal and in a notebook. Raises InvalidInput that
+    names the field.
+    """
+    parts = {"reward": reward, "dataset": dataset, "environment": environment, "tools": tools}
+    access = _named_gateway(url, key, run_dir)
+    if access is not None:
+        _refuse_own(model_root=model_root, generators=generators, stage_workers=stage_workers, threads=threads)
+        job = spec_of(spec, tables | parts, put=_put_at(access))
+        with GatewayClient(access.url, access.key) as client:
+            job_id = client.submit(job, idempotency_key=uuid.uuid4().hex).job_id
+        return Run(job_id, run_root=Path(access.run_root), access=access, shown=shown_for(progress))
+    if key:
+        raise InvalidInput("opens no gateway, since none is named", field="key", cure="give url=, or leave it out")
+    run_root = Path(run_dir) if run_dir is not None else new_run_root("train")
+    with nothing_left_of_what_is_refused(run_root):
+        job = spec_of(spec, tables | parts, put=put_below(inputs_below(run_root)))
+        plan = plan_of_job(
+            job,
+            run_root=run_root,
+            model_root=Path(model_root) if model_root is not None else None,
+            generators=generators,
+            stage_workers=stage_workers,
+            threads=threads,
+        )
+        return on_own_stack(job, plan, shown=shown_for(progress))
+
+
+def attach(
+    job_id: str,
+    *,
+    url: str = "",
+    key: str = "",
+    run_dir: str | os.PathLike[str] | None = None,
+    model_root: str | os.PathLike[str] | None = None,
+    progress: bool | None = None,
+) -> Run:
+    """Finds a job by its id: at the gateway that `url`, the variables or a stack in `run_dir` (runs/) say, or in the
+    folder that its stack has left there.
+
+        run = onbeat.attach("job-848393f4f003", run_dir="runs/train-20261126-063000")
+
+    Raises NotFound or InvalidInput where it is in none of them.
+    """
+    root = Path(model_root) if model_root is not None else None
+    run_root = run_root_from(os.environ, Path(run_dir) if run_dir is not None else None)
+    if not url and RunFolder(run_root.resolve(), job_id).audit.exists():
+        return Run(job_id, run_root=run_root, model_root=root, shown=shown_for(progress))
+    access = gateway_access(os.environ, gateway=url or None, api_key=key or None, run_dir=run_root, job=job_id)
+    with GatewayClient(access.url, access.key) as client:
+        client.job(job_id)
+    return Run(job_id, run_root=Path(access.run_root), access=access, model_root=root, shown=shown_for(progress))
+
+
+def _named_gateway(url: str, key: str, run_dir: str | os.PathLike[str] | None) -> GatewayAccess | None:
+    """None where a stack is to be started; a stack that was killed leaves its file behind."""
+    root = Path(run_dir) if run_dir is not None else None
+    stack = read_stack_file(root) if root is not None else None
+    runs = stack is not None and psutil.pid_exists(stack.pid)
+    if not url and not os.environ.get(f"{PREFIX}GATEWAY_URL") and not runs:
+        return None
+    return gateway_access(os.environ, gateway=url or None, api_key=key or None, run_dir=root)
+
+
+def _refuse_own(**options: object) -> None:
+    """Raises InvalidInput for an option of a stack that is not started."""
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidInput(
+                "is of a stack that train starts, and a gateway is named", field=name, cure="leave it out"
+            )
+
+
+def _put_at(access: GatewayAccess) -> Put:
+    """To a stack of this machine and user the program's rows and functions go by files, and to no other."""
+    stack = read_stack_file(Path(access.run_root))
+    is_here = stack is not None and same_origin(stack.gateway_url, access.url)
+    return put_below(inputs_below(Path(access.run_root))) if is_here else put_nowhere
+
+
+def spec_of(spec: Any, tables: Mapping[str, Any], *, put: Put) -> JobSpec:
+    """tables: keys of a spec, and `tools`. One that is None changes nothing."""
+    if isinstance(spec, JobSpec):
+        values = msgspec.to_builtins(spec)
+    elif spec is None or isinstance(spec, Mapping):
+        values = dict(spec or {})
+    else:
+        values = read_toml(Path(spec))
+    given = {name: value for name, value in tables.items() if value is not None}
+    if isinstance(given.get("model"), str | os.PathLike):
+        given["model"] = {"path": os.fspath(given["model"])}
+    for name, table in PARTS.items():
+        # Rows, functions and classes may stand in the spec's own tables as well.
+        for place in (values, given):
+            if place.get(name) is not None:
+                place[name] = table(place[name], put)
+    if "tools" in given:
+        given["environment"] = _with_tools(given.get("environment", {}), tools_table(given.pop("tools"), put))
+    if "environment" in given:
+        values["environment"] = _left_of(values.get("environment"), given["environment"])
+    return parse_spec({"name": Path(sys.argv[0]).stem or "python"} | _merged(values, given))
+
+
+def _with_tools(changes: Mapping[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+    if "name" in changes:
+        raise InvalidInput(
+            "are of the built-in environment, and another one is named",
+            field="tools",
+            cure="make them tools of that environment, or leave it out",
+        )
+    return _merged(table, changes)
+
+
+def _left_of(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a spec's environment keeps beside a new one: its file is another one, and its parameters may be."""
+    if old is None or "name" not in new:
+        return old
+    gone = {"file", "source"} if new["name"] in (old.get("name"), TOOLS_NAME) else {"file", "source", "params"}
+    return {key: value for key, value in old.items() if key not in gone}
+
+
+def _merged(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes tables key by key; one of another `type` takes the place of the whole."""
+    merged = dict(values)
+    for key, new in given.items():
+        old = merged.get(key)
+        merged[key] = new
+        if isinstance(old, Mapping) and isinstance(new, Mapping) and new.get("type") in (None, old.get("type")):
+            merged[key] = _merged(old, new)
+    return merged

@@ -1,0 +1,184 @@
+"""What both engines share: they sample several batches beside each other, in another process.
+
+PromptBatch ─ check_… ─▶ a request for each prompt, all_or_none ─▶ Answer ─▶ checked_group
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from msgspec import UNSET
+
+from contracts.encoding.arrays import pack_float32, pack_int32
+from contracts.engines import BatchingOptions
+from contracts.errors import BatchFailed, EngineUnavailable, WeightsRejected, WeightsUnfit
+from contracts.rollouts import Completion, Prompt, PromptBatch, prompt_seed
+from contracts.versions import WeightManifest, WeightShard
+from onbeat.base.process.crash_points import reach
+from producer.engine.base import GenerationEngine, Turn, VerifiedWeights, check_fits, check_version
+from producer.engine.kept import Likely, kept_sets, num_logprobs
+
+FINISH_REASONS = ("stop", "length")
+LEAST_TEMPERATURE = 0.01
+"""A lower one, above 0, vLLM would raise to this, with a line in its log."""
+
+
+class BatchingEngine(GenerationEngine):
+    """Generations run side by side, a load waits for them. An implementation adds the calls."""
+
+    def __init__(self, options: BatchingOptions) -> None:
+        self._timeout_s = options.timeout_s
+        self._max_sequences = options.max_sequences
+
+    @property
+    @abstractmethod
+    def _context_tokens(self) -> int:
+        """Longest prompt with its completion."""
+
+    @property
+    @abstractmethod
+    def _vocabulary_tokens(self) -> int: ...
+
+    @abstractmethod
+    async def _sample(self, batch: PromptBatch) -> list[list[Completion]]:
+        """Completions [k][G] of a batch that fits the engine and its weights. Raises BatchFailed, EngineUnavailable."""
+
+    @abstractmethod
+    async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:
+        """Loads a version; answers what is held then, by the digest of what was loaded.
+
+        Raises WeightsRejected, EngineUnavailable.
+        """
+
+    @abstractmethod
+    def _not_done(self, problem: str) -> EngineUnavailable:
+        """The error of a call that outlasts its deadline."""
+
+    @property
+    def max_concurrent_completions(self) -> int:
+        return self._max_sequences
+
+    async def generate(self, batch: PromptBatch, turn: Turn | None = None) -> list[list[Completion]]:
+        check_version(self._held, batch)
+        check_fits(batch, context_tokens=self._context_tokens, vocabulary_tokens=self._vocabulary_tokens)
+        if 0.0 < batch.sampling.temperature < LEAST_TEMPERATURE:
+            raise BatchFailed(
+                f"batch {batch.batch_id}: vLLM has no temperature between 0 and {LEAST_TEMPERATURE:g}",
+                field="rollout.sampling.temperature",
+                cure="raise it, or set evaluation.greedy",
+            )
+        if batch.has_kept_sets and (truncation := batch.sampling.unbounded_truncation):
+            raise BatchFailed(
+                f"batch {batch.batch_id}: vLLM doesn't say which tokens {truncation} keeps without a top_k",
+                field="rollout.sampling.top_k",
+                cure="set it, too, or take generators with transformers",
+            )
+        async with self._within(f"batch {batch.batch_id}"):
+            return await self._sample(batch)
+
+    async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
+        if isinstance(weights, WeightShard):
+            # Such a loader takes whole versions: the shard is read with the rest of its version.
+            return
+        self._held = None
+        async with self._within(f"loading version {weights.policy_version}"):
+            held = await self._replace_weights(weights)
+        reach("producer.loading_weights")
+        self._held = held
+
+    @contextlib.asynccontextmanager
+    async def _within(self, what: str) -> AsyncIterator[None]:
+        """Sets a deadline over all that one call asks of the engine."""
+        deadline = asyncio.timeout(self._timeout_s)
+        try:
+            async with deadline:
+                yield
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise  # the engine's own
+            raise self._not_done(f"{what} is not done after {self._timeout_s:.0f} s") from error
+
+
+def num_samples(batch: PromptBatch) -> int:
+    """The samples to ask for: one where they are greedy and so all the same, of which vLLM refuses to make several."""
+    return 1 if batch.sampling.temperature == 0.0 else batch.group_size
+
+
+def request_of(batch: PromptBatch, prompt: Prompt, end_ids: Sequence[int], *, vocabulary_tokens: int) -> dict[str, Any]:
+    """Returns vLLM's parameters of a prompt's samples, by the names that its server knows too. end_ids: the model's."""
+    sampling = batch.sampling
+    return {
+        "n": num_samples(batch),
+        "seed": prompt_seed(batch, prompt),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p or 0.0,
+        "repetition_penalty": sampling.repetition_penalty or 1.0,
+        "logit_bias": {int(token): bias for token, bias in (sampling.logit_bias or {}).items()},
+        "min_tokens": sampling.min_new_tokens or 0,
+        "max_tokens": sampling.max_new_tokens,
+        "stop_token_ids": [*end_ids, *(sampling.stop_token_ids or ())],
+        "stop": list(sampling.stop or ()),
+        "logprobs": num_logprobs(batch, vocabulary_tokens=vocabulary_tokens),
+    }
+
+
+def refusal_of(answer: Mapping[str, str]) -> WeightsRejected:
+    """Returns the error of a version that the worker extension has refused, from its answer."""
+    kind = WeightsUnfit if "unfit" in answer else WeightsRejected
+    return kind(answer["rejected"])
+
+
+class Answer(NamedTuple):
+    """A sample, as vLLM answers it."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float | None]
+    finish_reason: str | None
+    likely: Sequence[Likely] = ()
+    """What was likely where each token was sampled; read where the batch has kept sets."""
+
+
+def checked_group(batch: PromptBatch, answers: Sequence[Answer], *, vocabulary_tokens: int) -> list[Completion]:
+    """Makes a prompt's G completions of its samples, in their order. Raises BatchFailed."""
+    if len(answers) != num_samples(batch):
+        raise BatchFailed(
+            f"batch {batch.batch_id}: the engine answered {len(answers)} of {num_samples(batch)} samples of a prompt"
+        )
+    completions = [_completion(batch, answer, vocabulary_tokens=vocabulary_tokens) for answer in answers]
+    return completions * (batch.group_size // len(answers))
+
+
+def _completion(batch: PromptBatch, answer: Answer, *, vocabulary_tokens: int) -> Completion:
+    """Raises BatchFailed unless it is a complete and finite sample (I1, I6)."""
+    token_ids, logprobs, finish_reason, likely = answer
+    if finish_reason not in FINISH_REASONS:
+        raise BatchFailed(f"batch {batch.batch_id}: the engine ended a completion for the reason {finish_reason}")
+    if not 0 < len(token_ids) <= batch.sampling.max_new_tokens or len(logprobs) != len(token_ids):
+        raise BatchFailed(
+            f"batch {batch.batch_id}: the engine answered {len(token_ids)} tokens and {len(logprobs)} log-probs, "
+            f"asked for at most {batch.sampling.max_new_tokens}"
+        )
+    if finish_reason == "stop" and len(token_ids) <= (least := batch.sampling.min_new_tokens or 0):
+        raise BatchFailed(
+            f"batch {batch.batch_id}: the engine ended a completion after {len(token_ids)} tokens, and knows no "
+            f"min_new_tokens = {least}",
+            cure="take another release of the server",
+        )
+    values = [math.nan if value is None else value for value in logprobs]
+    if not all(map(math.isfinite, values)):
+        raise BatchFailed("the model's log-probs are not finite", cure="the weights of this version have diverged")
+    return Completion(
+        token_ids=pack_int32(token_ids),
+        generator_logprobs=pack_float32(values),
+        finish_reason="stop" if finish_reason == "stop" else "length",
+        kept_sets=kept_sets(batch, token_ids, likely, vocabulary_tokens=vocabulary_tokens)
+        if batch.has_kept_sets
+        else UNSET,
+    )

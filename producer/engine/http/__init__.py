@@ -1,0 +1,1 @@
+"""An engine behind a server that speaks the OpenAI API."""

@@ -1,0 +1,183 @@
+"""The openai engine: a vLLM server that the user runs, token ids in and out.
+
+    PromptBatch ─ a request for each prompt, n = G ─▶ POST {engine_url}/v1/completions ─▶ Completion[k][G]
+    manifest ─ load ─▶ /pause, /collective_rpc (load_version), /resume: the server reads the version from the weight
+                       root, which it sees at the same path, and our worker extension hashes what its loader is handed
+                       (I2); after each batch it is asked again which weights it holds (describe_version)
+
+Whatever a request leaves open is set here, because a server fills it from the model's generation_config.json. A batch
+that other weights sampled, because the server was restarted or is given weights by another client, fails, and the
+version is loaded again. Requests are repeated after lost answers and 5xx; a server that stays away ends this process,
+whose launcher starts it again. A server belongs to one generator. As with vLLM in this process, deterministic jobs
+aren't served (I7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
+
+from contracts.encoding.arrays import unpack_int32
+from contracts.encoding.wire import encode_json
+from contracts.engines import OpenaiOptions
+from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput
+from contracts.rollouts import Completion, Prompt, PromptBatch
+from contracts.versions import WeightManifest
+from onbeat.weights.model_folder import empty_model, end_of_sequence_ids
+from onbeat.weights.model_path import opened_model
+from producer.engine.base import EngineSetup, VerifiedWeights, all_or_none
+from producer.engine.batching import Answer, BatchingEngine, checked_group, refusal_of, request_of
+from producer.engine.http.server_requests import ServerRequests
+from producer.engine.kept import Likely
+
+CURE = (
+    "start vLLM with VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs, --max-logprobs -1 and "
+    "--worker-extension-cls producer.engine.vllm.extension.VerifiedLoader: docs/operate.md"
+)
+
+
+class _TokenLogprobs(msgspec.Struct):
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] = []
+    """Those of the most likely tokens, by `token_id:…`."""
+
+
+class _Choice(msgspec.Struct):
+    index: int
+    finish_reason: str | None
+    token_ids: list[int]
+    logprobs: _TokenLogprobs
+
+
+class _CompletionsAnswer(msgspec.Struct):
+    """The part of an answer of /v1/completions that is read."""
+
+    choices: list[_Choice]
+
+
+class _RpcAnswer(msgspec.Struct):
+    results: list[dict[str, str] | None]
+
+
+class OpenaiEngine(BatchingEngine):
+    """A server of one's own: generations run side by side in it, a load waits for them."""
+
+    def __init__(
+        self, setup: EngineSetup, options: OpenaiOptions, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        """Waits until the server answers. The model's folder is read for its limits, never for weights.
+
+        Raises InvalidInput that names model.path or a setting, EngineUnavailable once `timeout_s` is over.
+        """
+        super().__init__(options)
+        with opened_model(setup.model, setup.model_root) as folder:
+            self._config = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device="meta").config
+            self._stop_ids = sorted(end_of_sequence_ids(folder, self._config))
+        self._weight_root = setup.weight_root
+        self._requests = ServerRequests(options, sleep=sleep)
+        self._model = self._requests.served_model()
+
+    @property
+    def _context_tokens(self) -> int:
+        return self._config.max_position_embeddings
+
+    @property
+    def _vocabulary_tokens(self) -> int:
+        return self._config.vocab_size
+
+    async def _sample(self, batch: PromptBatch) -> list[list[Completion]]:
+        try:
+            groups = await all_or_none([partial(self._group, batch, prompt) for prompt in batch.prompts])
+            holds = (await self._call("describe_version"))["weights_digest"]
+            if holds != batch.weights_digest:
+                raise BatchFailed(
+                    f"batch {batch.batch_id}: the server holds the weights `{holds}`, it was given "
+                    f"{batch.weights_digest}",
+                    cure="was it restarted, or does another client load weights into it?",
+                )
+        except Exception:
+            # The server is given the version again before it samples another batch, whatever the failure was.
+            self._held = None
+            raise
+        return groups
+
+    async def _group(self, batch: PromptBatch, prompt: Prompt) -> list[Completion]:
+        """The prompt's G completions. Raises BatchFailed."""
+        body = {
+            "model": self._model,
+            "prompt": unpack_int32(prompt.token_ids),
+            **request_of(batch, prompt, self._stop_ids, vocabulary_tokens=self._vocabulary_tokens),
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            # The stop ids are all there are: the server's own end-of-sequence ids are those of its generation_config.
+            "ignore_eos": True,
+            "include_stop_str_in_output": True,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "skip_special_tokens": bool(batch.sampling.stop),
+        }
+        answer = await self._requests.post("/v1/completions", body, _CompletionsAnswer)
+        choices = sorted(answer.choices, key=lambda choice: choice.index)
+
+        def answered() -> list[Completion]:
+            answers = [
+                Answer(one.token_ids, one.logprobs.token_logprobs, one.finish_reason, _likely(one.logprobs))
+                for one in choices
+            ]
+            return checked_group(batch, answers, vocabulary_tokens=self._vocabulary_tokens)
+
+        return await asyncio.to_thread(answered)
+
+    async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:
+        if place := manifest.transport_kind.elsewhere:
+            raise InvalidInput(
+                f"a server reads files, not {place}", field="weights.transport", cure='use "file" or "delta"'
+            )
+        try:
+            # An update under a running request ends the server's engine; `wait` lets them end, and empties the caches.
+            await self._requests.post("/pause?mode=wait&clear_cache=true", None, dict[str, Any])
+            await self._call("clear_kv_cache")
+            answer = await self._call("load_version", str(self._weight_root), encode_json(manifest).decode())
+            await self._requests.post("/resume", None, dict[str, Any])
+        except BatchFailed as error:
+            raise InvalidInput(str(error), field="ONBEAT_ENGINE_URL", cure=CURE) from error
+        if "rejected" in answer:
+            raise refusal_of(answer)
+        if answer["logprobs_mode"] != "processed_logprobs":
+            raise InvalidInput(
+                f"the server's log-probs are {answer['logprobs_mode']}", field="ONBEAT_ENGINE_URL", cure=CURE
+            )
+        if answer["max_logprobs"] != "-1":
+            raise InvalidInput(
+                f"the server answers {answer['max_logprobs']} log-probs a token", field="ONBEAT_ENGINE_URL", cure=CURE
+            )
+        return VerifiedWeights(policy_version=int(answer["policy_version"]), weights_digest=answer["weights_digest"])
+
+    async def _call(self, method: str, *args: str) -> dict[str, str]:
+        """Calls a method of our worker extension; its answer is the same on every rank of the server."""
+        body = {"method": method, "args": args}
+        try:
+            results = (await self._requests.post("/collective_rpc", body, _RpcAnswer)).results
+        except EngineUnavailable as error:
+            raise EngineUnavailable(error.problem, field=error.field, cure=CURE) from error
+        if not results or any(result != results[0] for result in results):
+            raise self._requests.gone(f"{method}: its ranks disagree: {results}")
+        return results[0] or {}
+
+    def _not_done(self, problem: str) -> EngineUnavailable:
+        return self._requests.gone(problem)
+
+    async def aclose(self) -> None:
+        self._held = None
+        await self._requests.aclose()
+
+
+def _likely(logprobs: _TokenLogprobs) -> list[Likely]:
+    """The ids are behind colons."""
+    of_tokens = [of_token or {} for of_token in logprobs.top_logprobs]
+    return [([int(name.rpartition(":")[2]) for name in of_token], [*of_token.values()]) for of_token in of_tokens]

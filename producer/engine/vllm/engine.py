@@ -1,0 +1,328 @@
+"""The vLLM engine: continuous batching in an engine process of its own, which this process starts and ends.
+
+    PromptBatch ─ a request for each prompt, n = G ─▶ AsyncLLM ═ ZMQ ═▶ engine core ─▶ worker + VerifiedLoader
+    Completion[k][G] ◀── token ids, log-probs ───────────┘                                  ▲
+    manifest ─ pause (drain), load_version, resume ─────────────────────────────────────────┘
+
+The prompts of several batches decode together, so the last bits of a completion's numbers depend on what else ran: jobs
+with `deterministic = true` aren't served (I7), unless vLLM computes with its batch-invariant kernels, and a canary has
+shown that they are (producer/engine/canary.py). Seeds are a sample's own either way. A dead core
+never answers its clients, so each call has a deadline; one that passes, or a core that died, raises EngineUnavailable,
+which ends this process: its launcher starts another, and its leases expire (I5).
+Left out: a model on more than one GPU (run a server, and the openai engine), quantised and multimodal models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from contracts.encoding.arrays import unpack_int32
+from contracts.encoding.wire import encode_json
+from contracts.engines import Engine, VllmOptions, variable
+from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput
+from contracts.rollouts import Completion, Prompt, PromptBatch
+from contracts.versions import WeightManifest
+from onbeat.weights.model_folder import end_of_sequence_ids, model_config
+from onbeat.weights.model_path import FIELD, opened_model
+from onbeat.weights.stores import version_files
+from producer.engine import canary
+from producer.engine.base import EngineSetup, VerifiedWeights, all_or_none
+from producer.engine.batching import Answer, BatchingEngine, checked_group, refusal_of, request_of
+from producer.engine.fingerprint import attention_backend
+from producer.engine.vllm import extension
+
+log = logging.getLogger(__name__)
+
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    # This process has threads of its own by now, and a fork would copy the locks that they hold.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
+CPU_ENVIRONMENT = {
+    # vLLM's CPU build is used without triton, which dynamo would import.
+    "TORCHDYNAMO_DISABLE": "1",
+    # The engine core is a process of its own all the same; its worker isn't another one below it.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
+BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
+LEAST_CAPABILITY = (8, 0)
+"""Compute capability that vLLM's batch-invariant kernels need."""
+DEATH_POLL_S = 0.2
+SHUTDOWN_S = 2.0
+"""Time until an engine core that does not end is killed: it holds nothing that is worth a wait."""
+SLEEP_LEVEL = 2
+"""Level 1 of vLLM's sleep mode would copy the weights to the host, though the next version replaces them."""
+SHARED_GPU = 0.01
+"""vLLM starts only where this share of the GPU's memory is free. Where the size of its cache is set, that bounds it:
+other processes may have the rest."""
+CPU_KV_CACHE_MB = 1024
+"""The cache where none is set: on a CPU vLLM would take most of the memory, which trainer and Redis need too."""
+
+
+def library() -> Any:
+    """Imports the vllm package, once its environment is set: about 10 s. Raises InvalidInput where there is none."""
+    for name, value in (ENVIRONMENT | ({} if torch.cuda.is_available() else CPU_ENVIRONMENT)).items():
+        os.environ.setdefault(name, value)
+    try:
+        return import_module("vllm")
+    except ModuleNotFoundError as error:
+        raise InvalidInput(
+            f"this Python has no vllm: {error}",
+            field="ONBEAT_ENGINE",
+            cure="run `make setup-vllm`, or pip install vllm",
+        ) from error
+
+
+class VllmEngine(BatchingEngine):
+    """vLLM's engine core in a process of its own: generations run side by side, a load waits for them."""
+
+    @classmethod
+    def check_machine(cls, options: Engine) -> None:
+        """Raises InvalidInput where batch-invariant kernels are asked for and this machine can't run them."""
+        if not options.has_to_prove_it:
+            return
+        found = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+        if found is None or found < LEAST_CAPABILITY:
+            has = "there is none" if found is None else f"this one has {found[0]}.{found[1]}"
+            raise InvalidInput(
+                f"vLLM's batch-invariant kernels need a GPU of compute capability 8.0 or more, and {has}",
+                field=variable("batch_invariant"),
+                cure="unset it, and set deterministic = false, or use generators with ONBEAT_ENGINE=transformers",
+            )
+
+    def __init__(self, setup: EngineSetup, options: VllmOptions) -> None:
+        """Starts the engine core, with uninitialised weights; weights come by `load_weights`. Blocks for 10 s or more.
+
+        Raises InvalidInput that names model.path, ONBEAT_ENGINE_SLEEP_MODE or ONBEAT_ENGINE_BATCH_INVARIANT,
+        EngineUnavailable where the core does not start.
+        """
+        super().__init__(options)
+        self.check_machine(options)
+        if options.batch_invariant:
+            os.environ[BATCH_INVARIANT] = "1"
+        has_gpu = torch.cuda.is_available()
+        if options.sleep_mode and not has_gpu:
+            raise InvalidInput(
+                "vLLM has a sleep mode on CUDA alone, and there is none",
+                field="ONBEAT_ENGINE_SLEEP_MODE",
+                cure="unset it",
+            )
+        self._has_sleep_mode = options.sleep_mode
+        self._is_asleep = False
+        self._vllm = library()
+        self._dead: tuple[type[Exception], ...] = (import_module("vllm.v1.engine.exceptions").EngineDeadError,)
+        self._refused: tuple[type[Exception], ...] = (import_module("vllm.exceptions").VLLMClientError, ValueError)
+        self._stores = setup.stores
+        self._weight_root = setup.weight_root
+        self._num_requests = 0
+        self._cache_is_clean = True
+        self._llm: Any = None
+        self._start(setup, options, has_gpu=has_gpu)
+        self._bound_to_us = False
+
+    def _start(self, setup: EngineSetup, options: VllmOptions, *, has_gpu: bool) -> None:
+        """Starts the engine core over the model's folder, and ends it where a file of that changed meanwhile."""
+        try:
+            with opened_model(setup.model, setup.model_root) as folder:
+                self._stop_ids = sorted(end_of_sequence_ids(folder, model_config(folder)))
+                self._llm = self._llm_over(folder, setup, options, has_gpu=has_gpu)
+        except InvalidInput:
+            if self._llm is not None:
+                self._llm.shutdown(timeout=SHUTDOWN_S)
+            raise
+
+    def _llm_over(self, folder: Path, setup: EngineSetup, options: VllmOptions, *, has_gpu: bool) -> Any:
+        arguments = self._vllm.AsyncEngineArgs(
+            model=str(folder),
+            dtype=setup.model.dtype,
+            load_format="dummy",
+            generation_config="vllm",
+            logprobs_mode="processed_logprobs",
+            # As many as kept sets need (producer/engine/kept.py).
+            max_logprobs=-1,
+            max_num_seqs=options.max_sequences,
+            # None leaves it to vLLM, which on a GPU takes what the model leaves.
+            kv_cache_memory_bytes=(options.kv_cache_mb or (0 if has_gpu else CPU_KV_CACHE_MB)) * 1024**2 or None,
+            **({"gpu_memory_utilization": SHARED_GPU} if has_gpu and options.kv_cache_mb else {}),
+            enforce_eager=not has_gpu,
+            distributed_executor_backend="uni",
+            worker_extension_cls=extension.CLASS,
+            enable_sleep_mode=options.sleep_mode,
+            # Named, for the engine's fingerprint: vLLM would choose by the machine.
+            attention_backend=attention_backend(setup.model) if options.batch_invariant else None,
+            disable_log_stats=True,
+        )
+        try:
+            return import_module("vllm.v1.engine.async_llm").AsyncLLM.from_engine_args(arguments)
+        except ValueError as error:
+            raise InvalidInput(f"vLLM cannot serve {folder}: {error}", field=FIELD) from error
+        except RuntimeError as error:
+            raise EngineUnavailable(f"vLLM's engine core did not start: {error}") from error
+
+    @property
+    def _context_tokens(self) -> int:
+        return self._llm.model_config.max_model_len
+
+    @property
+    def _vocabulary_tokens(self) -> int:
+        return self._llm.model_config.get_vocab_size()
+
+    async def difference(self) -> str:
+        return await canary.difference(self)
+
+    async def _sample(self, batch: PromptBatch) -> list[list[Completion]]:
+        try:
+            return await all_or_none([partial(self._group, batch, prompt) for prompt in batch.prompts])
+        except Exception:
+            self._cache_is_clean = False
+            raise
+
+    async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:
+        files = await asyncio.to_thread(self._files_elsewhere, manifest)
+        if not self._bound_to_us:
+            await self._llm.collective_rpc("end_with_generator")
+            self._bound_to_us = True
+        # An update under a running request ends the engine core; `wait` lets them end, and empties the caches.
+        await self._llm.pause_generation(mode="wait", clear_cache=True)
+        if not self._cache_is_clean:
+            await self._llm.collective_rpc("clear_kv_cache")
+            self._cache_is_clean = True
+        (answer,) = await self._llm.collective_rpc(
+            "load_version", args=(str(self._weight_root), encode_json(manifest).decode(), files)
+        )
+        await self._llm.resume_generation()
+        if "rejected" in answer:
+            raise refusal_of(answer)
+        return VerifiedWeights(policy_version=int(answer["policy_version"]), weights_digest=answer["weights_digest"])
+
+    async def sleep(self) -> None:
+        """Gives weights and cache back (level 2), where sleep mode is on."""
+        if not self._has_sleep_mode or self._is_asleep:
+            return
+        self._held = None
+        async with self._within("falling asleep"):
+            await self._llm.sleep(level=SLEEP_LEVEL)
+        self._is_asleep = True
+
+    async def wake(self, *, num_threads: int | None) -> None:
+        """Takes the memory again; weights come by `load_weights`. Threads are the engine core's own."""
+        if not self._is_asleep:
+            return
+        async with self._within("waking up"):
+            await self._llm.wake_up()
+        self._is_asleep = False
+
+    async def aclose(self) -> None:
+        self._held = None
+        if self._llm.output_handler is not None:
+            # The handler would take the end of the core for a failure.
+            self._llm.output_handler.cancel()
+        await asyncio.to_thread(self._llm.shutdown, timeout=SHUTDOWN_S)
+        # With the last reference goes vLLM's ZMQ context. Its end waits for sockets that it doesn't know, at times for
+        # ever: that must happen neither in the event loop nor at the end of this process.
+        held = [self._llm]
+        del self._llm
+        threading.Thread(target=held.clear, name="vllm-end", daemon=True).start()
+
+    def _files_elsewhere(self, manifest: WeightManifest) -> dict[str, bytes]:
+        """Name → content of the version's files; none where the engine core reads them itself. Raises WeightsRejected.
+
+        Only this process has an account with what isn't a folder.
+        """
+        if not manifest.transport_kind.elsewhere:
+            return {}
+        files = self._stores[manifest.transport]
+        if manifest.adapter and files.bases is files:
+            problem = f"vLLM's engine core reads no base of adapters from {manifest.transport_kind.elsewhere}"
+            raise InvalidInput(problem, field="trainer.lora.publish", cure='use "merged"')
+        if manifest.base:
+            problem = f"vLLM's engine core follows no deltas in {manifest.transport_kind.elsewhere}"
+            raise InvalidInput(problem, field="weights.snapshot_every_versions", cure="set it to 1")
+        return {file.name: files.content(file, most_bytes=file.num_bytes) for file in version_files(manifest)}
+
+    def _not_done(self, problem: str) -> EngineUnavailable:
+        return EngineUnavailable(problem, field="vllm", cure="raise ONBEAT_ENGINE_TIMEOUT_S")
+
+    @contextlib.asynccontextmanager
+    async def _within(self, what: str) -> AsyncIterator[None]:
+        """Adds one error for everything that the engine core may die of.
+
+        A call that is no request, a load for example, would wait for a dead core as long as it may: its answer is lost.
+        """
+        async with super()._within(what):
+            death = asyncio.timeout(None)
+            try:
+                async with death:
+                    watch = asyncio.ensure_future(self._cut_short_by_death(death))
+                    try:
+                        yield
+                    finally:
+                        watch.cancel()
+            except (TimeoutError, *self._dead) as error:
+                if isinstance(error, TimeoutError) and not death.expired():
+                    raise  # the engine's own, or the deadline of the call
+                raise EngineUnavailable(
+                    f"its engine core died: {what}", field="vllm", cure="see the log above"
+                ) from error
+
+    async def _cut_short_by_death(self, call: asyncio.Timeout) -> None:
+        while not self._llm.errored:
+            await asyncio.sleep(DEATH_POLL_S)
+        call.reschedule(asyncio.get_running_loop().time())
+
+    async def _group(self, batch: PromptBatch, prompt: Prompt) -> list[Completion]:
+        """The prompt's G completions, by sample number."""
+        params = self._vllm.SamplingParams(
+            **request_of(batch, prompt, self._stop_ids, vocabulary_tokens=self._vocabulary_tokens),
+            # Where there are many, lists of numbers take half the memory of maps.
+            flat_logprobs=batch.has_kept_sets,
+            # The stop ids are all there are: vLLM would add the tokenizer's own.
+            ignore_eos=True,
+            # It looks for texts in what it decodes, and takes them without a word where it decodes nothing.
+            include_stop_str_in_output=bool(batch.sampling.stop),
+            detokenize=bool(batch.sampling.stop),
+            output_kind=import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY,
+        )
+        self._num_requests += 1
+        tokens = {"prompt_token_ids": unpack_int32(prompt.token_ids)}
+        final = None
+        try:
+            async for output in self._llm.generate(tokens, params, request_id=str(self._num_requests)):
+                final = output
+        except self._refused as error:
+            raise BatchFailed(f"batch {batch.batch_id}: the engine failed: {error}") from error
+        outputs = [] if final is None else sorted(final.outputs, key=lambda output: output.index)
+
+        def answered() -> list[Completion]:
+            try:
+                answers = [_answer(one, is_flat=params.flat_logprobs) for one in outputs]
+            except (KeyError, ValueError) as error:
+                raise BatchFailed(f"batch {batch.batch_id}: the engine left out a sampled token's log-prob") from error
+            return checked_group(batch, answers, vocabulary_tokens=self._vocabulary_tokens)
+
+        return await asyncio.to_thread(answered)
+
+
+def _answer(output: Any, *, is_flat: bool) -> Answer:
+    """Reads a sample of vLLM's. Its log-probs are a map for each token, which holds that of the sampled one, or lists
+    (flat) of the most likely ones, token after token. Raises KeyError or ValueError where that one is missing."""
+    of_tokens, likely = output.logprobs, []
+    if is_flat:
+        places = zip(of_tokens.start_indices, of_tokens.end_indices, strict=True)
+        likely = [(of_tokens.token_ids[start:end], of_tokens.logprobs[start:end]) for start, end in places]
+        logprobs = [found[ids.index(token)] for token, (ids, found) in zip(output.token_ids, likely, strict=True)]
+    else:
+        logprobs = [of_token[token].logprob for token, of_token in zip(output.token_ids, of_tokens, strict=True)]
+    return Answer(output.token_ids, logprobs, output.finish_reason, likely)

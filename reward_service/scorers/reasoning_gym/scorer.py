@@ -1,0 +1,43 @@
+"""reasoning-gym: the score of the task that made the prompt. The package's parsers are not ours: runs in the pool.
+
+task_entry ─▶ known_tasks.py ─┬─ its scorer evaluates nothing ─▶ its_tasks.py ─▶ the package
+                              ├─ else, where there is one of ours ─▶ own_tasks.py
+                              └─ else refused by name
+"""
+
+from __future__ import annotations
+
+from contracts.errors import InvalidInput
+from contracts.rewards import ReasoningGymReward, RewardItem, TaskEntry
+from onbeat.data.datasets.known_tasks import OUR_SCORERS, read_task_entry
+from reward_service.scorers.last_tag import last_answer
+from reward_service.scorers.reasoning_gym import its_tasks, own_tasks
+from reward_service.scorers.reasoning_gym.known_package import check_package
+from reward_service.scorers.texts import BadReference
+
+
+def warm_up(component: ReasoningGymReward) -> None:
+    """Imports the package: seconds, which are not the item's to pay. Raises InvalidInput for another version."""
+    check_package()
+    import reasoning_gym  # noqa: F401
+
+
+def score(component: ReasoningGymReward, item: RewardItem) -> float:
+    """The task's own score in [0, 1] of the extracted answer; `strict` keeps 1.0 only. Raises BadReference.
+
+    No match of `answer_pattern` is 0.0: the model was asked for that format.
+    """
+    task_entry = _task_entry(item.task_entry)
+    answer = last_answer(component.answer_pattern, item.completion) if component.answer_pattern else item.completion
+    if answer is None:
+        return 0.0
+    scorer = own_tasks if task_entry.task in OUR_SCORERS else its_tasks
+    value = scorer.score(task_entry.task, answer, task_entry.entry)
+    return float(value == 1.0) if component.strict else value
+
+
+def _task_entry(text: str) -> TaskEntry:
+    try:
+        return read_task_entry(text)
+    except InvalidInput as error:
+        raise BadReference(error.problem, field=error.field, cure=error.cure) from error

@@ -1,0 +1,175 @@
+"""Programs that train, each a real process over a real stack: the ten lines of README, and the one of examples/."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import onbeat
+from contracts.encoding.digests import content_digest
+from contracts.jobs import JobState
+from contracts.rewards import PluginReward
+from onbeat.audit.folder import read_spec
+from onbeat.audit.weights import digest_of
+from onbeat.base.process import child_process
+from onbeat.commands.exports.kept_audit import read_audit
+from tests.builders import tiny_model_folder
+from tests.unit.onbeat.data.rendering.chat_models import CHATML, chat_tokenizer
+
+REPOSITORY = Path(__file__).parents[3]
+DEADLINE_S = 600.0
+SMALL = 'iterations=2, rollout={"batches_per_iteration": 2}, evaluation={"num_prompts": 16, "prompts_per_batch": 16}'
+
+
+def start(program: Path, *arguments: str, run_root: Path) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")}
+    return subprocess.Popen(
+        [sys.executable, str(program), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+        env=environment | {"ONBEAT_RUN_ROOT": str(run_root)},
+        start_new_session=True,
+    )
+
+
+def nothing_is_left(run_dir: Path) -> bool:
+    return not child_process.marked("ONBEAT_RUN_ROOT", str(run_dir)) and not (run_dir / "redis").exists()
+
+
+def test_the_lines_of_the_readme_train_and_export_a_verified_model(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(import onbeat\n.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+    assert "iterations=50)" in block
+    program = tmp_path / "program.py"
+    program.write_text(block.replace("iterations=50", SMALL).replace('"my-model"', repr(str(tmp_path / "my-model"))))
+    process = start(program, run_root=tmp_path / "runs")
+    out, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, err
+    assert [line.split()[0] for line in out.splitlines()] == ["0", "1"]
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert nothing_is_left(run_dir)
+    (job,) = run_dir.glob("job-*")
+    run = onbeat.attach(job.name, run_dir=run_dir)
+    assert run.verify().verified
+    assert digest_of([tmp_path / "my-model" / "model.safetensors"]) == run.result().weights_digest
+
+
+def test_the_cells_of_the_notebook_train_a_verified_model(tmp_path: Path) -> None:
+    cells = json.loads((REPOSITORY / "examples" / "notebook.ipynb").read_bytes())["cells"]
+    assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in cells)
+    text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    assert "ITERATIONS = 30" in text
+    program = tmp_path / "notebook.py"
+    program.write_text(text.replace("ITERATIONS = 30", "ITERATIONS = 2"))
+    process = start(program, run_root=tmp_path / "runs")
+    out, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, err
+    state, first, _, verified = out.split()
+    assert (state, verified) == ("succeeded", "True")
+    assert 0.0 < float(first) < 1.0
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert nothing_is_left(run_dir)
+
+
+def test_a_program_that_is_interrupted_leaves_a_cancelled_job_with_its_rewards_digest_and_no_process(
+    tmp_path: Path,
+) -> None:
+    process = start(REPOSITORY / "examples" / "train_from_python.py", "100000", run_root=tmp_path / "runs")
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert first.startswith("0 0."), err
+    assert process.returncode == -signal.SIGINT, err
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert nothing_is_left(run_dir)
+    (job,) = run_dir.glob("job-*")
+    run = onbeat.attach(job.name, run_dir=run_dir)
+    assert run.status.state is JobState.CANCELLED
+    assert run.verify().verified
+    (component,) = read_spec(run.folder).reward.components
+    assert isinstance(component, PluginReward)
+    assert Path(component.file).read_text() == component.source
+    for entry in read_audit(run.folder)[1]:
+        assert entry.record.rewards == {"plugin": content_digest(component.source.encode())}
+
+
+PLAYED = """
+import sys
+
+import onbeat
+from onbeat.environments.author import Environment, Message, Opening, Reply
+
+DIGITS = "0123456789"
+
+
+class Sums(Environment):
+    def __init__(self, *, largest: int = 9) -> None:
+        self.largest = largest
+
+    def reset(self, task, seed):
+        self.a, self.b = seed % self.largest, seed // 7 % self.largest
+        return Opening(f"{self.a}+{self.b}=")
+
+    def step(self, message, turn):
+        right = message.content == str(self.a + self.b)[::-1]
+        return Reply(reward=sum(one in DIGITS for one in message.content) / 10 + right, done=True)
+
+
+def remember(number: int) -> str:
+    '''Tells a digit.'''
+    return DIGITS[number]
+
+
+JOB = {
+    "model": "configs/models/two-digit-addition",
+    "iterations": 2,
+    "rollout": {
+        "batches_per_iteration": 2,
+        "prompts_per_batch": 4,
+        "group_size": 4,
+        "max_prompt_tokens": 8,
+        "sampling": {"max_new_tokens": 5},
+    },
+    "evaluation": {"num_prompts": 8, "prompts_per_batch": 8},
+}
+TABLE = {"max_turns": 2, "max_tokens": 48}
+ROWS = [{"prompt": f"{a}+{a}=", "reference": str(a + a)[::-1]} for a in range(40)]
+TASKS = {"type": "environment", "num_train_prompts": 64}
+OF_CLASS = {"dataset": TASKS, "environment": {"name": Sums, "params": {"largest": 8}, "renderer": "text", **TABLE}}
+OF_TOOLS = {"dataset": ROWS, "environment": TABLE, "tools": [remember], "model": "qwen3", "model_root": sys.argv[1]}
+for given in (OF_CLASS, OF_TOOLS):
+    JOB["rollout"]["max_prompt_tokens"] = 8 if given is OF_CLASS else 900
+    with onbeat.train(**JOB | given) as run:
+        print(run.result().state.value, run.verify().verified, run.id)
+"""
+
+
+def test_a_class_and_tools_of_a_program_are_played_in_their_cage_and_their_digest_is_in_the_chain(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PLAYED)
+    tiny_model_folder(tmp_path, context_tokens=1024, tokenizer=chat_tokenizer(CHATML))
+    process = start(program, str(tmp_path), run_root=tmp_path / "runs")
+    out, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, err
+    ended = [line.split() for line in out.splitlines()]
+    assert [words[:2] for words in ended] == [["succeeded", "True"]] * 2
+    for (_, _, job), name in zip(ended, ("Sums", "ToolsOfProgram"), strict=True):
+        (folder,) = (tmp_path / "runs").glob(f"*/{job}")
+        run = onbeat.attach(job, run_dir=folder.parent)
+        environment = read_spec(run.folder).environment
+        assert environment is not None
+        assert Path(environment.file).read_text() == environment.source
+        version = f"{name} {content_digest(environment.source.encode())}"
+        records = [entry.record for entry in read_audit(run.folder)[1]]
+        assert {record.environment for record in records} == {version}
+        assert name == "ToolsOfProgram" or any(record.reward_mean > 0.0 for record in records)
