@@ -24,8 +24,8 @@ from benchmarks._lookup_environment import ROWS, Lookup
 from consumer.gradient.optimizer import learning_rate_at
 from contracts.encoding.wire import decode_json
 from contracts.rewards import RewardItem, Scored
-from contracts.spec import JobSpec
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.job import JobSpec
+from contracts.spec.root import SpecRoot
 from onbeat.data.prompts.examples import job_examples
 from onbeat.data.prompts.places import pass_order
 from onbeat.data.prompts.source import PromptSource

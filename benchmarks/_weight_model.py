@@ -13,8 +13,8 @@ from transformers import PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from benchmarks._results import REPOSITORY
 from consumer.gradient.optimizer import GROUP_BYTES
-from contracts.spec import ModelSpec
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.job import ModelSpec
+from contracts.spec.root import SpecRoot
 from onbeat.weights.chunks import ChunkReader
 from onbeat.weights.layout import TensorLayout, split_into_shards
 from onbeat.weights.model_folder import empty_model, weight_tensors

@@ -40,7 +40,7 @@ from benchmarks._random_models import make_8m
 from benchmarks._results import REPOSITORY, write_result
 from benchmarks.trainer import save_model
 from benchmarks.trl import BY_ONEDNN
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.machine_kernels import measured
 from onbeat.base.process.waiting import Waiting
 from onbeat.client.spec_file import load_spec

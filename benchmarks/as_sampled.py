@@ -27,8 +27,8 @@ from consumer.gradient.statistics import joined
 from contracts.rollouts import Prompt, PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.sampling import SamplingParams
-from contracts.spec import ModelSpec
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.job import ModelSpec
+from contracts.spec.root import SpecRoot
 from onbeat.weights.files.store import FolderStore
 from onbeat.weights.transports import make_stores
 from onbeat.weights.whole import WholePublisher

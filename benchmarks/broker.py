@@ -40,8 +40,8 @@ from contracts.events import AuditRecord, record_digest
 from contracts.rewards import ExactReward, RewardSpec
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec, ModelSpec
-from contracts.spec_tables.datasets import AdditionDataset
+from contracts.spec.datasets import AdditionDataset
+from contracts.spec.job import JobSpec, ModelSpec
 from onbeat.stack.redis import EmbeddedRedis
 
 EXPECTED = (

@@ -36,8 +36,8 @@ from contracts.encoding.wire import convert, encode
 from contracts.engines import TransformersOptions, VllmOptions
 from contracts.rollouts import Completion, Prompt, PromptBatch
 from contracts.sampling import SamplingParams
-from contracts.spec import ModelSpec
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.job import ModelSpec
+from contracts.spec.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest
 from onbeat.weights.transports import make_stores
 from producer.engine.base import EngineSetup, GenerationEngine

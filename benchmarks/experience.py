@@ -51,10 +51,10 @@ from contracts.jobs import JobState
 from contracts.rewards import ExactReward, RewardSpec
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec, ModelSpec
-from contracts.spec_limits import LimitSpec
-from contracts.spec_tables.datasets import AdditionDataset
-from contracts.spec_tables.stages import ExternalStage
+from contracts.spec.datasets import AdditionDataset
+from contracts.spec.job import JobSpec, ModelSpec
+from contracts.spec.limits import LimitSpec
+from contracts.spec.stages import ExternalStage
 from onbeat.stack.redis import EmbeddedRedis
 
 EXPECTED = (

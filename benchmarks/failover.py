@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._results import REPOSITORY, write_result
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.waiting import Waiting
 from tests.builders import job_spec
 from tests.hosts.network import Network

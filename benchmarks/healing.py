@@ -35,7 +35,7 @@ from broker.ledger import Published, batch_record
 from broker.presence import Presence
 from contracts.errors import Unavailable
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from gateway.metrics.stream_report import stream_report
 from onbeat.base.process import child_process
 from onbeat.base.process.waiting import Waiting

@@ -30,7 +30,7 @@ from broker.fence import read_fence
 from broker.hosts_side import HostGroup, HostKind, HostsSide
 from broker.job_store import JobStore
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.child_process import ChildProcess
 from onbeat.base.process.waiting import Waiting
 from onbeat.stack.redis import EmbeddedRedis

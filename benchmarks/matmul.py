@@ -23,7 +23,7 @@ from msgspec import UNSET, UnsetType
 from benchmarks._results import write_result
 from benchmarks.as_sampled import Sampler
 from benchmarks.passes import CASES, Case, batch_of, learner_of, start_anew
-from contracts.spec import ModelSpec
+from contracts.spec.job import ModelSpec
 from onbeat.base.machine_kernels import measured
 
 EXPECTED = (

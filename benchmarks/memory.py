@@ -25,7 +25,7 @@ from broker.fence import read_fence
 from broker.job_store import JobStore
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.waiting import Waiting
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec

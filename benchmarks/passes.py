@@ -40,7 +40,7 @@ from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.encoding.wire import convert
 from contracts.rollouts import Completion, Rollout, RolloutBatch, RolloutGroup
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec, ModelSpec
+from contracts.spec.job import JobSpec, ModelSpec
 from onbeat.base.process.host_memory import TUNABLES, with_large_pages
 
 EXPECTED = (

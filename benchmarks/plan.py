@@ -21,7 +21,7 @@ from benchmarks._results import REPOSITORY, write_result
 from contracts.encoding.json_lines import read_json_lines
 from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics, TimelineSpan
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.planning.measured import measured_costs
 from onbeat.planning.pipeline.costs import Costs, Machines
 from onbeat.planning.pipeline.walk import walk

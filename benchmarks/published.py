@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks._results import REPOSITORY, write_result
 from contracts.encoding.wire import convert
 from contracts.schedule import Schedule
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.planning.pipeline.costs import BatchCost, Costs, Machines, Round, StepCost, Waits
 from onbeat.planning.predictions import Prediction, predict
 

@@ -28,8 +28,8 @@ from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore
 from contracts.rollouts import Prompt
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.job import JobSpec
+from contracts.spec.root import SpecRoot
 from onbeat.audit.folder import read_spec
 from onbeat.client.spec_file import load_spec
 from onbeat.data.prompts.examples import job_examples

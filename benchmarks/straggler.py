@@ -29,7 +29,7 @@ from contracts.events import IterationMetrics, TimelineSpan
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.waiting import Waiting
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec

@@ -28,8 +28,8 @@ from consumer.model.policy import Policy, load_policy
 from contracts.encoding.wire import convert
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.job import JobSpec
+from contracts.spec.root import SpecRoot
 from onbeat.stages.log_prob_model import frozen_values
 from onbeat.stages.teachers import bits_of, head_digest, likeliest
 

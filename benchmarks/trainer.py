@@ -40,7 +40,7 @@ from consumer.gradient.micro_batch import Packing, batch_rewards, make_micro_bat
 from contracts.encoding.wire import convert
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 
 EXPECTED = (
     "Before the first run. CPU, small (Qwen2, 512 wide, 4 layers), P = 256, R = 64 at most, G = 16: packed 5 to 6 "

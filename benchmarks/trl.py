@@ -47,8 +47,8 @@ from benchmarks._side_by_side import Run, Step, Watch, compared, draw_rewards, r
 from contracts.encoding.wire import encode_json
 from contracts.rewards import RewardItem, Scored
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.job import JobSpec
+from contracts.spec.root import SpecRoot
 from onbeat.client.spec_file import load_spec
 from onbeat.data.prompts.examples import job_examples
 from onbeat.data.prompts.source import PromptSource

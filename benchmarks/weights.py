@@ -40,8 +40,8 @@ from broker.trainer_side import TrainerSide
 from contracts.rewards import ExactReward, RewardSpec
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec, ModelSpec
-from contracts.spec_tables.datasets import AdditionDataset
+from contracts.spec.datasets import AdditionDataset
+from contracts.spec.job import JobSpec, ModelSpec
 from contracts.versions import WeightShard
 from contracts.weights import DeltaWeights, FileWeights, RedisWeights, WeightsSpec
 from onbeat.stack.redis import EmbeddedRedis

@@ -24,7 +24,7 @@ from broker.job_store import JobStore
 from broker.keys import OpenKeys, wake_channel
 from contracts.encoding.wire import Record
 from contracts.experience.plan import StagePlan
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 
 MAX_REASON_BYTES = 2000
 C = TypeVar("C")

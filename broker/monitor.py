@@ -28,8 +28,8 @@ from contracts.errors import Fault
 from contracts.events import AuditRecord
 from contracts.jobs import EvaluationScore, JobCounts, JobState, JobStatus
 from contracts.monitor import GeneratorSeen
-from contracts.spec import JobSpec
-from contracts.spec_tables.trainer import TrainerSpec
+from contracts.spec.job import JobSpec
+from contracts.spec.trainer import TrainerSpec
 from onbeat.base.process.dependency import REWARD_SERVICE
 
 REJECTED = "rejected:"

@@ -13,7 +13,7 @@ from broker.keys import CONSUMERS, GENERATORS, STAGE_WORKERS, TASK_WORKERS
 from contracts.encoding.wire import changed, decode, encode
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.monitor import ConsumerSeen, GeneratorSeen, StageWorkerSeen, TaskWorkerSeen, WorkerSeen
-from contracts.spec_tables.stages import LlmJudgeStage, StageSpec
+from contracts.spec.stages import LlmJudgeStage, StageSpec
 from onbeat.base.process.dependency import JUDGE, Dependency
 
 RELOAD_PAUSES_S = (1.0, 2.0, 4.0)

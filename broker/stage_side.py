@@ -28,7 +28,7 @@ from contracts.errors import ContractViolation, NotFound
 from contracts.experience.columns import ColumnValues, base_values, check_values, pack_values, row_shapes, unpack_values
 from contracts.experience.plan import ClaimedItem, PlannedStage, StagePlan
 from contracts.rollouts import RolloutBatch
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 
 PUT_BYTES = 2**25
 """Columns that one call puts, of several items: as many as one claim answers (scripts/stage.lua)."""

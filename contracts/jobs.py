@@ -22,8 +22,8 @@ from msgspec import UNSET, Meta, UnsetType, field, to_builtins
 from contracts.encoding.wire import Iterations, Line, Record, changed
 from contracts.errors import Fault
 from contracts.rewards import OnUnscorable, with_on_unscorable
-from contracts.spec import JobSpec
-from contracts.spec_tables.trainer import HEALTH_RULES, MOST_WIDER_BITS, WiderSums
+from contracts.spec.job import JobSpec
+from contracts.spec.trainer import HEALTH_RULES, MOST_WIDER_BITS, WiderSums
 from contracts.stated_scores import with_on_failure
 
 MAX_SHOWN_CHARS = 80

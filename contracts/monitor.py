@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.wire import Record
-from contracts.spec_tables.stages import StageSpec
+from contracts.spec.stages import StageSpec
 
 Amount = Annotated[float, Meta(ge=0.0, le=1e12)]
 """Finite, as JSON's numbers are."""

@@ -23,7 +23,7 @@ from contracts import engines
 from contracts.encoding.wire import Record, convert, one_of
 from contracts.engines import ENGINES, Engine, Patience, engine_options
 from contracts.errors import InvalidInput
-from contracts.spec_tables.root import DATASET_MB, SpecRoot
+from contracts.spec.root import DATASET_MB, SpecRoot
 
 PREFIX = "ONBEAT_"
 MAX_NAME = 64

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from contracts.errors import InvalidInput
 from contracts.rewards import OnUnscorable, RewardComponent, breakdown_names, stated_scores
-from contracts.spec_tables.datasets import DatasetSpec, environments_of, with_environments
-from contracts.spec_tables.environment import EnvironmentSpec, environment_name
-from contracts.spec_tables.stages import JudgingStage, StageSpec, reward_weights
+from contracts.spec.datasets import DatasetSpec, environments_of, with_environments
+from contracts.spec.environment import EnvironmentSpec, environment_name
+from contracts.spec.stages import JudgingStage, StageSpec, reward_weights
 
 
 def all_stated_scores(

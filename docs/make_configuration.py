@@ -15,12 +15,12 @@ from pathlib import Path
 import msgspec
 from msgspec import inspect as types
 
-from contracts import spec_limits
 from contracts.encoding.docstrings import field_docstrings
 from contracts.encoding.wire import MAX_BATCHES, Record
 from contracts.engines import DEFAULT, ENGINES, VARIABLE, users_of, variable
 from contracts.settings import ENGINE_OPTIONS, PREFIX, StackSettings
-from contracts.spec import JobSpec
+from contracts.spec import limits as spec_limits
+from contracts.spec.job import JobSpec
 from onbeat.stack.profile import KEY_VARIABLE, GeneratorProfile, StackProfile
 
 PAGE = Path(__file__).parent / "configuration.md"

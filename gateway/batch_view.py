@@ -16,7 +16,7 @@ from contracts.encoding.arrays import unpack_float32, unpack_float64, unpack_int
 from contracts.errors import ContractViolation, OnbeatError
 from contracts.experience.columns import Column
 from contracts.rollouts import Completion, Rollout
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.recording.files import RecordedFiles, read_record
 from onbeat.recording.records import (
     CompletionView,

@@ -19,7 +19,7 @@ from contracts.encoding.wire import decode
 from contracts.errors import Conflict, ContractViolation, NotFound
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.commands.letters import DeadLetter, DeadPrompt
 
 ENTRY_ID = re.compile(r"\d{1,19}-\d{1,19}", re.ASCII)

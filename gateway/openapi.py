@@ -17,7 +17,7 @@ from contracts.answers import MEDIA_TYPE, ProblemDetails
 from contracts.encoding.docstrings import field_docstrings
 from contracts.encoding.wire import Record
 from contracts.events import JobEvent
-from contracts.spec_tables.algorithm import PluginLoss
+from contracts.spec.algorithm import PluginLoss
 from onbeat.base.http.access import OPEN_PATHS
 from onbeat.base.http.bodies import JSON
 

@@ -42,10 +42,10 @@ from contracts.rewards import (
 )
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
-from contracts.spec_submission import check_engines, fork_problem, unusable_fork
-from contracts.spec_tables.datasets import JsonlDataset, dataset_field, environment_field, with_environments
-from contracts.spec_tables.environment import EnvironmentSpec, environment_at
+from contracts.spec.datasets import JsonlDataset, dataset_field, environment_field, with_environments
+from contracts.spec.environment import EnvironmentSpec, environment_at
+from contracts.spec.job import JobSpec
+from contracts.spec.submission import check_engines, fork_problem, unusable_fork
 from onbeat.audit.folder import read_spec as read_spec_of
 from onbeat.base.http.asker import asker_headers
 from onbeat.base.http.bodies import JSON, media_type_of, read_body

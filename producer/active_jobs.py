@@ -13,7 +13,7 @@ from functools import partial
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
 from contracts.errors import BatchFailed, ContractViolation, InvalidInput, NotFound, WrongEngine
-from contracts.spec import JobSpec, ModelSpec
+from contracts.spec.job import JobSpec, ModelSpec
 from contracts.versions import WeightManifest
 from onbeat.work.calls import BrokerCalls
 from onbeat.work.left_alone import Alone, LeftAlone, in_one_line

@@ -14,8 +14,8 @@ from contracts.encoding.arrays import unpack_int32
 from contracts.encoding.digests import Digest
 from contracts.rollouts import Completion
 from contracts.settings import StackSettings
-from contracts.spec import ModelSpec
-from contracts.spec_tables.environment import EnvironmentSpec, RendererKind
+from contracts.spec.environment import EnvironmentSpec, RendererKind
+from contracts.spec.job import ModelSpec
 from onbeat.data.named_files import model_digests, reading_model
 from onbeat.data.rendering.base import Renderer
 from onbeat.data.rendering.factory import make_renderer

@@ -24,7 +24,7 @@ from contracts.errors import (
     WeightsUnfit,
 )
 from contracts.rollouts import Completion, PromptBatch
-from contracts.spec import JobSpec, ModelSpec
+from contracts.spec.job import JobSpec, ModelSpec
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.base.process.waiting import tried_again
 from onbeat.work.left_alone import MAX_WHY

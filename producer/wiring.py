@@ -17,9 +17,9 @@ from contracts.engines import Engine
 from contracts.errors import BatchFailed, InvalidInput
 from contracts.rollouts import Completion, PromptBatch
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec, ModelSpec
-from contracts.spec_tables.datasets import environment_field
-from contracts.spec_tables.environment import EnvironmentSpec, environment_at
+from contracts.spec.datasets import environment_field
+from contracts.spec.environment import EnvironmentSpec, environment_at
+from contracts.spec.job import JobSpec, ModelSpec
 from onbeat.base.process.dependency import Dependency
 from onbeat.data.prompts.opening_service import client_for
 from onbeat.data.rendering.base import Renderer

@@ -14,8 +14,8 @@ from contracts.encoding.wire import convert
 from contracts.events import AuditRecord
 from contracts.rollouts import BatchTimings, Completion, Prompt, PromptBatch, Rollout, RolloutBatch, RolloutGroup
 from contracts.sampling import SamplingParams
-from contracts.spec import JobSpec, ModelSpec
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.job import JobSpec, ModelSpec
+from contracts.spec.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest
 
 if TYPE_CHECKING:

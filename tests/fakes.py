@@ -19,7 +19,7 @@ from contracts.monitor import GeneratorSeen
 from contracts.rewards import RewardItem, RewardSpec, Scored
 from contracts.rollouts import Completion, PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec, ModelSpec
+from contracts.spec.job import JobSpec, ModelSpec
 from contracts.versions import WeightFile, WeightManifest, WeightShard, weights_digest
 from producer.engine.base import Turn, check_version
 from tests.fake_engine import FakeEngine

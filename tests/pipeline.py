@@ -20,7 +20,7 @@ from contracts.answers import AuditVerdict
 from contracts.events import record_digest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.audit.weights import digests_on_disk
 from onbeat.base.process.child_process import ChildProcess

@@ -24,8 +24,8 @@ from contracts.rewards import Scored
 from contracts.rollouts import BatchTimings, PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
-from contracts.spec_limits import TimeoutSpec
+from contracts.spec.job import JobSpec
+from contracts.spec.limits import TimeoutSpec
 from contracts.versions import WeightManifest
 from contracts.weights import FileWeights
 from onbeat.data.prompts.examples import load_dataset

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.rollouts import Completion, Rollout, RolloutBatch, StopReason, Trajectory, Turn
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from tests.builders import DIGEST, VOCABULARY, batch_of, job_spec
 
 ENVIRONMENT: dict[str, Any] = {"name": "calculator", "max_turns": 3, "max_tokens": 64}

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 KIB, MIB = 2**10, 2**20
 
 MAX_STAGES = 16
-"""As contracts/spec_tables/stages.py."""
+"""As contracts/spec/stages.py."""
 MAX_LEASES = 256
 """Leases that one `renew` names: LeasedSide sends more of them in several calls."""
 MAX_ITEMS = 256

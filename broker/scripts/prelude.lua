@@ -720,7 +720,7 @@ end
 -- What follows is of jobs with stages. `stages` are those of the spec: of {unit, after}, after: the stages whose columns a stage
 -- reads.
 
--- Most rows of a batch (contracts/spec_limits.py): loops run over them.
+-- Most rows of a batch (contracts/spec/limits.py): loops run over them.
 local MAX_ROWS = 2 ^ 14
 
 local function num_rows(batch)

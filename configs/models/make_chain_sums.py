@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.root import SpecRoot
 from onbeat.client.spec_file import load_spec
 from onbeat.data.prompts.examples import Example, job_examples
 

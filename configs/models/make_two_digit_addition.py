@@ -24,8 +24,8 @@ import torch.nn.functional as functional
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from contracts.spec_tables.datasets import AdditionDataset
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.datasets import AdditionDataset
+from contracts.spec.root import SpecRoot
 from onbeat.data.prompts.examples import Example, load_dataset
 
 MODELS = Path(__file__).parent

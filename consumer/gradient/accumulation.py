@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from consumer.gradient.losses.objective import policy_loss
 from contracts.errors import ContractViolation, TrainingDiverged
-from contracts.spec import JobSpec
-from contracts.spec_tables.trainer import MOST_WIDER_BITS
+from contracts.spec.job import JobSpec
+from contracts.spec.trainer import MOST_WIDER_BITS
 
 CHUNK_ITEMS = {"cpu": 1 << 16, "cuda": 1 << 24}
 """Items that are converted at a time, by device: on a CPU their temporaries stay in a core's own cache, on a GPU they

@@ -19,7 +19,7 @@ from consumer.model.policy import LoadModel, Policy, load_policy, load_whole
 from consumer.model.shared_prompt.trial import check_as_sampled, share_prompts
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.entry_points import load_entry_point
 from onbeat.base.process.launcher import check_threads_stand_still
 from onbeat.weights.model_folder import end_of_sequence_ids, model_config

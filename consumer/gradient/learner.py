@@ -27,7 +27,7 @@ from consumer.model.published_weights import WeightStream
 from contracts.encoding.names import number_of
 from contracts.encoding.wire import Record
 from contracts.rollouts import RolloutBatch
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.crash_points import reach
 from onbeat.base.process.host_memory import give_free_memory_back
 from onbeat.base.telemetry.observing import observed

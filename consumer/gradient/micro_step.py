@@ -38,9 +38,9 @@ from consumer.model.policy import Policy
 from contracts.encoding.names import number_of
 from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.rollouts import RolloutBatch
-from contracts.spec import JobSpec
-from contracts.spec_tables.algorithm import AlgorithmSpec
-from contracts.spec_tables.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS, read_columns
+from contracts.spec.algorithm import AlgorithmSpec
+from contracts.spec.job import JobSpec
+from contracts.spec.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS, read_columns
 from onbeat.base import kernels
 from onbeat.data.sampled_values import FEWEST_ROWS
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from consumer.gradient.accumulation import Gradients
 from consumer.model.rows import local_rows, whole
 from contracts.errors import ContractViolation, InvalidInput, TrainingDiverged
-from contracts.spec import OptimizerSpec
+from contracts.spec.job import OptimizerSpec
 from onbeat.base.process.entry_points import load_entry_point
 
 GROUP_BYTES = {"cpu": 32 * 1024**2, "cuda": 256 * 1024**2}

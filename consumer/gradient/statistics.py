@@ -19,7 +19,7 @@ from consumer.gradient.advantages.estimators import ADVANTAGES, clipped
 from consumer.gradient.cost import TrainingCost
 from consumer.gradient.losses.objective import LossSums, policy_loss
 from contracts.errors import ContractViolation
-from contracts.spec_tables.algorithm import AlgorithmSpec
+from contracts.spec.algorithm import AlgorithmSpec
 from onbeat.loop.sampled import BatchesOf, SampledNumbers, SampledStats, mean, number, numbers_of, unbiased_std
 
 

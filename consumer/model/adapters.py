@@ -22,7 +22,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from consumer.model.merged_layers import MergedLayers, matrices
 from contracts.errors import InvalidInput, first_line
-from contracts.spec_tables.trainer import ALL_LINEAR, LoraSpec
+from contracts.spec.trainer import ALL_LINEAR, LoraSpec
 from onbeat.base.kernels import PLAIN_LINEAR
 from onbeat.weights.adapter.matrices import matrix_names, merge_into
 

@@ -24,9 +24,9 @@ from consumer.model.language_head import Teacher, output_head
 from consumer.model.published_weights import PublishedWeights
 from consumer.model.rows import local_rows, stored_rows, stored_shape
 from contracts.errors import InvalidInput, first_line
-from contracts.spec import ModelSpec
-from contracts.spec_tables.root import SpecRoot
-from contracts.spec_tables.trainer import LoraSpec
+from contracts.spec.job import ModelSpec
+from contracts.spec.root import SpecRoot
+from contracts.spec.trainer import LoraSpec
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.model_folder import LOADING_ERRORS, compute_as_asked, context_tokens, load_tokenizer, weight_tensors

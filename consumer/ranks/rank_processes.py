@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.entry_points import all_of
 
 if TYPE_CHECKING:

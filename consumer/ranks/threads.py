@@ -30,8 +30,8 @@ from consumer.ranks.base import Ranks
 from consumer.ranks.rank_processes import own_processes
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings, usable_cores
-from contracts.spec import JobSpec
-from contracts.spec_tables.algorithm import PluginLoss
+from contracts.spec.algorithm import PluginLoss
+from contracts.spec.job import JobSpec
 from onbeat.base.process.host_memory import memory_bytes
 from onbeat.base.process.waiting import Waiting
 from onbeat.weights.publication import Publication

@@ -28,7 +28,7 @@ from contracts.errors import Conflict, ContractViolation, Fault, InvalidInput, N
 from contracts.jobs import JobState, TrainerExit
 from contracts.monitor import ConsumerSeen
 from contracts.settings import StackSettings
-from contracts.spec_tables.trainer import TrainerSpec
+from contracts.spec.trainer import TrainerSpec
 from onbeat.base.http.own_metrics import UNCOUNTED, OwnMetrics
 from onbeat.base.process.folders import make_missing
 

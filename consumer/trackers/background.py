@@ -20,7 +20,7 @@ from contracts.errors import InvalidInput
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.entry_points import find_entry_point
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
 from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 
 EXPERIMENT = "onbeat"
 JOB_TAG = "onbeat.job_id"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch.utils.tensorboard import SummaryWriter
 
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 
 
 class TensorBoardTracker:

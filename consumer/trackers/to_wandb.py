@@ -9,7 +9,7 @@ import wandb  # pyright: ignore[reportMissingImports]
 from msgspec import to_builtins
 
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 
 DEFAULT_PROJECT = "onbeat"
 

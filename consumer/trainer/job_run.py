@@ -38,7 +38,7 @@ from consumer.trainer.trainer import run_iterations
 from contracts import errors
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.http.own_metrics import UNCOUNTED, OwnMetrics, metrics_of
 from onbeat.base.process.ending import CALL_S, TRAINER_END_S, Ending
 from onbeat.loop.lease_keeper import LAST_WORDS_S, Cancelled, LeaseKeeper, Stopped

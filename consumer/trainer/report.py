@@ -20,8 +20,8 @@ from contracts.encoding.wire import Record
 from contracts.events import IterationMetrics, MismatchAlarm, TimelineSpan
 from contracts.jobs import EvaluationScore, passes_in_words
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
-from contracts.spec_tables.algorithm import AlgorithmSpec
+from contracts.spec.algorithm import AlgorithmSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.entry_points import load_entry_point
 from onbeat.base.process.folders import usable
 from onbeat.base.telemetry.observing import observed

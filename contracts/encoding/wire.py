@@ -1,7 +1,7 @@
 """MessagePack on the wire, JSON at the HTTP edge. Decoding validates; a bad record names its field.
 
 Every number of a job has two bounds, and every text and list a longest length, so that no valid job can end a stack.
-The ranges that spec fields share stand here; contracts/spec_limits.py bounds their products. The upper bounds are far
+The ranges that spec fields share stand here; contracts/spec/limits.py bounds their products. The upper bounds are far
 beyond what the largest known runs use, and within what one Redis and one process can hold.
 """
 

@@ -25,7 +25,7 @@ from contracts.environments.messages import EnvironmentNumbers, Message, Message
 from contracts.errors import ContractViolation
 from contracts.rewards import StatedReason
 from contracts.sampling import SamplingParams
-from contracts.spec_tables.environment import EnvironmentSpec, Params
+from contracts.spec.environment import EnvironmentSpec, Params
 
 MAX_SESSIONS_OF_A_CALL = 2**14
 

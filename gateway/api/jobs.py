@@ -21,9 +21,9 @@ from contracts.answers import SpecCheck
 from contracts.errors import Conflict, ContractViolation, NotFound
 from contracts.jobs import JobState, JobStatus, ResumeRequest
 from contracts.settings import OPERATOR
-from contracts.spec import JobSpec
-from contracts.spec_submission import check_submitted
-from contracts.spec_tables.retention import check_retention
+from contracts.spec.job import JobSpec
+from contracts.spec.retention import check_retention
+from contracts.spec.submission import check_submitted
 from gateway import openapi, submission
 from gateway.named_files import check_named_files, with_file_digests, with_fork_digest
 from gateway.services import HasCaller, HasServices, KnownJob, OwnJob, Services

@@ -18,7 +18,7 @@ from contracts.encoding.wire import MAX_ITERATIONS
 from contracts.events import AuditRecord, IterationCommitted, IterationMetrics, JobEvent, record_digest
 from contracts.jobs import EvaluationScore
 from contracts.monitor import GeneratorSeen
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from gateway import openapi
 from gateway.event_stream import CountedStream, EventStream, resume_point
 from gateway.run_files import columns_of, evaluations, iteration_metrics, streamed, trainer_log

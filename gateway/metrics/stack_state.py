@@ -39,8 +39,8 @@ from contracts.events import IterationMetrics
 from contracts.jobs import JobState, JobStatus
 from contracts.monitor import GeneratorSeen
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
-from contracts.spec_tables.trainer import HEALTH_RULES
+from contracts.spec.job import JobSpec
+from contracts.spec.trainer import HEALTH_RULES
 from gateway.metrics.families import COUNTER, GAUGE, Family
 from gateway.metrics.stream_report import StreamReport, stream_report
 from gateway.metrics.task_state import TASK_FAMILIES, task_samples

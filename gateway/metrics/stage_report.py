@@ -14,7 +14,7 @@ from broker.ledger import LastClaim, Published
 from broker.presence import StagePresence
 from contracts.encoding.wire import Record, decode
 from contracts.errors import ContractViolation
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 
 MAX_ITEMS = 10_000
 """Items of an iteration whose ages and leases are looked at; their numbers are exact."""

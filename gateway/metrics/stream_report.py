@@ -25,7 +25,7 @@ from contracts.encoding.wire import Record, decode
 from contracts.errors import ContractViolation
 from contracts.jobs import JobCounts
 from contracts.monitor import GeneratorSeen, StageWorkerSeen
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from gateway import openapi
 from gateway.metrics.stage_report import StageLease, StageState, last_claims, of_stages, readable
 from gateway.services import HasServices, KnownJob

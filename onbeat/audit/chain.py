@@ -34,9 +34,9 @@ from contracts.events import AuditRecord, SampledBy, record_digest
 from contracts.file_digests import digest_of_files
 from contracts.rewards import source_digests
 from contracts.schedule import versions_in_words
-from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import difficulty_pools_of
-from contracts.spec_tables.environment import VERSIONS_END, played_by
+from contracts.spec.datasets import difficulty_pools_of
+from contracts.spec.environment import VERSIONS_END, played_by
+from contracts.spec.job import JobSpec
 from onbeat.base.process.entry_points import load_entry_point
 
 

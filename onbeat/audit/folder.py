@@ -9,7 +9,7 @@ from contracts.encoding.wire import Record, decode_json
 from contracts.errors import InvalidInput, NotFound
 from contracts.jobs import JobStatus
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.audit.chain import AuditEntry
 
 MAX_SPEC_BYTES = 16 * 1024 * 1024

@@ -29,8 +29,8 @@ from contracts.errors import DeadlineExceeded, InvalidInput, Unavailable
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import with_environments
+from contracts.spec.datasets import with_environments
+from contracts.spec.job import JobSpec
 from onbeat.audit.chain import verify_run
 from onbeat.audit.folder import read_spec
 from onbeat.audit.weights import digests_on_disk

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from contracts.settings import engine_from
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.chaos.campaign import ROUND_DEADLINE_S, Campaign
 from onbeat.chaos.circumstances import circumstances
 from onbeat.chaos.result import CampaignResult, ResultFile, RoundResult

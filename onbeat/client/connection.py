@@ -27,7 +27,7 @@ from broker.job_store import JobStore
 from contracts import errors
 from contracts.jobs import JobState
 from contracts.settings import StackSettings, settings_from
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.stack.access import read_stack_file, run_root_from
 
 T = TypeVar("T")

@@ -28,7 +28,7 @@ from contracts.errors import BatchFailed, DeadlineExceeded, Fault, FencedOff, In
 from contracts.jobs import JobState
 from contracts.schedule import Schedule
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.client.connection import client_settings
 from onbeat.client.training.arrivals import TrainingIteration, require_taken

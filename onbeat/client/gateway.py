@@ -30,7 +30,7 @@ from contracts.jobs import EvaluationScore, JobState, JobStatus, ResumeRequest
 from contracts.monitor import GeneratorSeen
 from contracts.rewards import OnUnscorable
 from contracts.settings import KEY_FORM
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from contracts.tasks.kinds import TASK_ID, TaskKind, TaskState
 from contracts.tasks.records import ExportRequest, TaskList, TaskResult, TaskStatus
 from onbeat.audit.chain import AuditEntry

@@ -19,7 +19,7 @@ from broker.connection.deadlines import within
 from broker.leases import C
 from contracts.errors import JobEnded, OnbeatError, Unavailable, WeightsRejected, kind_and_text
 from contracts.monitor import WorkerSeen
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.client.connection import JobConnection, speaking_the_same
 from onbeat.work.heartbeat import PRESENCE_S, Board, Leases, Side
 

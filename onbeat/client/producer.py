@@ -31,7 +31,7 @@ from contracts.monitor import GeneratorSeen
 from contracts.rewards import Scored
 from contracts.rollouts import BatchTimings, RolloutBatch
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.base.process.waiting import run_apart
 from onbeat.client.connection import connected

@@ -14,7 +14,7 @@ from contracts.encoding.arrays import unpack_int32
 from contracts.errors import ContractViolation
 from contracts.rollouts import Completion, Prompt, PromptBatch, Trajectory, completion_problem, prompt_seed
 from contracts.sampling import SamplingParams
-from contracts.spec_limits import MAX_BATCH_TOKENS
+from contracts.spec.limits import MAX_BATCH_TOKENS
 from contracts.versions import WeightManifest
 from onbeat.data.kept_sets import pack_kept_sets
 

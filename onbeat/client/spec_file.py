@@ -13,8 +13,8 @@ from typing import Any
 
 from contracts.encoding.wire import KEY_IN_PROBLEM, convert
 from contracts.errors import InvalidInput
-from contracts.spec import JobSpec
-from contracts.spec_submission import check_submitted
+from contracts.spec.job import JobSpec
+from contracts.spec.submission import check_submitted
 
 
 def load_spec(path: Path, settings: Sequence[str] = ()) -> JobSpec:

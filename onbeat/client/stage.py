@@ -24,7 +24,7 @@ from contracts.experience.columns import BASE_COLUMNS, Column, check_values, row
 from contracts.experience.plan import PlannedStage
 from contracts.monitor import StageWorkerSeen
 from contracts.settings import StackSettings
-from contracts.spec_tables.stages import ExternalStage
+from contracts.spec.stages import ExternalStage
 from onbeat.client.connection import JobConnection, connected
 from onbeat.client.own_worker import OwnWorker
 from onbeat.client.rows import RowKey, Rows, packed

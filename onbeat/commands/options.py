@@ -16,7 +16,7 @@ from contracts.errors import InvalidInput, OnbeatError
 from contracts.jobs import JobState, ResumeRequest
 from contracts.rewards import OnUnscorable
 from contracts.settings import settings_from
-from contracts.spec_tables.trainer import MOST_WIDER_BITS
+from contracts.spec.trainer import MOST_WIDER_BITS
 from onbeat.base.http.outgoing import make_client
 from onbeat.client.gateway import GatewayClient
 from onbeat.stack.access import GatewayAccess, gateway_access

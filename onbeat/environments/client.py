@@ -24,7 +24,7 @@ from contracts.answers import ProblemDetails
 from contracts.encoding.wire import Record, decode, decode_json, encode
 from contracts.environments import service as wire
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput, RewardUnavailable
-from contracts.spec_tables.environment import EnvironmentSpec
+from contracts.spec.environment import EnvironmentSpec
 from onbeat.base.http.outgoing import check_status, in_doubt, legible, said, unanswered
 from onbeat.base.process.dependency import REWARD_SERVICE, Dependency
 from onbeat.base.process.waiting import backoff, tried_again

@@ -23,7 +23,7 @@ from contracts.encoding.json_lines import json_lines
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, first_line
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.audit.weights import CountBytes, FileProgress, digest_of
 from onbeat.data.named_files import check_model
 from onbeat.export.exported import Exported

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from contracts.checkpoints import AdapterState, read_state
 from contracts.errors import ContractViolation, NotFound, OnbeatError, WeightsRejected
 from contracts.run_folder import CHECKPOINT, VERSION, RunFolder, numbered
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.audit.weights import ADAPTER_END, tensors_of_delta
 from onbeat.weights.adapter.matrices import LayerMatrices, layers_of, merge_into
 from onbeat.weights.files.stored_tensors import StoredTensors

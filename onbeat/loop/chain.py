@@ -12,9 +12,9 @@ from contracts.errors import FenceViolation, InvalidInput
 from contracts.events import AuditRecord, ForkedFrom, IterationMetrics
 from contracts.file_digests import digest_of_files
 from contracts.rewards import source_digests
-from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import environment_field
-from contracts.spec_tables.environment import VERSIONS_END
+from contracts.spec.datasets import environment_field
+from contracts.spec.environment import VERSIONS_END
+from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.loop.expected import ExpectedIteration
 

@@ -22,7 +22,7 @@ from contracts.encoding.wire import decode_json
 from contracts.errors import InvalidInput
 from contracts.events import AuditRecord, record_digest, versions_of
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.folders import sync, usable
 from onbeat.loop.chain import first_version
 

@@ -15,7 +15,7 @@ from contracts.errors import FenceViolation
 from contracts.events import SampledBy
 from contracts.jobs import DrawnPrompts, EvaluationScore, PassAt, SetScore
 from contracts.rollouts import PromptBatch, RolloutBatch, RolloutGroup, completion_problem
-from contracts.spec_tables.rollout import HELD_OUT, EvaluationSpec, HeldOutSpec
+from contracts.spec.rollout import HELD_OUT, EvaluationSpec, HeldOutSpec
 from onbeat.loop.sampled import PlayedTrajectories, by_name, mean
 from onbeat.loop.window import AskedIteration
 

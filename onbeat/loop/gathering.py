@@ -27,8 +27,8 @@ from contracts.events import BatchDead
 from contracts.experience.columns import ColumnValues, check_values, row_shapes, values_digest
 from contracts.rewards import StatedReason
 from contracts.rollouts import Rollout, RolloutBatch
-from contracts.spec import JobSpec
-from contracts.spec_tables.stages import STAGE_REASONS, JudgingStage
+from contracts.spec.job import JobSpec
+from contracts.spec.stages import STAGE_REASONS, JudgingStage
 from onbeat.base.telemetry.correlation import about_batch
 from onbeat.loop.expected import ExpectedIteration
 from onbeat.loop.trained_job import TrainedJob

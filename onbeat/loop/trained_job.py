@@ -32,7 +32,7 @@ from contracts.errors import InvalidInput, Unavailable, WeightsRejected
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.base.process.crash_points import reach
 from onbeat.base.process.entry_points import all_of

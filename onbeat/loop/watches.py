@@ -13,8 +13,8 @@ from broker.presence import Presence, StagePresence, awaited_generator, missed_b
 from contracts.events import GeneratorsChanged
 from contracts.monitor import GeneratorSeen
 from contracts.run_folder import VERSION, number_of
-from contracts.spec import JobSpec
-from contracts.spec_tables.stages import ExternalStage
+from contracts.spec.job import JobSpec
+from contracts.spec.stages import ExternalStage
 from onbeat.base.process.dependency import REWARD_SERVICE
 from onbeat.base.process.waiting import Waiting
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from contracts.errors import InvalidInput
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.planning.given import Rates, rows_of
 from onbeat.planning.pipeline.costs import Machines
 

@@ -13,7 +13,7 @@ import typer
 
 from contracts.errors import InvalidInput
 from contracts.schedule import MAX_POLICY_LAG, Schedule
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.client.spec_file import load_spec
 from onbeat.commands import options
 from onbeat.planning import lanes

@@ -27,7 +27,7 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from contracts.encoding.wire import Record
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.planning.pipeline.costs import BatchCost, Costs, Round, StepCost, Waits
 
 NUM_DRAWN_COMPLETIONS = 2**17

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from contracts.events import TimelineSpan
 from contracts.schedule import Schedule
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.planning.pipeline.costs import Costs, Machines
 from onbeat.planning.pipeline.walk import walk
 from onbeat.planning.predictions import Prediction, warm_up

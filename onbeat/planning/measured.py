@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from contracts.errors import InvalidInput
 from contracts.events import IterationMetrics, TimelineSpan
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from contracts.timeline import is_of_the_pipeline, latest_spans
 from onbeat.planning.pipeline.costs import BatchCost, Costs, Round, StepCost, Waits
 from onbeat.planning.pipeline.load import Clock, alone

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from contracts.encoding.wire import Record
 from contracts.schedule import Schedule, ScheduleName
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.planning.pipeline.costs import Costs, Machines
 from onbeat.planning.predictions import Prediction, predict
 

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 from contracts.encoding.wire import Record
 from contracts.schedule import Schedule, ScheduleName
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.planning.pipeline.costs import Costs, Machines, batch_bytes
 from onbeat.planning.pipeline.walk import Run, walk
 

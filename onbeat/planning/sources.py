@@ -16,7 +16,7 @@ from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput, NotFound
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.audit.folder import read_spec
 from onbeat.client.spec_file import apply_setting, read_toml
 from onbeat.planning.checks import check_rates

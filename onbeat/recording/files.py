@@ -21,7 +21,7 @@ from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import ContractViolation, NotFound
 from contracts.run_folder import CHECKPOINT as ITERATION
 from contracts.run_folder import RunFolder, numbered
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest, WeightStep
 from onbeat.base.process.folders import written_whole
 from onbeat.recording.records import RecordedBatch, RecordedIteration

@@ -21,8 +21,8 @@ from contracts.encoding.wire import encode
 from contracts.errors import OnbeatError
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
-from contracts.spec_tables.retention import RecordingSpec
+from contracts.spec.job import JobSpec
+from contracts.spec.retention import RecordingSpec
 from contracts.versions import WeightManifest
 from onbeat.base.process.crash_points import reach
 from onbeat.base.process.folders import make_missing

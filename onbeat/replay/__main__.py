@@ -25,7 +25,7 @@ from contracts.errors import BatchFailed, OnbeatError, WrongEngine
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings, engine_from, settings_from
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.signals import exit_cleanly_on_signals
 from onbeat.base.telemetry.logs import configure
 from onbeat.data.prompts.opening_service import environment_http

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contracts.encoding.wire import Record
 from contracts.errors import Conflict, ContractViolation, NotFound
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
-from contracts.spec_tables.rollout import HELD_OUT
+from contracts.spec.job import JobSpec
+from contracts.spec.rollout import HELD_OUT
 from onbeat.audit.folder import read_spec
 from onbeat.recording.files import RecordedFiles, why_not_again
 from onbeat.recording.records import RecordedBatch

@@ -11,8 +11,8 @@ from msgspec import UNSET
 
 from contracts.rewards import RewardComponent, RewardItem, Scored, StatedReason, imports_plugins
 from contracts.rollouts import Completion, PromptBatch, Rollout, RolloutGroup
-from contracts.spec import JobSpec
-from contracts.spec_tables.environment import environment_name
+from contracts.spec.environment import environment_name
+from contracts.spec.job import JobSpec
 
 
 def reward_items(

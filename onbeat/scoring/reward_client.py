@@ -32,7 +32,7 @@ from contracts.encoding.wire import MAX_ATTEMPTS, decode, encode
 from contracts.errors import BatchFailed, ContractViolation, RewardUnavailable
 from contracts.rewards import UP_TO_LUCK, Result, RewardItem, RewardRequest, RewardSpec, Scored, Unscorable
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.http.asker import asker_headers
 from onbeat.base.http.outgoing import check_status, in_doubt, make_async_client, said, unanswered
 from onbeat.base.process.waiting import backoff

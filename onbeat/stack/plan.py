@@ -16,8 +16,8 @@ from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TASKS, TRAINER
 from contracts.engines import VARIABLE, Engine, TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.settings import PREFIX, StackSettings, is_service_link, settings_from, usable_cores
-from contracts.spec import JobSpec
-from contracts.spec_tables.stages import ExternalStage, LlmJudgeStage
+from contracts.spec.job import JobSpec
+from contracts.spec.stages import ExternalStage, LlmJudgeStage
 from onbeat.base.process.launcher import NUMERIC_THREADS, THREADS_BY_LOAD
 from onbeat.stack.profile import StackProfile
 

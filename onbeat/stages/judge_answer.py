@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from contracts.errors import BatchFailed, CompletionUnjudged
 from contracts.rewards import StageReason
-from contracts.spec_tables.stages import NUMBER_PLACE, LlmJudgeStage
+from contracts.spec.stages import NUMBER_PLACE, LlmJudgeStage
 
 PLACES = re.compile(r"\{(prompt|completion|reference)\}")
 DIGIT = re.compile(r"[0-9]")

@@ -30,7 +30,7 @@ from contracts.encoding.arrays import pack_float32
 from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput, JudgeUnavailable
 from contracts.experience.columns import ColumnValues
 from contracts.settings import KEY_FORM, StackSettings
-from contracts.spec_tables.stages import LlmJudgeStage
+from contracts.spec.stages import LlmJudgeStage
 from onbeat.base.http.outgoing import NEVER_ASKED, OF_THE_MOMENT, AnswerRefused, in_doubt, legible, make_async_client
 from onbeat.base.process.dependency import JUDGE, Dependency
 from onbeat.base.process.waiting import backoff, tried_again

@@ -32,8 +32,8 @@ from contracts.errors import BatchFailed, InvalidInput
 from contracts.experience.columns import ColumnValues
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
-from contracts.spec_tables.stages import TeacherStage
+from contracts.spec.job import JobSpec
+from contracts.spec.stages import TeacherStage
 from onbeat.data.named_files import reading_model
 from onbeat.stages.served_stages import ServedStage, field_of, model_folders, renamed
 from onbeat.stages.teachers import bits_of, check_head, head_digest, likeliest

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 
 from contracts.settings import StackSettings
-from contracts.spec_tables.stages import RewardModelStage
+from contracts.spec.stages import RewardModelStage
 from onbeat.stages.compute_service import ComputeService, StageModel
 from onbeat.stages.served_stages import ServedStage, model_folders
 from onbeat.stages.services import Services

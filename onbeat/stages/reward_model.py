@@ -27,7 +27,7 @@ from contracts.errors import CompletionUnjudged, InvalidInput, first_line
 from contracts.experience.columns import ColumnValues
 from contracts.rewards import StageReason
 from contracts.settings import StackSettings
-from contracts.spec_tables.stages import RewardModelStage
+from contracts.spec.stages import RewardModelStage
 from onbeat.data.named_files import reading_model
 from onbeat.data.rendering.chat_template import COSTS_CURE, ChatTemplate, TemplateEnded, TemplateRefuses
 from onbeat.stages.served_stages import ServedStage, field_of, file_digests_of, model_folders, renamed

@@ -24,8 +24,8 @@ from contracts.encoding.digests import Digest
 from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.experience.plan import PlannedStage
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
-from contracts.spec_tables.stages import BuiltInStage, ExternalStage, JudgingStage, RewardModelStage, TeacherStage
+from contracts.spec.job import JobSpec
+from contracts.spec.stages import BuiltInStage, ExternalStage, JudgingStage, RewardModelStage, TeacherStage
 from onbeat.data.named_files import check_model
 from onbeat.weights.model_path import folder_of_model
 from onbeat.work.left_alone import LeftAlone, in_one_line

@@ -11,7 +11,7 @@ from contracts.encoding.arrays import pack_float32
 from contracts.errors import CompletionUnjudged
 from contracts.experience.columns import ColumnValues
 from contracts.settings import StackSettings
-from contracts.spec_tables.stages import JudgingStage
+from contracts.spec.stages import JudgingStage
 from onbeat.base.process.dependency import Dependency
 from onbeat.base.process.entry_points import all_of
 from onbeat.stages.served_stages import ServedStage

@@ -26,8 +26,8 @@ from consumer.model.policy import Policy
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
-from contracts.spec_tables.stages import NO_LOGPROB, TEACHER_HEAD, TEACHER_STATES, TEACHER_TOP, TeacherStage
+from contracts.spec.job import JobSpec
+from contracts.spec.stages import NO_LOGPROB, TEACHER_HEAD, TEACHER_STATES, TEACHER_TOP, TeacherStage
 from onbeat.base.kernels import PLAIN_LINEAR
 from onbeat.data.named_files import reading_model
 from onbeat.weights.files.stored_tensors import StoredTensors

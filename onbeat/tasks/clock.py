@@ -35,7 +35,7 @@ from broker.presence import TaskPresence
 from broker.task_store import CLOCK, TaskStore
 from contracts.errors import OnbeatError, Unavailable
 from contracts.settings import StackSettings, settings_from
-from contracts.spec_tables.retention import DAY_S
+from contracts.spec.retention import DAY_S
 from contracts.tasks.kinds import OF_HOST, TaskKind, TaskQueue
 from contracts.tasks.records import ClockEntry, TaskArguments
 from onbeat.base.http.own_metrics import UNCOUNTED, OwnMetrics, metrics_of

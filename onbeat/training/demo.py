@@ -14,7 +14,7 @@ from contracts.answers import AuditVerdict
 from contracts.encoding.wire import Record, encode_json
 from contracts.jobs import HealthProblem, JobState
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.client.progress import JobProgress
 from onbeat.stack.plan import StackPlan
 from onbeat.terminal.job_view import view_for

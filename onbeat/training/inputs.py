@@ -20,8 +20,8 @@ import msgspec
 from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
-from contracts.spec_tables.datasets import JsonlDataset
-from contracts.spec_tables.root import DATASET_MB, SpecRoot
+from contracts.spec.datasets import JsonlDataset
+from contracts.spec.root import DATASET_MB, SpecRoot
 from onbeat.base.process.folders import make_private, written_whole
 from onbeat.data.prompts.examples import load_dataset
 from onbeat.data.prompts.file_rows import DatasetRoom

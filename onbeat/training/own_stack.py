@@ -14,7 +14,7 @@ from pathlib import Path
 from contracts.engines import TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.settings import engine_from, usable_cores
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.host_memory import memory_bytes
 from onbeat.commands.options import model_root_or_default
 from onbeat.stack.access import run_root_from

@@ -19,7 +19,7 @@ import psutil
 from contracts.errors import InvalidInput
 from contracts.run_folder import RunFolder
 from contracts.settings import PREFIX
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import parse_spec, read_toml
 from onbeat.stack.access import GatewayAccess, gateway_access, inputs_below, read_stack_file, run_root_from, same_origin

@@ -16,7 +16,7 @@ from contracts.errors import Conflict, InvalidInput, NotFound
 from contracts.events import AuditRecord, EvaluationFinished, StateChanged, TrainerStarted
 from contracts.jobs import EvaluationScore, JobState, JobStatus
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.audit.folder import read_audit_file, read_spec
 from onbeat.loop import chain_file
 from onbeat.loop.trained_job import health_watch

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from contracts.errors import InvalidInput, first_line
-from contracts.spec import ModelSpec
+from contracts.spec.job import ModelSpec
 from onbeat.base.kernels import use_onednn
 from onbeat.weights.model_path import FIELD, check_tokenizer_files
 

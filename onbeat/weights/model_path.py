@@ -11,9 +11,9 @@ import msgspec
 from contracts.encoding.names import FileName
 from contracts.encoding.wire import decode_json
 from contracts.errors import InvalidInput
-from contracts.spec import ModelSpec
-from contracts.spec_tables.datasets import no_chat_template
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.datasets import no_chat_template
+from contracts.spec.job import ModelSpec
+from contracts.spec.root import SpecRoot
 from onbeat.data.named_files import check_model, reading_model
 
 FIELD = "model.path"

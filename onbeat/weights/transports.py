@@ -17,7 +17,7 @@ from typing import NoReturn
 from contracts.errors import InvalidInput
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from contracts.versions import WeightShard
 from contracts.weights import has_deltas
 from onbeat.base.process.entry_points import all_of

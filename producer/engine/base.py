@@ -13,8 +13,8 @@ from contracts.encoding.arrays import ITEM_BYTES, unpack_int32
 from contracts.engines import Engine
 from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch
-from contracts.spec import ModelSpec
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.job import ModelSpec
+from contracts.spec.root import SpecRoot
 from contracts.versions import WeightManifest, WeightShard
 
 if TYPE_CHECKING:

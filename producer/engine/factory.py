@@ -11,7 +11,7 @@ from typing import cast
 from contracts.engines import VARIABLE, Engine, TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
-from contracts.spec import ModelSpec
+from contracts.spec.job import ModelSpec
 from onbeat.base.process.entry_points import find_entry_point
 from onbeat.base.process.launcher import importing
 from onbeat.weights.chunks import ChunkReader

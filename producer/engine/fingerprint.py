@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from contracts.engines import Engine, TransformersOptions, VllmOptions
-from contracts.spec import ModelSpec
+from contracts.spec.job import ModelSpec
 from onbeat.base.kernels import cpu_kind, gpu_kind, has_onednn
 
 DECODING_STEPS = {"cpu": 1, "cuda": 2}

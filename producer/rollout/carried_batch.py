@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from broker.generator_side import Claim, GeneratorSide
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from producer.engine.base import VerifiedWeights
 from producer.rollout.sampled_batch import Play, SampledBatch
 from producer.served_model import LoadedModel

@@ -21,7 +21,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from contracts.rollouts import BatchTimings, Completion, Prompt, PromptBatch, RolloutGroup
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from producer.engine.base import VerifiedWeights
 from producer.served_model import LoadedModel
 

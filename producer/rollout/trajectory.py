@@ -21,7 +21,7 @@ from contracts.environments.service import Played, Reply, Task, reply_digest
 from contracts.errors import BatchFailed, InvalidInput, PrefixBroken
 from contracts.rewards import StatedReason
 from contracts.rollouts import Completion, FinishReason, Prompt, PromptBatch, StopReason, Trajectory, Turn
-from contracts.spec_tables.environment import EnvironmentSpec
+from contracts.spec.environment import EnvironmentSpec
 from contracts.versions import PolicyVersion
 from onbeat.data.rendering.base import Renderer
 

@@ -38,8 +38,8 @@ from contracts.environments.messages import messages_digest
 from contracts.errors import BatchFailed, EnvironmentUnavailable, InvalidInput
 from contracts.rewards import UP_TO_LUCK
 from contracts.rollouts import Completion, Prompt, PromptBatch, turn_seed
-from contracts.spec import JobSpec
-from contracts.spec_tables.environment import EnvironmentSpec
+from contracts.spec.environment import EnvironmentSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.crash_points import reach
 from onbeat.base.process.dependency import Dependency
 from onbeat.base.telemetry.correlation import current_facts

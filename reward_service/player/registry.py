@@ -11,7 +11,7 @@ from typing import Any
 from contracts.environments.service import EnvironmentTable
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
-from contracts.spec_tables.environment import file_version
+from contracts.spec.environment import file_version
 from onbeat.base.process.entry_points import OURS, all_of, defined_in, find_entry_point
 from onbeat.environments.provisions import OperatorsPart, Provision
 

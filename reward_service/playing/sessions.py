@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from contracts.environments.messages import Message, messages_digest
 from contracts.environments.service import Failure, NewSession, Played, Reply, Result, Step, Task, Turned, reply_digest
-from contracts.spec_tables.environment import MAX_TURNS
+from contracts.spec.environment import MAX_TURNS
 from reward_service.player.protocol import Play
 
 ENDED = Failure(reason="lost", detail="the session was ended")

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from contracts.errors import Unavailable
 from contracts.jobs import JobState
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.child_process import ChildProcess
 from tests import until as asked
 from tests.builders import job_spec

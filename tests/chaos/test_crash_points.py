@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import InvalidInput
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.crash_points import CRASH_POINTS, arm
 from tests.chaos.short_job import LAG, assert_undisturbed, long_variant, running, sequential_digest, short_job, succeed
 from tests.pipeline import Pipeline, wait_for_exit

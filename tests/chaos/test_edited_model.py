@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from broker.presence import Presence
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from gateway.named_files import with_file_digests
 from tests.chaos.short_job import assert_undisturbed, committed, running, short_job, succeed, until
 from tests.pipeline import REPOSITORY, Pipeline

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from gateway.app import create_app
 from gateway.services import Services
 from onbeat.audit.weights import digests_on_disk

@@ -13,7 +13,7 @@ import pytest
 
 from broker.monitor import job_status
 from contracts.jobs import JobState
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.child_process import ChildProcess
 from onbeat.stack.ports import free_port
 from tests.chaos.short_job import (

@@ -16,7 +16,7 @@ import pytest
 
 from broker.connection.roles import GENERATOR, STAGE, TRAINER
 from contracts.jobs import JobState
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.child_process import ChildProcess
 from onbeat.base.process.waiting import Waiting
 from tests.chaos.short_job import DEADLINE_S, assert_undisturbed, long_variant, running, short_job

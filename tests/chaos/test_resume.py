@@ -12,7 +12,7 @@ import pytest
 
 from contracts.jobs import JobState, ResumeRequest
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from tests.chaos.short_job import assert_undisturbed, committed, sequential_digest, short_job, until
 from tests.integration.fence_parts import end_leases
 from tests.pipeline import Pipeline, wait_for_exit

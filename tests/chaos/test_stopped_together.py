@@ -20,7 +20,7 @@ from contracts.errors import Unavailable
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.audit.chain import verify_run
 from onbeat.audit.folder import read_spec
 from onbeat.audit.weights import digests_on_disk

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from contracts.engines import Engine, OpenaiOptions, TransformersOptions, VllmOptions
 from contracts.errors import WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
-from contracts.spec import ModelSpec
+from contracts.spec.job import ModelSpec
 from contracts.versions import WeightFile, WeightManifest, weights_digest
 from onbeat.base.process.launcher import end_with_launcher
 from onbeat.stack.ports import free_port

@@ -19,7 +19,7 @@ from typing import Any
 
 from contracts.encoding.wire import decode_json
 from contracts.errors import ContractViolation, InvalidInput
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from gateway.openapi import schemas_of_answers
 from onbeat.client.spec_file import read_toml
 from tests.unit.gateway.page.test_sources import reachable

@@ -12,9 +12,9 @@ from consumer.model.policy import Policy, load_policy
 from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.run_folder import RunFolder
 from contracts.sampling import SamplingParams
-from contracts.spec import ModelSpec
-from contracts.spec_tables.root import SpecRoot
-from contracts.spec_tables.trainer import LoraSpec
+from contracts.spec.job import ModelSpec
+from contracts.spec.root import SpecRoot
+from contracts.spec.trainer import LoraSpec
 from onbeat.weights.adapter.publisher import AdapterPublisher
 from onbeat.weights.files.store import FolderStore
 from onbeat.weights.publication import WeightPublisher

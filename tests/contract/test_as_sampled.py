@@ -21,7 +21,7 @@ from consumer.model.shared_prompt.trial import check_as_sampled, share_prompts
 from contracts.errors import InvalidInput
 from contracts.rollouts import Completion, RolloutBatch
 from contracts.sampling import SamplingParams
-from contracts.spec import ModelSpec
+from contracts.spec.job import ModelSpec
 from onbeat.base.kernels import use_onednn
 from producer.engine.transformers.engine import TransformersEngine
 from tests.builders import batch_of, char_tokenizer, rollout

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from contracts.encoding.wire import decode_json, encode_json
 from contracts.errors import OnbeatError
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.data.rendering import chat_template
 from onbeat.data.rendering.chat_template import ChatTemplate, TemplateEnded, TemplateRefuses
 from onbeat.scoring.patterns import takes_re2

@@ -23,8 +23,8 @@ from consumer.gradient.statistics import Scaling, iteration_numbers
 from consumer.model.policy import Policy
 from contracts.errors import ContractViolation
 from contracts.rollouts import RolloutBatch
-from contracts.spec import JobSpec, OptimizerSpec
-from contracts.spec_tables.trainer import ParameterGroup
+from contracts.spec.job import JobSpec, OptimizerSpec
+from contracts.spec.trainer import ParameterGroup
 from tests.builders import batch_of, job_spec, rollout, step_on_grads
 from tests.contract.test_streamed_gradient import (
     assert_same_bits_in_any_order,

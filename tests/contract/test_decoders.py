@@ -22,7 +22,7 @@ from contracts.errors import ContractViolation, InvalidInput, OnbeatError
 from contracts.rewards import RewardRequest, TaskEntry
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings, settings_from
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.http.problems import Problem
 from onbeat.client.gateway import audit_entries, parse_events
 from reward_service.endpoints import BodyFormat, decode_request

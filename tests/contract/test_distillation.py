@@ -29,8 +29,8 @@ from contracts.experience.columns import check_values, row_shapes
 from contracts.rollouts import RolloutBatch
 from contracts.sampling import SamplingParams
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
-from contracts.spec_tables.stages import NO_LOGPROB
+from contracts.spec.job import JobSpec
+from contracts.spec.stages import NO_LOGPROB
 from onbeat.stages.log_prob_model import frozen_values
 from onbeat.stages.teachers import WholeVocabulary, bits_of, divergence_from, head_digest, likeliest, teacher_of
 from tests.builders import VOCABULARY, job_spec, rollout_batch

@@ -30,7 +30,7 @@ from contracts.encoding.wire import convert, encode
 from contracts.errors import BatchFailed, WeightsRejected
 from contracts.rollouts import Completion
 from contracts.sampling import SamplingParams
-from contracts.spec import ModelSpec
+from contracts.spec.job import ModelSpec
 from contracts.versions import WeightFile, WeightManifest, weights_digest
 from producer.engine.base import VerifiedWeights
 from producer.engine.held_rows import GrowingBatch

@@ -18,9 +18,9 @@ from contracts.monitor import WorkerSeen
 from contracts.rewards import Component
 from contracts.rollouts import Batch, batch_digest
 from contracts.settings import StackSettings
-from contracts.spec_tables.datasets import DatasetTable, DrawnTable, RowsTable
-from contracts.spec_tables.rollout import HeldOutSpec
-from contracts.spec_tables.stages import JudgingStage, LogProbStage, StageTable
+from contracts.spec.datasets import DatasetTable, DrawnTable, RowsTable
+from contracts.spec.rollout import HeldOutSpec
+from contracts.spec.stages import JudgingStage, LogProbStage, StageTable
 from contracts.weights import Transport
 from tests.contract.golden_files import NAMES, golden, golden_bytes, kind_of, record_types
 

@@ -29,7 +29,7 @@ from contracts.encoding.wire import convert
 from contracts.errors import ContractViolation
 from contracts.rollouts import Completion, Rollout, RolloutBatch
 from contracts.sampling import SamplingParams
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.data.kept_sets import pack_kept_sets
 from tests.builders import VOCABULARY, batch_of, job_spec
 from tests.contract.engine_rigs import transformers_rig

@@ -27,7 +27,7 @@ from consumer.gradient.micro_step import train_micro_batch
 from consumer.gradient.statistics import iteration_numbers, iteration_scaling
 from consumer.model.policy import Policy
 from contracts.rollouts import RolloutBatch
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from tests.builders import batch_of, give_totals, job_spec, rollout
 from tests.contract.test_streamed_gradient import relative_error, taken_gradients
 from tests.contract.test_streamed_losses import models

@@ -24,8 +24,8 @@ from consumer.model.policy import Policy, load_policy
 from contracts.encoding.arrays import unpack_int32
 from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.rollouts import RolloutBatch
-from contracts.spec import JobSpec
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.job import JobSpec
+from contracts.spec.root import SpecRoot
 from tests.builders import batch_of, give_totals, job_spec, rollout, rollout_batch, tiny_model_folder
 
 NUM_BATCHES = 5

@@ -17,9 +17,9 @@ from consumer.model.policy import Policy, load_policy
 from consumer.model.shared_prompt.trial import share_prompts
 from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.rollouts import Completion, Rollout, RolloutBatch, RolloutGroup
-from contracts.spec import JobSpec
-from contracts.spec_tables.kinds import ADVANTAGE_KINDS
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.job import JobSpec
+from contracts.spec.kinds import ADVANTAGE_KINDS
+from contracts.spec.root import SpecRoot
 from tests.builders import job_spec, kept_ids, tiny_model_folder
 from tests.contract.test_streamed_gradient import (
     assert_same_bits_in_any_order,

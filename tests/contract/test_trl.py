@@ -23,9 +23,9 @@ from consumer.gradient.losses.objective import TokenLogprobs, micro_batch_loss, 
 from consumer.gradient.micro_batch import make_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.model.policy import load_policy
-from contracts.spec_tables.algorithm import AlgorithmSpec
-from contracts.spec_tables.root import SpecRoot
-from contracts.spec_tables.trainer import OptimizerSpec
+from contracts.spec.algorithm import AlgorithmSpec
+from contracts.spec.root import SpecRoot
+from contracts.spec.trainer import OptimizerSpec
 from onbeat.stages.teachers import divergence_from, likeliest
 from tests.builders import batch_of, job_spec, rollout, tiny_model_folder
 from tests.trl_cases import BOUNDED, BUDGET, CASES, LAGGED, LEVELS, OFF_POLICY, ON_POLICY, UNWEIGHED, trl_trainer

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from consumer.model.policy import load_policy
 from contracts.encoding.arrays import pack_float32, unpack_int32
 from contracts.rollouts import Completion, Prompt, Rollout, RolloutBatch
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.root import SpecRoot
 from onbeat.data.prompts.examples import job_examples
 from onbeat.data.prompts.source import PromptSource
 from producer.rollout.sampled_batch import given_completion

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from consumer.gradient.optimizer import groups_of, learning_rate_at
-from contracts.spec_tables.root import SpecRoot
-from contracts.spec_tables.trainer import OptimizerSpec
+from contracts.spec.root import SpecRoot
+from contracts.spec.trainer import OptimizerSpec
 from onbeat.data.prompts.examples import job_examples
 from onbeat.data.prompts.source import PromptSource
 from tests.builders import char_tokenizer, job_spec, tiny_model_folder

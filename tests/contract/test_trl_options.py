@@ -20,7 +20,7 @@ from consumer.gradient.losses.objective import token_divergences
 from consumer.model.language_head import output_head
 from contracts.encoding.arrays import pack_int32, unpack_int32
 from contracts.rollouts import Rollout, RolloutBatch
-from contracts.spec_tables.stages import TEACHER_HEAD, TEACHER_STATES
+from contracts.spec.stages import TEACHER_HEAD, TEACHER_STATES
 from onbeat.stages.teachers import WholeVocabulary, bits_of, head_digest
 from tests.builders import job_spec, rollout_batch, tiny_model_folder
 from tests.contract.test_mini_batches import BATCHES, steps_of

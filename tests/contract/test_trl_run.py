@@ -20,7 +20,7 @@ from contracts.encoding.wire import convert
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import CHECKPOINT, numbered
 from contracts.sampling import SamplingParams
-from contracts.spec_tables.trainer import OptimizerSpec
+from contracts.spec.trainer import OptimizerSpec
 from onbeat.data.sampled_values import Contexts
 from onbeat.loop.expected import evaluation_score
 from onbeat.loop.health.history import LOST

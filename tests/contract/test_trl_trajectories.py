@@ -18,7 +18,7 @@ from torch import Tensor
 from consumer.model.policy import Policy
 from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.rollouts import Completion, Rollout, RolloutBatch
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from tests.builders import VOCABULARY
 from tests.contract.test_streamed_gradient import relative_error, streamed_gradient, to_float64
 from tests.contract.test_streamed_losses import load, models

@@ -22,7 +22,7 @@ from contracts.engines import TransformersOptions
 from contracts.rollouts import Completion, PromptBatch, turn_seed
 from contracts.sampling import SamplingParams
 from contracts.settings import StackSettings
-from contracts.spec import ModelSpec
+from contracts.spec.job import ModelSpec
 from producer.engine.base import Trajectories, Turn
 from producer.engine.held_rows import GrowingBatch
 from producer.engine.sampling import Ends

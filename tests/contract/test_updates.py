@@ -16,7 +16,7 @@ from consumer.gradient.micro_step import KeptBatch, train_kept_batch, train_micr
 from consumer.gradient.statistics import BatchStats, iteration_scaling
 from consumer.model.policy import Policy
 from contracts.rollouts import RolloutBatch
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from tests.builders import give_totals, job_spec
 from tests.contract.test_streamed_gradient import (
     assert_same_bits_in_any_order,

@@ -25,7 +25,7 @@ from contracts.events import (
 )
 from contracts.jobs import EvaluationScore, JobState, JobStatus, ResumeRequest
 from contracts.monitor import GeneratorSeen
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from contracts.tasks.kinds import TaskKind, TaskState
 from contracts.tasks.records import TaskArguments, TaskResult, TaskStatus
 from onbeat.audit.chain import verify_run

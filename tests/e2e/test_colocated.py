@@ -8,7 +8,7 @@ from pathlib import Path
 from contracts.encoding.wire import decode_json
 from contracts.events import TimelineSpan
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from contracts.timeline import is_of_the_pipeline
 from tests.builders import job_spec
 from tests.chaos.short_job import running, sequential_digest

@@ -20,7 +20,7 @@ from contracts.encoding.wire import convert
 from contracts.events import IterationMetrics
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.child_process import ChildProcess
 from onbeat.base.process.waiting import Waiting
 from onbeat.client import AsyncConsumer, AsyncProducer, PromptClaim, Sample

@@ -15,7 +15,7 @@ from broker.monitor import job_status
 from contracts.events import ForkedFrom, record_digest
 from contracts.jobs import JobState, TrainerExit
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.audit.chain import AuditEntry, verify_run
 from tests.builders import job_spec
 from tests.needed_extras import needs_ranks

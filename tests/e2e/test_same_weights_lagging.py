@@ -13,7 +13,7 @@ from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from tests.builders import CHANGED_LOGITS, job_spec
 from tests.chaos.short_job import long_variant, running
 from tests.forked import STAGE_WORKER

@@ -12,7 +12,7 @@ from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore, JobState
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from tests.builders import CHANGED_LOGITS, job_spec
 from tests.chaos.short_job import long_variant
 from tests.needed_extras import needs_ranks

@@ -13,7 +13,7 @@ from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.jobs import EvaluationScore, JobState
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from contracts.timeline import kind_of
 from tests.builders import job_spec
 from tests.chaos.short_job import long_variant

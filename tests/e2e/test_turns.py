@@ -17,8 +17,8 @@ from contracts.events import IterationMetrics
 from contracts.jobs import ResumeRequest
 from contracts.rewards import ExactReward, RewardSpec
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import MixtureDataset
+from contracts.spec.datasets import MixtureDataset
+from contracts.spec.job import JobSpec
 from gateway.run_files import iteration_metrics
 from onbeat.base.process.child_process import ChildProcess
 from tests.chaos.short_job import (

@@ -13,7 +13,7 @@ import pytest
 from contracts.errors import InvalidInput
 from contracts.jobs import JobStatus
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.audit.chain import verify_run
 from onbeat.audit.folder import read_spec
 from onbeat.audit.weights import digests_on_disk

@@ -7,7 +7,7 @@ from typing import Any
 
 from broker.hosts_side import HostsSide
 from contracts.jobs import TrainerExit
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.child_process import ChildProcess
 from tests.chaos.short_job import assert_undisturbed, committed, sequential_digest, short_job, until
 from tests.hosts.machines import Machines

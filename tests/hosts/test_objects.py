@@ -14,7 +14,7 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from contracts.weights import ObjectWeights
 from onbeat.base.process.child_process import ChildProcess
 from onbeat.weights.objects.blobs import open_blobs

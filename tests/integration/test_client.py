@@ -31,7 +31,7 @@ from contracts.jobs import JobState
 from contracts.rewards import Scored
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.audit.weights import digests_on_disk
 from onbeat.client import (

@@ -28,8 +28,8 @@ from contracts.file_digests import digest_of_files
 from contracts.jobs import JobState, TrainerExit
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec, ModelSpec
-from contracts.spec_tables.environment import EnvironmentSpec
+from contracts.spec.environment import EnvironmentSpec
+from contracts.spec.job import JobSpec, ModelSpec
 from gateway.app import create_app
 from gateway.named_files import check_named_files, with_file_digests, with_fork_digest
 from gateway.services import Services

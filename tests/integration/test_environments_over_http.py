@@ -18,7 +18,7 @@ import pytest
 from contracts.encoding.wire import encode, encode_json
 from contracts.environments.service import Step, Task
 from contracts.errors import EnvironmentUnavailable, InvalidInput
-from contracts.spec_tables.environment import EnvironmentSpec
+from contracts.spec.environment import EnvironmentSpec
 from onbeat.base.process.child_process import descendants, living
 from onbeat.environments.client import EnvironmentClient
 from onbeat.stack.ports import free_port

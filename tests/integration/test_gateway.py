@@ -28,7 +28,7 @@ from contracts.monitor import GeneratorSeen
 from contracts.rollouts import PromptBatch
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from gateway import submission
 from gateway.app import create_app
 from gateway.services import Services

@@ -23,7 +23,7 @@ from contracts.events import BatchDead, IterationCommitted, StateChanged
 from contracts.jobs import EvaluationScore, JobState
 from contracts.monitor import GeneratorSeen
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from gateway.services import MOST_WAITING, Services
 from onbeat.run_folder.run_files import RunFiles
 from tests.builders import job_spec

@@ -15,7 +15,7 @@ from broker.monitor import job_status
 from consumer.ranks.hosts.launcher import HostLauncher, clocks_apart
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from tests.builders import job_spec
 
 KIND = HostKind(code="code", torch="2.0", device="cpu", cpu="cpu")

@@ -25,7 +25,7 @@ from contracts.events import record_digest
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.client import Consumer
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec, tiny_model_folder

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from contracts.errors import OnbeatError
 from contracts.rewards import RewardItem
 from contracts.settings import StackSettings
-from contracts.spec_tables.environment import EnvironmentSpec
+from contracts.spec.environment import EnvironmentSpec
 from gateway.submission import check_plugins
 from onbeat.client.gateway import GatewayClient
 from onbeat.commands.options import job_ids

@@ -10,7 +10,7 @@ from broker.keys import sealed_name
 from broker.monitor import job_status
 from broker.presence import LIVE_S, Presence, StagePresence
 from contracts.monitor import GeneratorSeen, StageWorkerSeen
-from contracts.spec_tables.stages import LlmJudgeStage, ReferenceStage, TeacherStage
+from contracts.spec.stages import LlmJudgeStage, ReferenceStage, TeacherStage
 from onbeat.stack.redis import EmbeddedRedis
 from tests.integration.stage_parts import StagedJob, external, open_job
 

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from contracts.encoding.arrays import unpack_int32
 from contracts.errors import EnvironmentUnavailable, InvalidInput
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.job import JobSpec
+from contracts.spec.root import SpecRoot
 from gateway.submission import check_environment
 from onbeat.data.prompts.examples import job_examples
 from onbeat.data.prompts.opening_service import EnvironmentService

@@ -12,8 +12,8 @@ from contracts.encoding.digests import content_digest
 from contracts.errors import InvalidInput
 from contracts.rewards import ExactReward, PluginReward, source_digests
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
-from contracts.spec_tables.environment import EnvironmentSpec
+from contracts.spec.environment import EnvironmentSpec
+from contracts.spec.job import JobSpec
 from gateway.submission import MAX_SOURCE_BYTES, check_plugins, with_packages, with_sources
 from onbeat.stack.ports import free_port
 from reward_service.app import create_app

@@ -19,10 +19,10 @@ from consumer.trainer.held_job import load_prompts
 from contracts.errors import InvalidInput
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
-from contracts.spec_tables.algorithm import AlgorithmSpec, PluginLoss
-from contracts.spec_tables.datasets import JsonlDataset, PluginDataset
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.algorithm import AlgorithmSpec, PluginLoss
+from contracts.spec.datasets import JsonlDataset, PluginDataset
+from contracts.spec.job import JobSpec
+from contracts.spec.root import SpecRoot
 from onbeat.data.prompts.examples import load_dataset
 from onbeat.data.prompts.source import PromptSource
 from tests.builders import char_tokenizer, job_spec

@@ -21,7 +21,7 @@ from contracts.jobs import JobState, ResumeRequest, TrainerExit
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.audit.weights import digests_on_disk
 from onbeat.loop.lease_keeper import Cancelled

@@ -19,7 +19,7 @@ from contracts.events import AuditRecord, record_digest
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.schedule import Schedule
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from tests.builders import commit_record, job_spec, manifest, prompt_batch, rollout_batch
 from tests.integration.fence_parts import let_expire
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from contracts.schedule import Schedule
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.planning.pipeline.costs import BatchCost, Costs, Machines, Round, StepCost, Waits
 from onbeat.planning.pipeline.walk import Run, walk
 

@@ -13,7 +13,7 @@ import yaml
 from broker.connection.roles import CELERY, GATEWAY, GENERATOR, STAGE, TASKS, TRAINER
 from consumer.supervisor.trainer_process import STOP_GRACE_S as TRAINER_GRACE_S
 from contracts.settings import settings_from
-from contracts.spec_limits import TimeoutSpec
+from contracts.spec.limits import TimeoutSpec
 from contracts.weights import ObjectWeights
 from docs.make_monitoring import ALERTS, COMMAND, monitors, rules
 from onbeat.client.spec_file import load_spec

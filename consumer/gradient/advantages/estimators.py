@@ -38,8 +38,8 @@ from consumer.gradient.advantages.group_relative import (
 )
 from contracts.rewards import named
 from contracts.rollouts import RolloutBatch, RolloutGroup
-from contracts.spec import JobSpec
-from contracts.spec_tables.algorithm import AlgorithmSpec
+from contracts.spec.algorithm import AlgorithmSpec
+from contracts.spec.job import JobSpec
 from onbeat.loop.sampled import unbiased_std
 
 
@@ -55,7 +55,7 @@ def earned_deviation(_: Sequence[float], earned: Sequence[float], epsilon: float
 
 @dataclass(frozen=True, kw_only=True)
 class Advantage:
-    """A member of the family. `ADVANTAGE_KINDS` of contracts/spec_tables/kinds.py says what goes with it."""
+    """A member of the family. `ADVANTAGE_KINDS` of contracts/spec/kinds.py says what goes with it."""
 
     of_groups: Callable[[Rewards, float], Rewards]
     """(rewards, epsilon) → [k, G]; where groups are compared, one of equal rewards gives exactly 0.0."""

@@ -36,7 +36,7 @@ from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 from torch import Tensor
 
-from contracts.spec_tables.algorithm import AlgorithmSpec
+from contracts.spec.algorithm import AlgorithmSpec
 from onbeat.loop.sampled import unbiased_std
 
 LAMBDA = 1.0

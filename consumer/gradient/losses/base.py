@@ -126,7 +126,7 @@ class PolicyTerm:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLoss:
-    """A member of the family. `LOSS_KINDS` of contracts/spec_tables/kinds.py says what goes with it."""
+    """A member of the family. `LOSS_KINDS` of contracts/spec/kinds.py says what goes with it."""
 
     surrogate: Callable[[LossInputs], PolicyTerm]
     normaliser: Normaliser

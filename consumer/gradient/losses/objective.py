@@ -22,7 +22,7 @@ from consumer.gradient.losses.terms import (
     k3,
     reverse_kl,
 )
-from contracts.spec_tables.algorithm import AlgorithmSpec, PluginLoss
+from contracts.spec.algorithm import AlgorithmSpec, PluginLoss
 
 LOSSES = {"grpo": GRPO, "dr_grpo": DR_GRPO, "dapo": DAPO, "bnpo": BNPO, "gspo": GSPO, "cispo": CISPO, "sft": SFT}
 """A line for each name of `LOSS_KINDS`."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from consumer.gradient.optimizer import Adamw32bit, adamw_options
 from contracts.errors import InvalidInput
-from contracts.spec import OptimizerSpec
+from contracts.spec.job import OptimizerSpec
 
 BLOCK_ITEMS = 256
 SMALLEST_8BIT_ITEMS = 4096

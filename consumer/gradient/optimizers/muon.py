@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from consumer.gradient.optimizer import Adamw32bit
-from contracts.spec import OptimizerSpec
+from contracts.spec.job import OptimizerSpec
 
 
 class MuonAndAdamw(Adamw32bit):

@@ -21,7 +21,7 @@ from consumer.ranks.fsdp.lockstep import Lockstep
 from consumer.ranks.fsdp.sharded_loading import load_sharded
 from consumer.ranks.fsdp.sharded_sums import ShardedAccumulator
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 
 
 class Fsdp:

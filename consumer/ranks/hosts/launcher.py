@@ -34,7 +34,7 @@ from consumer.ranks.hosts.network import answers, listening_on, own_address
 from contracts.errors import Fault, NotFound, Unavailable
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.kernels import cpu_kind, gpu_kind
 from onbeat.base.process.crash_points import reach
 from onbeat.base.process.ending import CALL_S, LAUNCHER_END_S, Ending

@@ -24,7 +24,7 @@ from consumer.ranks.threads import HANDED_OUT, POKE_S
 from contracts.errors import DeadlineExceeded, Unavailable
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.waiting import Waiting
 from onbeat.weights.publication import Publication, TensorSink
 

@@ -37,7 +37,7 @@ from contracts.checkpoints import CheckpointState
 from contracts.encoding.wire import Record, decode, decode_json, encode, encode_json
 from contracts.errors import OnbeatError, Unavailable
 from contracts.rollouts import RolloutBatch
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.crash_points import reach
 
 ORDERS = "orders"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.launcher import importing
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from contracts.errors import BatchFailed, InvalidInput
 from contracts.events import IterationMetrics
 from contracts.experience.columns import BASE_COLUMNS, CARRIED_COLUMNS, Column, base_values
 from contracts.rollouts import RolloutBatch
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.waiting import Waiting
 from onbeat.client.rows import RowKey, Rows
 from onbeat.data.kept_sets import unpack_kept_sets

@@ -15,7 +15,7 @@ from contracts.encoding.json_lines import read_plain
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import InvalidInput
 from contracts.run_folder import VERSION, RunFolder, numbered
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from contracts.versions import PolicyVersion, WeightManifest
 from onbeat.loop.trained_job import begin_folder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from contracts.spec_tables.datasets import AdditionDataset
+from contracts.spec.datasets import AdditionDataset
 from onbeat.data.datasets.held_out import check_held_out
 from onbeat.data.prompts.examples import Example, ExampleSets, Request
 

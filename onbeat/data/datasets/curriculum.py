@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import CurriculumSpec, RowsTable, sources_of
+from contracts.spec.datasets import CurriculumSpec, RowsTable, sources_of
+from contracts.spec.job import JobSpec
 from onbeat.data.prompts.places import Pool, seeded
 
 

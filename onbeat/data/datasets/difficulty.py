@@ -18,8 +18,8 @@ from typing import Self
 from contracts.errors import FenceViolation, InvalidInput
 from contracts.events import AuditRecord
 from contracts.jobs import DrawnPrompts
-from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import DifficultyPools, MixtureDataset, difficulty_pools_of, sources_of
+from contracts.spec.datasets import DifficultyPools, MixtureDataset, difficulty_pools_of, sources_of
+from contracts.spec.job import JobSpec
 from onbeat.data.prompts.places import Pool, Walk, quotas, seeded
 
 ABANDONED = -1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contracts.spec_tables.datasets import EnvironmentDataset
+from contracts.spec.datasets import EnvironmentDataset
 from onbeat.data.prompts.examples import Example, ExampleSets, Request
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from contracts.environments.messages import Message
 from contracts.errors import InvalidInput
-from contracts.spec_tables.datasets import PluginDataset
+from contracts.spec.datasets import PluginDataset
 from onbeat.base.process.entry_points import load_entry_point
 from onbeat.data.datasets.held_out import check_held_out, disjoint
 from onbeat.data.prompts.examples import Example, ExampleSets, Request

@@ -13,7 +13,7 @@ import re
 from contracts.encoding.wire import decode_json
 from contracts.errors import InvalidInput
 from contracts.rewards import TaskEntry
-from contracts.spec_tables.datasets import DatasetTable, ReasoningGymDataset
+from contracts.spec.datasets import DatasetTable, ReasoningGymDataset
 
 VERSION = "0.1.25"
 """The version of reasoning-gym whose scorers were read."""

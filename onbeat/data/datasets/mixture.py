@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from contracts.errors import InvalidInput
-from contracts.spec_tables.datasets import MixtureDataset, MixtureSource
-from contracts.spec_tables.rollout import EvaluationSet
+from contracts.spec.datasets import MixtureDataset, MixtureSource
+from contracts.spec.rollout import EvaluationSet
 from onbeat.base.process.entry_points import load_entry_point
 from onbeat.data.datasets.held_out import disjoint
 from onbeat.data.prompts.examples import TYPES, Example, ExampleSets, Request

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET
 
 from contracts.errors import InvalidInput
-from contracts.spec_tables.datasets import JsonlDataset, RowColumns, RowsTable
+from contracts.spec.datasets import JsonlDataset, RowColumns, RowsTable
 from onbeat.data.datasets.held_out import check_held_out, disjoint
 from onbeat.data.datasets.reading.line_files import read_lines
 from onbeat.data.datasets.reading.row import READ_COLUMNS, read_row, value_at

@@ -21,8 +21,8 @@ import msgspec
 from contracts.encoding.json_lines import open_plain
 from contracts.encoding.wire import decode_json
 from contracts.errors import InvalidInput
-from contracts.spec_tables.datasets import HuggingFaceDataset
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.datasets import HuggingFaceDataset
+from contracts.spec.root import SpecRoot
 from onbeat.data.datasets.rows import columns_of, load_rows
 from onbeat.data.prompts.examples import ExampleSets, Request
 from onbeat.data.prompts.file_rows import PlacedRow

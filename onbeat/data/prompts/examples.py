@@ -16,10 +16,10 @@ from contracts import rewards
 from contracts.encoding.numbers import read_number
 from contracts.environments.messages import Message
 from contracts.errors import InvalidInput
-from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import DatasetSpec, ReasoningGymDataset, sources_of
-from contracts.spec_tables.rollout import EvaluationSet
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.datasets import DatasetSpec, ReasoningGymDataset, sources_of
+from contracts.spec.job import JobSpec
+from contracts.spec.rollout import EvaluationSet
+from contracts.spec.root import SpecRoot
 from onbeat.base.process.entry_points import load_entry_point
 from onbeat.data.prompts.file_rows import DatasetRoom
 

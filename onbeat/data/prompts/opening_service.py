@@ -10,7 +10,7 @@ import httpx
 from contracts.environments.service import EnvironmentFacts, Failure, Task, TaskOpening
 from contracts.errors import DeadlineExceeded, EnvironmentUnavailable
 from contracts.settings import StackSettings
-from contracts.spec_tables.environment import EnvironmentSpec
+from contracts.spec.environment import EnvironmentSpec
 from onbeat.base.http.asker import asker_headers
 from onbeat.base.http.outgoing import make_async_client
 from onbeat.base.process.dependency import Dependency

@@ -20,9 +20,9 @@ from contracts.environments.messages import messages_digest
 from contracts.environments.service import RETRYABLE, EnvironmentFacts, Failure, Task, TaskOpening
 from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt, PromptTask
-from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import EnvironmentDataset, environment_field
-from contracts.spec_tables.environment import EnvironmentSpec, environment_at
+from contracts.spec.datasets import EnvironmentDataset, environment_field
+from contracts.spec.environment import EnvironmentSpec, environment_at
+from contracts.spec.job import JobSpec
 from onbeat.data.prompts.examples import Example
 from onbeat.data.rendering.factory import check_renderer, make_renderer
 

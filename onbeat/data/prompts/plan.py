@@ -8,7 +8,7 @@ from functools import partial
 from contracts.jobs import DrawnPrompts
 from contracts.rollouts import Prompt, PromptBatch
 from contracts.sampling import SamplingParams
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.data.prompts.source import PromptSource
 

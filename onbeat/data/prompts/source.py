@@ -16,9 +16,9 @@ from contracts.encoding.arrays import pack_int32
 from contracts.environments.messages import Message
 from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt
-from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import ChatSpec, MixtureDataset, dataset_field, no_chat_template, sources_of
-from contracts.spec_tables.environment import played_by
+from contracts.spec.datasets import ChatSpec, MixtureDataset, dataset_field, no_chat_template, sources_of
+from contracts.spec.environment import played_by
+from contracts.spec.job import JobSpec
 from onbeat.base.process.entry_points import load_entry_point
 from onbeat.data.prompts.examples import Example, ExampleSets
 from onbeat.data.prompts.openings import OpenedPrompts, OpeningService

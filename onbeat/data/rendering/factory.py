@@ -10,7 +10,7 @@ from msgspec import UNSET
 from contracts.encoding.arrays import ITEM_BYTES, unpack_int32
 from contracts.environments.messages import Message, Tool
 from contracts.errors import InvalidInput, PrefixBroken
-from contracts.spec_tables.environment import RendererKind
+from contracts.spec.environment import RendererKind
 from onbeat.base.process.entry_points import load_entry_point
 from onbeat.data.rendering.base import ProvenRenderer, Renderer
 from onbeat.data.rendering.template import TemplateRenderer, prove

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from contracts.environments.messages import Message, Tool
 from contracts.errors import InvalidInput, PrefixBroken
-from contracts.spec_tables.datasets import no_chat_template
+from contracts.spec.datasets import no_chat_template
 from onbeat.data.rendering import tool_calls
 from onbeat.data.rendering.base import plain
 from onbeat.data.rendering.chat_template import ChatTemplate, TemplateEnded, TemplateRefuses, invalid

@@ -23,7 +23,7 @@ from msgspec import UNSET
 
 from contracts.encoding.arrays import pack_int32, unpack_int32
 from contracts.environments.messages import Message, Tool
-from contracts.spec_tables.environment import MAX_TURNS
+from contracts.spec.environment import MAX_TURNS
 from onbeat.environments.agents.refusal import Refusal
 
 SHOWN_CHARS = 80

@@ -8,7 +8,7 @@ from collections import deque
 
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 
 WINDOW = 10
 """Iterations over which a rule averages: what lasts so long is no noise."""

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore, HealthProblem
-from contracts.spec import JobSpec
-from contracts.spec_tables.kinds import ADVANTAGE_KINDS
-from contracts.spec_tables.trainer import HEALTH_RULES
+from contracts.spec.job import JobSpec
+from contracts.spec.kinds import ADVANTAGE_KINDS
+from contracts.spec.trainer import HEALTH_RULES
 from onbeat.loop.health.history import NUM_FIRST, WINDOW, History
 
 EQUAL_SHARE = 0.9

@@ -17,7 +17,7 @@ from contracts.errors import Unhealthy
 from contracts.events import HealthChanged, IterationMetrics
 from contracts.jobs import EvaluationScore, HealthProblem
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.loop.health.rules import Health
 from onbeat.loop.trained_job import HealthWatch
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 
 BYTES_OF_A_TOKEN = 12
 """Its id, its log-prob, and four characters: English text in vocabularies of today."""

@@ -19,7 +19,7 @@ from random import Random
 
 from contracts.events import TimelineSpan
 from contracts.schedule import Schedule
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.planning.pipeline.costs import Costs, Machines
 from onbeat.planning.pipeline.generators import SimulatedGenerators
 from onbeat.planning.pipeline.load import beside, read_spans

@@ -25,7 +25,7 @@ from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.events import AuditRecord
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec_tables.retention import DAY_S, RetentionSpec, kept_for
+from contracts.spec.retention import DAY_S, RetentionSpec, kept_for
 from onbeat.audit.folder import read_audit_file
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from contracts.encoding.wire import Record, changed, decode_json, encode_json
 from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec_tables.retention import DAY_S, RetentionSpec, kept_for
+from contracts.spec.retention import DAY_S, RetentionSpec, kept_for
 from onbeat.audit.folder import read_audit_file, read_spec
 from onbeat.audit.weights import digest_of
 from onbeat.base.process.crash_points import reach

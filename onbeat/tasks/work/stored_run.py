@@ -12,7 +12,7 @@ from contracts.events import record_digest
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.audit.chain import AuditEntry
 from onbeat.audit.folder import read_audit_file, read_spec
 from onbeat.run_folder.run_files import BRING_S, run_files

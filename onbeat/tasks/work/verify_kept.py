@@ -21,7 +21,7 @@ from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import InvalidInput
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec_tables.retention import DAY_S
+from contracts.spec.retention import DAY_S
 from contracts.tasks.kinds import TaskKind, TaskState
 from contracts.tasks.records import TaskArguments, TaskResult
 from onbeat.tasks.attempt import Progress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from contracts.spec_tables.datasets import CurriculumSpec
+from contracts.spec.datasets import CurriculumSpec
 from onbeat.data.datasets.curriculum import ColumnPool
 from onbeat.data.prompts.places import Walk
 

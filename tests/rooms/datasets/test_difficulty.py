@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from contracts.errors import FenceViolation, InvalidInput
 from contracts.events import AuditRecord, record_digest
 from contracts.jobs import DrawnPrompts
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.data.datasets.difficulty import MeasuredPool
 from onbeat.data.prompts.places import Pool, Walk

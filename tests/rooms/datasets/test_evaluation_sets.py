@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 from contracts.errors import InvalidInput
 from contracts.rewards import RewardItem, Scored
-from contracts.spec import JobSpec
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.job import JobSpec
+from contracts.spec.root import SpecRoot
 from onbeat.data.prompts.examples import ExampleSets, job_examples
 from onbeat.data.prompts.plan import IterationPlan
 from onbeat.data.prompts.source import PromptSource

@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 from contracts.errors import InvalidInput
 from contracts.jobs import ResumeRequest, resumed_spec
 from contracts.rewards import RewardItem, Scored
-from contracts.spec import JobSpec
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.job import JobSpec
+from contracts.spec.root import SpecRoot
 from onbeat.data.prompts.examples import ExampleSets, load_dataset
 from onbeat.data.prompts.source import PromptSource
 from reward_service.scorers.rubric import score_item

@@ -16,8 +16,8 @@ from contracts.encoding.wire import convert, encode_json
 from contracts.errors import InvalidInput
 from contracts.rewards import PluginReward, RewardItem
 from contracts.rollouts import Prompt
-from contracts.spec_tables.datasets import JsonlDataset
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.datasets import JsonlDataset
+from contracts.spec.root import SpecRoot
 from onbeat.data.datasets.rows import MAX_METADATA_BYTES
 from onbeat.data.prompts.examples import Example, load_dataset
 from onbeat.data.prompts.source import PromptSource

@@ -19,8 +19,8 @@ from contracts.encoding.wire import convert
 from contracts.environments.messages import Message
 from contracts.errors import InvalidInput
 from contracts.rewards import ExactReward, NumericReward
-from contracts.spec_tables.datasets import HuggingFaceDataset
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.datasets import HuggingFaceDataset
+from contracts.spec.root import SpecRoot
 from onbeat.data.prompts.examples import Example, load_dataset
 from onbeat.data.prompts.table_files import read_table
 
@@ -152,8 +152,8 @@ import resource, sys
 from pathlib import Path
 from contracts.errors import InvalidInput
 from contracts.rewards import ExactReward, NumericReward
-from contracts.spec_tables.datasets import HuggingFaceDataset
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.datasets import HuggingFaceDataset
+from contracts.spec.root import SpecRoot
 from onbeat.data.prompts.examples import load_dataset
 try:
     root = SpecRoot(Path(sys.argv[1]), dataset_mb=64)

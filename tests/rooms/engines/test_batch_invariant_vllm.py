@@ -13,7 +13,7 @@ import pytest
 from contracts.engines import VllmOptions
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
-from contracts.spec import ModelSpec
+from contracts.spec.job import ModelSpec
 from contracts.versions import WeightManifest
 from producer.engine.factory import check_machine, fingerprint_of_job, make_engine
 from producer.engine.vllm.engine import BATCH_INVARIANT, VllmEngine

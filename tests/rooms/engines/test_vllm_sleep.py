@@ -12,7 +12,7 @@ import torch
 
 from contracts.engines import VllmOptions
 from contracts.errors import EngineUnavailable, InvalidInput
-from contracts.spec import ModelSpec
+from contracts.spec.job import ModelSpec
 from producer.engine.base import VerifiedWeights
 from producer.engine.vllm.engine import VllmEngine
 from tests.builders import DIGEST, engine_setup, tiny_model_folder

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from tests.chaos.short_job import assert_undisturbed, long_variant, running, short_job, undisturbed_digest
 from tests.e2e.test_turns import ENVIRONMENT, death_of, killed_again
 from tests.pipeline import REPOSITORY, Pipeline

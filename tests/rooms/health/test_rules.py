@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from contracts.errors import InvalidInput
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore, HealthProblem
-from contracts.spec import JobSpec
-from contracts.spec_tables.trainer import HEALTH_RULES
+from contracts.spec.job import JobSpec
+from contracts.spec.trainer import HEALTH_RULES
 from onbeat.loop.health.history import WINDOW
 from onbeat.loop.health.rules import RULES, Health
 from tests.builders import job_spec

@@ -17,7 +17,7 @@ from contracts.events import HealthChanged, IterationMetrics
 from contracts.jobs import EvaluationScore, HealthProblem
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.loop import trained_job
 from onbeat.loop.health import watch as watching
 from onbeat.loop.health.watch import JudgedHealth

@@ -14,7 +14,7 @@ from contracts.encoding.digests import content_digest
 from contracts.errors import InvalidInput, ObjectsUnavailable, WeightsRejected
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest, WeightShard
 from contracts.weights import ObjectWeights
 from onbeat.weights import transports

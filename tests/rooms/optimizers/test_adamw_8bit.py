@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from consumer.gradient.optimizer import PolicyOptimizer
 from contracts.errors import ContractViolation, InvalidInput
-from contracts.spec import OptimizerSpec
+from contracts.spec.job import OptimizerSpec
 from tests.builders import step_on_grads
 
 QUANTISED = OptimizerSpec(type="adamw_8bit", learning_rate=1e-2, weight_decay=0.1, max_grad_norm=1e9)

@@ -10,7 +10,7 @@ import pytest
 
 from contracts.encoding.wire import convert, encode
 from contracts.errors import InvalidInput
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.planning.checks import check_machines, check_rates
 from onbeat.planning.given import Rates, draw_length, given_costs
 from onbeat.planning.pipeline.costs import Machines, batch_bytes

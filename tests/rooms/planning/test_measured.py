@@ -14,7 +14,7 @@ from contracts.errors import InvalidInput, NotFound
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.run_folder import RunFolder
 from contracts.schedule import Schedule
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.planning import measured
 from onbeat.planning.pipeline.costs import Costs, Machines
 from onbeat.planning.pipeline.walk import Run

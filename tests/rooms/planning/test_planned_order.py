@@ -17,7 +17,7 @@ from contracts.events import record_digest
 from contracts.rollouts import Prompt, batch_digest
 from contracts.schedule import Schedule
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.data.prompts.plan import IterationPlan
 from onbeat.loop import window as trainers
 from onbeat.planning.pipeline.trainer import Arrival

@@ -24,7 +24,7 @@ from consumer.ranks.processes.group import RankGroup
 from consumer.ranks.processes.orders import Exchange, join
 from consumer.ranks.processes.rank import Rank
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.stages.teachers import WholeVocabulary
 from onbeat.weights.hashing import tensors_digest
 from tests.builders import CHANGED_LOGITS, job_spec, rollout_batch, tiny_model_folder

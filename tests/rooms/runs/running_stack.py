@@ -9,7 +9,7 @@ import pytest
 
 from contracts.encoding.wire import encode_json
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.stack.plan import StackPlan
 from onbeat.training import driver
 from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, fake_gateway

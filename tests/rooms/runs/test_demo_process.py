@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from consumer.model.checkpoint import read_checkpoint
 from consumer.model.policy import load_policy
 from contracts.run_folder import RunFolder
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.root import SpecRoot
 from onbeat.audit.folder import read_spec
 from onbeat.audit.weights import digest_of, digests_on_disk
 from onbeat.base.process import child_process

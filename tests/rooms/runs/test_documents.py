@@ -16,7 +16,7 @@ from consumer.gradient.losses.base import PolicyLoss
 from contracts.environments.messages import Message, ToolCall
 from contracts.environments.service import EnvironmentTable, table_of
 from contracts.rewards import PluginReward
-from contracts.spec_tables.datasets import JsonlDataset
+from contracts.spec.datasets import JsonlDataset
 from onbeat.training.inputs import put_below
 from onbeat.training.run import Run
 from onbeat.training.start import spec_of

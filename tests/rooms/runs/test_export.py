@@ -24,9 +24,9 @@ from contracts.encoding.wire import decode_json, encode_json
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec, ModelSpec
-from contracts.spec_tables.root import SpecRoot
-from contracts.spec_tables.trainer import LoraSpec
+from contracts.spec.job import JobSpec, ModelSpec
+from contracts.spec.root import SpecRoot
+from contracts.spec.trainer import LoraSpec
 from onbeat import cli
 from onbeat.audit.weights import digest_of
 from onbeat.export.export import Exported, _check_peft_reads, export

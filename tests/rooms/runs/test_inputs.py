@@ -15,8 +15,8 @@ from contracts.encoding.wire import encode_json
 from contracts.environments.messages import Message, ToolCall
 from contracts.errors import InvalidInput
 from contracts.rewards import ExactReward, LengthReward, PluginReward
-from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import AdditionDataset, JsonlDataset
+from contracts.spec.datasets import AdditionDataset, JsonlDataset
+from contracts.spec.job import JobSpec
 from onbeat.base.process.entry_points import defined_in
 from onbeat.training.inputs import put_below, put_nowhere
 from onbeat.training.start import spec_of

@@ -17,7 +17,7 @@ from reasoning_gym.factory import DATASETS
 
 from contracts.errors import InvalidInput
 from contracts.rewards import ExactReward, ReasoningGymReward, RewardItem, Scored, Unscorable
-from contracts.spec_tables.datasets import AdditionDataset, ReasoningGymDataset, sources_of
+from contracts.spec.datasets import AdditionDataset, ReasoningGymDataset, sources_of
 from onbeat.data.datasets.known_tasks import ITS_SCORERS, NOT_GENERATED, NOT_SCORED, OUR_SCORERS
 from onbeat.data.prompts import examples
 from reward_service.scorers import rubric

@@ -14,7 +14,7 @@ from contracts.errors import BrokerUnavailable, NotFound
 from contracts.experience.columns import ColumnValues
 from contracts.monitor import StageWorkerSeen
 from contracts.rollouts import RolloutBatch
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.stages.served_stages import ServedStage
 from tests.builders import DIGEST, job_spec, rollout_batch
 from tests.fakes import Changes

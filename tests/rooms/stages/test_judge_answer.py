@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import BatchFailed, CompletionUnjudged
-from contracts.spec_tables.stages import LlmJudgeStage
+from contracts.spec.stages import LlmJudgeStage
 from onbeat.client.spec_file import load_spec
 from onbeat.stages.judge_answer import number_at, number_in, numbers_in_json, question, scores_of
 from tests.judge_server import says

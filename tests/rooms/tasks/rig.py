@@ -25,8 +25,8 @@ from contracts.events import record_digest
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.job import JobSpec
+from contracts.spec.root import SpecRoot
 from contracts.tasks.kinds import TaskKind
 from contracts.tasks.records import TaskArguments, TaskStatus
 from gateway.app import create_app

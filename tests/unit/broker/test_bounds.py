@@ -22,8 +22,8 @@ from broker.openings import CHUNK_BATCHES, NewBatch
 from broker.stage_side import PUT_BYTES, PackedItem, puts_at_once
 from contracts.encoding.wire import MAX_ATTEMPTS, MAX_BATCHES, MAX_ITERATIONS, encode
 from contracts.errors import InvalidInput
-from contracts.spec_limits import MAX_BATCH_COMPLETIONS, LimitSpec
-from contracts.spec_tables import stages
+from contracts.spec import stages
+from contracts.spec.limits import MAX_BATCH_COMPLETIONS, LimitSpec
 from onbeat.weights.chunks import CHUNK_BYTES
 
 DIGEST = "f" * 64

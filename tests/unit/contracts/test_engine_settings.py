@@ -10,7 +10,7 @@ import pytest
 from contracts.engines import ENGINES, OpenaiOptions, VllmOptions
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings, engine_from, settings_from
-from contracts.spec import ModelSpec
+from contracts.spec.job import ModelSpec
 from producer.engine.factory import CLASSES, make_engine
 from tests.refusals import refusal_of
 

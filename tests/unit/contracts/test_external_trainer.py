@@ -8,8 +8,8 @@ import pytest
 
 from contracts.encoding.wire import decode, encode
 from contracts.errors import InvalidInput
-from contracts.spec import JobSpec
-from contracts.spec_submission import check_submitted
+from contracts.spec.job import JobSpec
+from contracts.spec.submission import check_submitted
 from tests.builders import job_spec
 from tests.refusals import refusal_of
 

@@ -11,7 +11,7 @@ from contracts.errors import ContractViolation, InvalidInput
 from contracts.jobs import JobState
 from contracts.rewards import ExactReward, Scored, with_on_unscorable
 from contracts.settings import settings_from
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from tests.builders import job_spec
 from tests.refusals import refusal_of
 from tests.trajectories import ENVIRONMENT

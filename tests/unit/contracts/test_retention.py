@@ -7,7 +7,7 @@ from msgspec import UNSET
 
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings, settings_from
-from contracts.spec_tables.retention import KeptFor, RecordingSpec, RetentionSpec, check_retention, kept_for
+from contracts.spec.retention import KeptFor, RecordingSpec, RetentionSpec, check_retention, kept_for
 from tests.builders import job_spec
 from tests.refusals import refusal_of
 

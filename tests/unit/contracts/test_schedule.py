@@ -11,8 +11,8 @@ import pytest
 from contracts.encoding.wire import changed, decode_json, encode_json
 from contracts.errors import InvalidInput
 from contracts.schedule import LAGGING, MAX_POLICY_LAG, Schedule, ScheduleName
-from contracts.spec import JobSpec
-from contracts.spec_tables.kinds import CorrectionName
+from contracts.spec.job import JobSpec
+from contracts.spec.kinds import CorrectionName
 from onbeat.client.spec_file import load_spec
 from tests.builders import job_spec
 

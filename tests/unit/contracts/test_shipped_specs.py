@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from contracts.encoding.wire import convert
-from contracts.spec import JobSpec
-from contracts.spec_submission import check_submitted
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.job import JobSpec
+from contracts.spec.root import SpecRoot
+from contracts.spec.submission import check_submitted
 from onbeat.data.prompts.examples import load_dataset
 from onbeat.data.prompts.source import PromptSource
 from tests.refusals import refusal_of

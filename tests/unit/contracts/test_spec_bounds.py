@@ -14,7 +14,7 @@ from contracts.encoding.wire import decode_json, encode_json
 from contracts.errors import InvalidInput
 from contracts.jobs import ResumeRequest
 from contracts.rewards import RewardComponent
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from tests.builders import job_spec
 from tests.refusals import refusal_of
 

@@ -10,9 +10,9 @@ import pytest
 from consumer.model.policy import load_model, load_policy, load_whole
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
-from contracts.spec import ModelSpec
-from contracts.spec_tables.datasets import JsonlDataset
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.datasets import JsonlDataset
+from contracts.spec.job import ModelSpec
+from contracts.spec.root import SpecRoot
 from gateway.submission import check_paths
 from onbeat.data.prompts.examples import load_dataset
 from onbeat.weights.model_path import model_folder

@@ -9,9 +9,9 @@ import pytest
 
 from contracts.encoding.wire import convert, decode, encode
 from contracts.errors import InvalidInput
-from contracts.spec import JobSpec
-from contracts.spec_submission import check_submitted
-from contracts.spec_tables.trainer import HEALTH_RULES
+from contracts.spec.job import JobSpec
+from contracts.spec.submission import check_submitted
+from contracts.spec.trainer import HEALTH_RULES
 from onbeat.client.spec_file import load_spec
 from tests.builders import job_spec
 from tests.refusals import refusal_of

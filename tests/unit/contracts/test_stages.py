@@ -23,8 +23,8 @@ from contracts.experience.columns import (
 )
 from contracts.experience.plan import circle, columns_of
 from contracts.rollouts import RolloutBatch
-from contracts.spec import JobSpec
-from contracts.spec_tables.stages import ExternalStage, ReferenceStage, stage_plan, stage_problems
+from contracts.spec.job import JobSpec
+from contracts.spec.stages import ExternalStage, ReferenceStage, stage_plan, stage_problems
 from tests import builders
 from tests.trajectories import played
 

@@ -15,7 +15,7 @@ from tests.pipeline import REPOSITORY
 THREADS_THAT_MEET_A_SPEC = """
 import sys, threading, time, tomllib
 from contracts.encoding.wire import convert, decode_json, encode_json
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 
 sys.setswitchinterval(1e-6)
 values = tomllib.load(open("configs/demo.toml", "rb"))

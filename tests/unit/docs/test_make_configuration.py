@@ -10,7 +10,7 @@ import msgspec
 from contracts.encoding.docstrings import field_docstrings
 from contracts.encoding.wire import convert
 from contracts.rewards import ExactReward, LengthReward
-from contracts.spec import JobSpec, RolloutSpec
+from contracts.spec.job import JobSpec, RolloutSpec
 from docs.make_configuration import PAGE, configuration_page, undocumented_fields
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contracts.spec import ModelSpec
+from contracts.spec.job import ModelSpec
 from producer.active_jobs import MODEL_SLICE_S, FairShare
 
 A, B = ModelSpec(path="a"), ModelSpec(path="b")

@@ -9,7 +9,7 @@ import pytest
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.rollouts import Completion, Trajectory, Turn
 from contracts.settings import StackSettings
-from contracts.spec import ModelSpec
+from contracts.spec.job import ModelSpec
 from producer.detokenizer import FolderDetokenizer
 from tests.builders import DIGEST, VOCABULARY, char_tokenizer, completion
 from tests.refusals import refusal_of

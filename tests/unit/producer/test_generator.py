@@ -17,7 +17,7 @@ from broker.generator_side import PublishOutcome
 from broker.presence import RELOAD_PAUSES_S
 from contracts.errors import BatchFailed, BrokerUnavailable, ContractViolation, EngineUnavailable, RewardUnavailable
 from contracts.rollouts import PromptBatch
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.base.process.dependency import REWARD_SERVICE, Dependency
 from onbeat.work.calls import BrokerCalls

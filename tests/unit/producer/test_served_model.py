@@ -11,7 +11,7 @@ import pytest
 
 from broker.presence import RELOAD_PAUSES_S
 from contracts.errors import BrokerUnavailable, EngineUnavailable, InvalidInput, WeightsRejected
-from contracts.spec import JobSpec, ModelSpec
+from contracts.spec.job import JobSpec, ModelSpec
 from contracts.versions import WeightManifest, WeightShard
 from producer.served_model import ServedModel
 from tests.builders import job_spec

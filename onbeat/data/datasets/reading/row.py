@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET
 
 from contracts.environments.messages import Message, Role, ToolCall
-from contracts.spec_tables.datasets import RowColumns
+from contracts.spec.datasets import RowColumns
 from onbeat.data.datasets.reading.row_refusals import RowFault, missing
 from onbeat.data.prompts.file_rows import PlacedRow
 from onbeat.data.rendering.tool_calls import content_of

@@ -7,7 +7,7 @@ reader ─▶ PlacedRow ─▶ Row (row.py), by the columns that the spec names 
 from __future__ import annotations
 
 from contracts.errors import InvalidInput
-from contracts.spec_tables.datasets import RowColumns
+from contracts.spec.datasets import RowColumns
 from onbeat.data.prompts.file_rows import PlacedRow
 
 LINE_CURE = 'write one JSON object a line: {"prompt": "...", "reference": "..."}'

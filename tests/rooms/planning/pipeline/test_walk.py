@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from contracts.schedule import Schedule
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.loop import gathering
 from onbeat.planning import predictions
 from onbeat.planning.pipeline import generators, trainer

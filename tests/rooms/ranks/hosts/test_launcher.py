@@ -22,7 +22,7 @@ from consumer.ranks.hosts.launcher import Gone, HostLauncher, Membership, expect
 from contracts.errors import Unavailable
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process import processor
 from tests.builders import job_spec
 from tests.chaos.short_job import short_job, until

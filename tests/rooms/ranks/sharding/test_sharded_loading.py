@@ -20,8 +20,8 @@ from consumer.model.rows import gathered
 from consumer.ranks.fsdp.sharded_loading import load_sharded
 from consumer.ranks.processes.orders import join
 from contracts.errors import InvalidInput
-from contracts.spec import JobSpec, ModelSpec
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.job import JobSpec, ModelSpec
+from contracts.spec.root import SpecRoot
 from tests.builders import job_spec
 from tests.rooms.ranks.two_ranks import run_two_ranks
 

@@ -19,8 +19,8 @@ from consumer.gradient.advantages.group_relative import (
     rloo_advantages,
     shuffled_rewards,
 )
-from contracts.spec_tables.algorithm import AlgorithmSpec
-from contracts.spec_tables.kinds import ADVANTAGE_KINDS
+from contracts.spec.algorithm import AlgorithmSpec
+from contracts.spec.kinds import ADVANTAGE_KINDS
 from onbeat.loop.sampled import equal_groups
 
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2MoeConfig, Qw
 
 from consumer.gradient.cost import ModelShape, TrainingCost, model_shape, training_cost
 from consumer.model.policy import load_policy
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.root import SpecRoot
 from tests.builders import batch_of, job_spec, rollout, tiny_model_folder
 
 MIXTURE: dict[str, Any] = {

@@ -12,8 +12,8 @@ from torch import Tensor
 from consumer.gradient.losses.base import BatchSizes
 from consumer.gradient.losses.objective import LOSSES, LossTerms, TokenLogprobs, micro_batch_loss, token_divergences
 from consumer.gradient.losses.terms import correction_weights
-from contracts.spec_tables.algorithm import AlgorithmSpec
-from contracts.spec_tables.kinds import LOSS_KINDS
+from contracts.spec.algorithm import AlgorithmSpec
+from contracts.spec.kinds import LOSS_KINDS
 from tests.loss_equations import Equation, Response, iteration_loss, num_clipped
 
 MASK = torch.tensor([[True, True], [True, False]])

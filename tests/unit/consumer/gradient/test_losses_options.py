@@ -9,8 +9,8 @@ import pytest
 from consumer.gradient.losses.objective import LOSSES
 from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
-from contracts.spec_tables.algorithm import AlgorithmSpec, PluginLoss
-from contracts.spec_tables.kinds import LOSS_KINDS, LossName
+from contracts.spec.algorithm import AlgorithmSpec, PluginLoss
+from contracts.spec.kinds import LOSS_KINDS, LossName
 from tests.builders import job_spec
 
 KL: dict[str, Any] = {"kl_coefficient": 0.1}

@@ -11,7 +11,7 @@ from torch import nn
 
 from consumer.gradient.optimizer import GROUP_BYTES, Adamw32bit, PolicyOptimizer, horizon_at, learning_rate_at
 from contracts.errors import ContractViolation, InvalidInput, TrainingDiverged
-from contracts.spec import OptimizerSpec
+from contracts.spec.job import OptimizerSpec
 from tests.builders import job_spec, step_on_grads
 
 

@@ -27,7 +27,7 @@ from consumer.gradient.statistics import (
 )
 from contracts.errors import ContractViolation
 from contracts.events import IterationMetrics
-from contracts.spec_tables.algorithm import AlgorithmSpec
+from contracts.spec.algorithm import AlgorithmSpec
 from tests.builders import batch_of, rollout, rollout_batch
 
 

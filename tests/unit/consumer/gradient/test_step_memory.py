@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from consumer.gradient.accumulation import CHUNK_ITEMS, ExactAccumulator
 from consumer.gradient.optimizer import GROUP_BYTES, PolicyOptimizer
-from contracts.spec import OptimizerSpec
+from contracts.spec.job import OptimizerSpec
 
 LAYERS = 40
 LAYER_ITEMS = 1 << 16

@@ -19,9 +19,9 @@ from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.gradient.saved_state import adapter_state, restore_state, save_state
 from consumer.model.checkpoint import read_checkpoint, write_checkpoint
 from consumer.model.policy import Policy, load_policy
-from contracts.spec import ModelSpec, OptimizerSpec
-from contracts.spec_tables.root import SpecRoot
-from contracts.spec_tables.trainer import LoraSpec
+from contracts.spec.job import ModelSpec, OptimizerSpec
+from contracts.spec.root import SpecRoot
+from contracts.spec.trainer import LoraSpec
 from onbeat.weights.adapter.matrices import CHUNK_ITEMS, matrix_names, merge_into
 from onbeat.weights.hashing import tensors_digest
 from tests.builders import rollout_batch, step_on_grads, tiny_model_folder

@@ -29,7 +29,7 @@ from contracts.checkpoints import FORMAT_VERSION
 from contracts.encoding.wire import decode_json, encode_json
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
 from contracts.run_folder import CHECKPOINT, RunFolder, numbered
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.root import SpecRoot
 from onbeat.weights.hashing import tensors_digest
 from tests.builders import job_spec, rollout_batch, tiny_model_folder
 

@@ -16,8 +16,8 @@ from consumer.gradient.micro_batch import make_micro_batch
 from consumer.gradient.optimizer import groups_of
 from consumer.model.language_head import has_plain_head
 from consumer.model.policy import Policy, load_policy
-from contracts.spec import ModelSpec, OptimizerSpec
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.job import ModelSpec, OptimizerSpec
+from contracts.spec.root import SpecRoot
 from tests.builders import batch_of, rollout, rollout_batch, tiny_model_folder
 from tests.refusals import refusal_of
 

@@ -13,7 +13,7 @@ from consumer.gradient.learner import OptimizerStep
 from consumer.gradient.optimizer import GROUP_BYTES
 from consumer.model.published_weights import PublishedWeights, WeightStream
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from tests.builders import job_spec, tiny_model_folder
 
 

@@ -27,7 +27,7 @@ from consumer.ranks.threads import (
 from contracts.errors import ContractViolation, DeadlineExceeded
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from tests.builders import batch_of, job_spec, rollout, rollout_batch, tiny_model_folder
 from tests.trajectories import ENVIRONMENT, played_batch
 

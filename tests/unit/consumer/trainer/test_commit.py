@@ -22,7 +22,7 @@ from contracts.errors import FencedOff, FenceViolation, Unavailable, WeightsReje
 from contracts.events import AuditRecord, TimelineSpan
 from contracts.run_folder import RunFolder
 from contracts.schedule import Schedule
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.data.prompts.plan import IterationPlan
 from onbeat.loop.chain_file import ChainFile

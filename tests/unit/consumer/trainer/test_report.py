@@ -20,10 +20,10 @@ from consumer.trainer.report import RunLog, clipped_noise, in_words, log_iterati
 from contracts.jobs import EvaluationScore, passes_in_words
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
-from contracts.spec_tables.algorithm import AlgorithmSpec
-from contracts.spec_tables.datasets import AdditionDataset
-from contracts.spec_tables.rollout import EvaluationSet, EvaluationSpec
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.algorithm import AlgorithmSpec
+from contracts.spec.datasets import AdditionDataset
+from contracts.spec.rollout import EvaluationSet, EvaluationSpec
+from contracts.spec.root import SpecRoot
 from onbeat.loop.expected import evaluation_score
 from tests.builders import batch_of, job_spec, prompt_batch, rollout, rollout_batch, tiny_model_folder
 from tests.contract.golden_files import iteration_metrics

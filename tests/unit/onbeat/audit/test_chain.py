@@ -13,7 +13,7 @@ from contracts.encoding.digests import content_digest
 from contracts.events import AuditRecord, record_digest
 from contracts.file_digests import digest_of_files
 from contracts.rewards import PluginReward, source_digests
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.audit.chain import AuditEntry, expected_batches, verify_run
 from tests.builders import commit_record, job_spec
 

@@ -14,7 +14,7 @@ from contracts.encoding.wire import decode, encode
 from contracts.environments.messages import Message
 from contracts.environments.service import EnvironmentFacts, Failure, SessionResponse, Step, StepRequest
 from contracts.errors import EnvironmentUnavailable, InvalidInput
-from contracts.spec_tables.environment import EnvironmentSpec
+from contracts.spec.environment import EnvironmentSpec
 from onbeat.environments import client as client_module
 from onbeat.environments.client import EnvironmentClient
 

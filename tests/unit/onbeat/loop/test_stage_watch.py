@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from broker.presence import StagePresence
 from contracts.errors import DeadlineExceeded
-from contracts.spec import JobSpec
-from contracts.spec_tables.stages import StageSpec
+from contracts.spec.job import JobSpec
+from contracts.spec.stages import StageSpec
 from onbeat.loop.watches import LOOK_EVERY_S, StageWatch
 from tests.builders import job_spec
 

@@ -13,7 +13,7 @@ from contracts.encoding.arrays import pack_float32
 from contracts.errors import ContractViolation
 from contracts.experience.columns import values_digest
 from contracts.rollouts import batch_digest
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.loop.gathering import staged_batch
 from tests.builders import batch_of, job_spec, rollout
 

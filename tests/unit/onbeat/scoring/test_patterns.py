@@ -20,7 +20,7 @@ from contracts.rewards import (
     RewardItem,
     Unscorable,
 )
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from onbeat.scoring.patterns import BadPattern, Matcher, matcher, takes_re2, translate
 from reward_service.scorers.rubric import score_component
 from tests.builders import job_spec

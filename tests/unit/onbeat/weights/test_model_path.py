@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import InvalidInput
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.root import SpecRoot
 from onbeat.weights.model_path import WEIGHTS_INDEX, folder_of_model, weights_index
 
 

@@ -18,7 +18,7 @@ from contracts.engines import TransformersOptions
 from contracts.errors import InvalidInput, WeightsRejected
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from contracts.versions import WeightFile, WeightManifest, WeightTransport
 from contracts.weights import TRANSPORTS, Transport, WeightsSpec
 from gateway.submission import check_generators

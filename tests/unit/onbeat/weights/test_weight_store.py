@@ -12,7 +12,7 @@ from torch import Tensor
 
 from contracts.errors import BrokerFull, DeadlineExceeded, InvalidInput, OnbeatError, WeightsRejected
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
+from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest, WeightShard, weights_digest
 from contracts.weights import DeltaWeights, FileWeights, RedisWeights, WeightsSpec, has_deltas
 from onbeat.weights import chunks as chunk_store

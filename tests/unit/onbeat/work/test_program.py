@@ -14,7 +14,7 @@ import pytest
 from contracts.errors import BrokerUnavailable
 from contracts.jobs import WorkerExit, is_of_work
 from contracts.settings import StackSettings, settings_from
-from contracts.spec_limits import TimeoutSpec
+from contracts.spec.limits import TimeoutSpec
 from onbeat.work import program
 from tests.refusals import refusal_of
 

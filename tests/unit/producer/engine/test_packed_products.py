@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from torch import nn
 
 from contracts.engines import TransformersOptions
-from contracts.spec import ModelSpec
+from contracts.spec.job import ModelSpec
 from onbeat.base import kernels
 from producer.engine import fingerprint
 from producer.engine.fingerprint import BLOCK_ROWS, fingerprint_of

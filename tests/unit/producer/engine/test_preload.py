@@ -12,7 +12,7 @@ import pytest
 from contracts.engines import TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
-from contracts.spec import ModelSpec
+from contracts.spec.job import ModelSpec
 from onbeat.weights.chunks import ChunkReader
 from producer.detokenizer import FolderDetokenizer
 from producer.engine import factory

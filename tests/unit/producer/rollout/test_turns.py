@@ -19,8 +19,8 @@ from contracts.environments.service import Failure, FailureReason, NewSession, R
 from contracts.errors import BatchFailed, EnvironmentUnavailable, InvalidInput, PrefixBroken
 from contracts.rewards import Scored
 from contracts.rollouts import Completion, FinishReason, PromptBatch, PromptTask
-from contracts.spec import JobSpec
-from contracts.spec_tables.environment import EnvironmentSpec
+from contracts.spec.environment import EnvironmentSpec
+from contracts.spec.job import JobSpec
 from onbeat.base.process.dependency import REWARD_SERVICE, Dependency
 from onbeat.base.telemetry.correlation import about_batch
 from onbeat.data.rendering import chat_template

@@ -12,8 +12,8 @@ from msgspec import UNSET
 from contracts.encoding.arrays import pack_int32, unpack_int32
 from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt
-from contracts.spec import JobSpec
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.job import JobSpec
+from contracts.spec.root import SpecRoot
 from onbeat.data.prompts.examples import job_examples
 from onbeat.data.prompts.source import PromptSource
 from tests.builders import VOCABULARY, char_tokenizer, job_spec

@@ -20,15 +20,15 @@ from contracts.rewards import (
     RegexReward,
     RewardComponent,
 )
-from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import AdditionDataset, DatasetSpec, JsonlDataset, ReasoningGymDataset
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.datasets import AdditionDataset, DatasetSpec, JsonlDataset, ReasoningGymDataset
+from contracts.spec.job import JobSpec
+from contracts.spec.root import SpecRoot
 from onbeat.data.prompts.examples import TASKS, ExampleSets, known_tasks, load_dataset
 from onbeat.data.prompts.source import PromptSource
 from tests.builders import job_spec
 from tests.refusals import refusal_of
 
-DEMO_MODEL = Path(__file__).parents[4] / "configs" / "models" / "two-digit-addition"
+DEMO_MODEL = Path(__file__).parents[5] / "configs" / "models" / "two-digit-addition"
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 CHAIN_SUM = ReasoningGymDataset(task="chain_sum", params=dict(ONE_DIGIT), num_train_prompts=300)
 

@@ -14,9 +14,9 @@ from contracts.environments.messages import Message, Tool, messages_digest
 from contracts.environments.service import EnvironmentFacts, Failure, FailureReason, Task, TaskOpening
 from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt
-from contracts.spec import JobSpec
-from contracts.spec_tables.environment import EnvironmentSpec
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.environment import EnvironmentSpec
+from contracts.spec.job import JobSpec
+from contracts.spec.root import SpecRoot
 from onbeat.data.prompts.examples import job_examples
 from onbeat.data.prompts.source import PromptSource
 from tests.builders import char_tokenizer, job_spec

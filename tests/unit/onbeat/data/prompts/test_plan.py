@@ -8,15 +8,15 @@ from transformers import AutoTokenizer
 
 from contracts.encoding.wire import convert
 from contracts.sampling import SamplingParams
-from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import AdditionDataset
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec.datasets import AdditionDataset
+from contracts.spec.job import JobSpec
+from contracts.spec.root import SpecRoot
 from onbeat.data.prompts.examples import load_dataset
 from onbeat.data.prompts.plan import IterationPlan
 from onbeat.data.prompts.source import PromptSource
 from tests.builders import job_spec, manifest
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[5]
 MANIFEST = manifest(0)
 
 

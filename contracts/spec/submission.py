@@ -18,11 +18,11 @@ from contracts.engines import ENGINES
 from contracts.errors import InvalidInput
 from contracts.rewards import imports_plugins
 from contracts.run_folder import CHECKPOINT, RunFolder, numbered
-from contracts.spec import ForkSpec, JobSpec
-from contracts.spec_tables.algorithm import PluginLoss
-from contracts.spec_tables.datasets import dataset_field, sources_of
-from contracts.spec_tables.stages import ExternalStage, read_columns
-from contracts.spec_tables.trainer import REGROUP_S
+from contracts.spec.algorithm import PluginLoss
+from contracts.spec.datasets import dataset_field, sources_of
+from contracts.spec.job import ForkSpec, JobSpec
+from contracts.spec.stages import ExternalStage, read_columns
+from contracts.spec.trainer import REGROUP_S
 
 GIVEN = 'loss = "sft" samples nothing'
 

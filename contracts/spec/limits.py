@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from contracts.encoding.wire import MAX_BATCHES, Attempts, Lease, Record, Seconds
-from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec
+from contracts.spec.rollout import EvaluationSpec, RolloutSpec
 
 MAX_BATCH_COMPLETIONS = 2**14
 """A batch is one call of an engine and one message: 1,024 prompts with 16 completions each."""

@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import fields
 
 from contracts.encoding.wire import Factor, Iterations, Line, Record
-from contracts.spec_tables.kinds import (
+from contracts.spec.kinds import (
     ADVANTAGE_KINDS,
     CORRECTION_RANGES,
     LOSS_KINDS,

@@ -16,8 +16,8 @@ from contracts.experience.columns import BASE_COLUMNS, MAX_COLUMN_NAME, Column, 
 from contracts.experience.plan import PlannedStage, StagePlan, Unit, circle, stages_before
 from contracts.file_digests import FileDigests
 from contracts.rewards import OnUnscorable, StageReason, Weight, stated_score
-from contracts.spec_tables.algorithm import AlgorithmSpec
-from contracts.spec_tables.datasets import DatasetSpec, SourceName, sources_of
+from contracts.spec.algorithm import AlgorithmSpec
+from contracts.spec.datasets import DatasetSpec, SourceName, sources_of
 
 MAX_STAGES = 16
 REFERENCE_LOGPROBS = "reference_logprobs"

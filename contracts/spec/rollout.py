@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.wire import Attempts, Batches, IterationsOrNone, Prompts, Record, Tokens
 from contracts.sampling import SamplingParams
-from contracts.spec_tables.datasets import SourceDataset, SourceName
+from contracts.spec.datasets import SourceDataset, SourceName
 
 HELD_OUT = "held_out"
 """What stands for the prompts that the job's own data set holds out, where sets have names."""

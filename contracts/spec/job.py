@@ -15,9 +15,8 @@ from contracts.experience.plan import StagePlan
 from contracts.file_digests import FileDigests
 from contracts.rewards import RewardSpec, overlong_problem
 from contracts.schedule import LAGGING, MAX_POLICY_LAG, Schedule, ScheduleName
-from contracts.spec_limits import LimitSpec, Longest, TimeoutSpec, check_products
-from contracts.spec_tables.algorithm import AlgorithmSpec
-from contracts.spec_tables.datasets import (
+from contracts.spec.algorithm import AlgorithmSpec
+from contracts.spec.datasets import (
     DatasetSpec,
     SourceDataset,
     environment_field,
@@ -28,10 +27,11 @@ from contracts.spec_tables.datasets import (
     sources_of,
     sources_problem,
 )
-from contracts.spec_tables.environment import EnvironmentSpec
-from contracts.spec_tables.retention import RecordingSpec, RetentionSpec
-from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec
-from contracts.spec_tables.stages import (
+from contracts.spec.environment import EnvironmentSpec
+from contracts.spec.limits import LimitSpec, Longest, TimeoutSpec, check_products
+from contracts.spec.retention import RecordingSpec, RetentionSpec
+from contracts.spec.rollout import EvaluationSpec, RolloutSpec
+from contracts.spec.stages import (
     MAX_STAGES,
     REFERENCE_LOGPROBS,
     StageSpec,
@@ -40,7 +40,7 @@ from contracts.spec_tables.stages import (
     stage_plan,
     stage_problems,
 )
-from contracts.spec_tables.trainer import OptimizerSpec, TrainerSpec, external_problem, hosts_problem
+from contracts.spec.trainer import OptimizerSpec, TrainerSpec, external_problem, hosts_problem
 from contracts.stated_scores import all_stated_scores, names_problem
 from contracts.weights import FileWeights, WeightsSpec, has_deltas
 

@@ -12,10 +12,10 @@ from contracts.errors import InvalidInput
 from contracts.file_digests import FileDigests
 from contracts.rewards import RewardComponent
 from contracts.sampling import SamplingParams
-from contracts.spec_tables.environment import EnvironmentSpec, Params
+from contracts.spec.environment import EnvironmentSpec, Params
 
 if TYPE_CHECKING:
-    from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec
+    from contracts.spec.rollout import EvaluationSpec, RolloutSpec
 
 
 class ChatSpec(Record, frozen=True, kw_only=True):
