@@ -230,9 +230,6 @@ class StackSettings(Record, frozen=True, kw_only=True):
     metrics_key: str = ""
     """Bearer key that opens `/metrics` of every process, and nothing else. Without one, an HTTP service's own key opens
     its own, and other processes serve metrics on loopback alone."""
-    otlp_endpoint: str = ""
-    """Base URL of an OpenTelemetry collector (OTLP over HTTP), which trainers tell what became of each batch, e.g.
-    http://127.0.0.1:4318; needs the extra `otel`. "": none."""
     crash_at: str = ""
     """Crash point (docs/promises.md) at which a trainer, a generator, a stage worker or the environment
     service kills itself; for tests."""

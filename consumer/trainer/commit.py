@@ -74,7 +74,6 @@ class Commits:
         reported = held.spans.take()
         if reported:
             self._run_log.timeline(reported)
-        held.trace((*iteration.spans, *reported))
         # What evaluates the version that was just made. A trainer that dies before it leaves no checkpoint of its
         # commit: the successor rewinds, and opens the iteration with it.
         following = self.succession.next if held.schedule.lags else None
@@ -128,7 +127,6 @@ class Commits:
             )
             self._run_log.timeline([span])
             held.measure([span], None)
-            held.trace([span])
         held.remove_older(iteration)
         if iteration > self._furthest:
             # What is replayed is no progress: a trainer that always dies at the same place would start for ever.

@@ -18,7 +18,6 @@ from contracts.timeline import kind_of
 from contracts.versions import WeightManifest
 from onbeat.base.http.own_metrics import UNCOUNTED, OwnMetrics
 from onbeat.base.process.crash_points import reach
-from onbeat.base.telemetry.correlation import trace_export
 from onbeat.base.telemetry.observing import MISSED, observed
 from onbeat.data.prompts.plan import IterationPlan
 from onbeat.data.rendering.pieces import Pieces
@@ -53,7 +52,6 @@ class HeldJob(TrainedJob):
         self.peak_flops = settings.peak_flops
         self.metrics.ask("missed", lambda: float(MISSED.total()))
         self.spans = SpanStream(self.broker, self.job_id)
-        self._traces = trace_export(settings)
         self.horizons = self.jobs.horizons(self.job_id)
         as_adapters = spec.trainer.lora is not None and spec.trainer.lora.publish == "adapter"
         adapters = policy.adapter_source(partial(self.ranks.publish, base=True)) if as_adapters else None
@@ -104,16 +102,6 @@ class HeldJob(TrainedJob):
             self.metrics.count("iterations")
             self.metrics.count("tokens", numbers.num_tokens)
             self.metrics.set("iteration", numbers.iteration)
-
-    def trace(self, spans: Sequence[TimelineSpan]) -> None:
-        """Sends what was done to the collector, where there is one; in a thread of its own."""
-        if self._traces is not None:
-            observed("the traces", partial(self._traces.export, self.folder.job_id, spans))
-
-    def end_traces(self) -> None:
-        """Waits a moment for the collector to take the last ones."""
-        if self._traces is not None:
-            self._traces.close()
 
 
 load_prompts = torch_kept()(job_prompts)

@@ -34,7 +34,6 @@ def run_iterations(held: HeldJob) -> None:
     """
     boundary: Boundary | None = None
     with contextlib.ExitStack() as at_its_end:
-        at_its_end.callback(held.end_traces)
         run_log = at_its_end.enter_context(contextlib.closing(RunLog(held.folder, held.spec)))
         succession = start(held)
         held.keeper.loaded()

@@ -174,13 +174,13 @@ def parents(name: str) -> set[str]:
 
 
 def test_every_http_client_is_made_in_one_place() -> None:
-    """Elsewhere httpx is for its types and errors; tracing/otlp.py hands a library a client that it brings."""
+    """Elsewhere httpx is for its types and errors."""
     makes = {"Client", "AsyncClient", "HTTPTransport", "AsyncHTTPTransport", "Proxy"}
     makes |= {"get", "post", "put", "patch", "delete", "head", "options", "request", "stream"}
     makes = {f"httpx.{name}" for name in makes}
     others = {"requests", "urllib3", "aiohttp", "httpcore", "httpx2", "httplib2", "pycurl", "websockets"}
     others |= {"urllib.request", "http.client", "xmlrpc.client"}
-    allowed = {"onbeat/base/http/outgoing.py": makes | others, "onbeat/tracing/otlp.py": {"requests"}}
+    allowed = {"onbeat/base/http/outgoing.py": makes | others}
     paths = [*package_files(), *tracked("benchmarks/*.py", "examples/*.py", "docs/*.py")]
     for fact in facts("import", "from", "call", paths=paths):
         assert not fact.text.startswith("httpx as "), fact

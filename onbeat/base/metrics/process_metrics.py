@@ -78,7 +78,7 @@ NUMBERS: Mapping[Process, Numbers] = {
             "iteration": ("onbeat_trainer_iteration", "The one it trained last; -1 before.", -1.0),
             "missed": (
                 "onbeat_trainer_missed_observations",
-                "Costs, shares, health and traces that it could not work out; training went on.",
+                "Costs, shares and verdicts on health that it could not work out; training went on.",
                 0.0,
             ),
         },

@@ -1,38 +1,33 @@
-"""What the lines of a log are about: job, iteration, batch and attempt, and one id that all of a batch's lines share.
+"""Log lines name their job, iteration, batch and attempt, and all lines about a batch share one trace id.
 
-    claim ─▶ about_batch(…) ─▶ every line of that task or thread ─▶ facts of the JSON form
+    claim ─▶ about_batch(…) ─▶ every line of that task or thread ─▶ fields of the JSON form
                  └─ traceparent ─▶ reward service ─▶ about_request ─▶ their lines
 
-The id is made of the job's and the batch's names alone, so each process knows it and no message carries it; over HTTP
-it goes as the trace id of a W3C `traceparent` header (https://www.w3.org/TR/trace-context/), which tracers know.
+The id is a digest of the job's and the batch's names, so each process computes it and no message between our processes
+carries it. A request to the reward service carries it as the trace id of a W3C `traceparent` header
+(https://www.w3.org/TR/trace-context/).
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
-
-from contracts.errors import InvalidInput
-from contracts.events import TimelineSpan
-from contracts.settings import StackSettings
-from onbeat.base.process.entry_points import find_entry_point
 
 HEADER = "traceparent"
 FORM = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}")
-"""The only version that there is; ids of zeros alone are none."""
+"""Version 00 of the header, the only one. An id of zeros alone is invalid."""
 ROOT = "root"
-"""Name of the span that holds all others of its trace."""
+"""The name whose digest is the parent id of the header: the batch as a whole."""
 NO_FACTS: Mapping[str, object] = {}
 
 _facts: ContextVar[Mapping[str, object]] = ContextVar("facts", default=NO_FACTS)
 
 
 def current_facts() -> Mapping[str, object]:
-    """What the lines of this task or thread are about."""
+    """Returns the facts that each log line of this task or thread carries."""
     return _facts.get()
 
 
@@ -48,7 +43,7 @@ def about(**facts: object) -> Iterator[None]:
 
 @contextmanager
 def about_batch(job_id: str, *, iteration: int, batch_id: str, attempt: int) -> Iterator[None]:
-    """The lines are about one attempt at a batch."""
+    """Adds the facts of one attempt at a batch to each line of this task or thread until the end."""
     trace_id = trace_id_of(job_id, batch_id)
     with about(job=job_id, iteration=iteration, batch_id=batch_id, attempt=attempt, trace_id=trace_id):
         yield
@@ -56,63 +51,32 @@ def about_batch(job_id: str, *, iteration: int, batch_id: str, attempt: int) -> 
 
 @contextmanager
 def about_request(traceparent: str) -> Iterator[None]:
-    """The lines are about a request with this header; one of another form adds nothing."""
-    found = FORM.fullmatch(traceparent)
-    if found is None:
+    """Adds the trace id of a request's header to each line until the end; a header of another form adds nothing."""
+    match = FORM.fullmatch(traceparent)
+    if match is None:
         yield
         return
-    with about(trace_id=found[1]):
+    with about(trace_id=match[1]):
         yield
 
 
 def trace_headers() -> dict[str, str]:
-    """What a request to another process carries; {} where the lines are about no batch."""
+    """Returns the headers that a request to another process carries; {} outside `about_batch`."""
     trace_id = _facts.get().get("trace_id")
     if trace_id is None:
         return {}
     return {HEADER: f"00-{trace_id}-{span_id_of(str(trace_id), ROOT)}-01"}
 
 
-def trace_id_of(job_id: str, what: str) -> str:
-    """32 hexadecimal digits for a batch, or an iteration, of a job."""
-    return _digest(f"{job_id}/{what}", 16)
+def trace_id_of(job_id: str, batch_id: str) -> str:
+    """Returns the trace id of a batch: 32 hexadecimal digits."""
+    return _digest(f"{job_id}/{batch_id}", 16)
 
 
 def span_id_of(trace_id: str, name: str) -> str:
-    """16 hexadecimal digits for a piece of a trace."""
+    """Returns the id of a part of a trace: 16 hexadecimal digits."""
     return _digest(f"{trace_id}/{name}", 8)
 
 
 def _digest(name: str, num_bytes: int) -> str:
     return hashlib.blake2b(name.encode(), digest_size=num_bytes).hexdigest()
-
-
-GROUP = "onbeat.tracing"
-NAME = "otlp"
-SETTING = "ONBEAT_OTLP_ENDPOINT"
-
-
-class TraceExport(Protocol):
-    """Sends traces to a collector, an extra. Made of an endpoint's URL; ImportError: its library isn't installed."""
-
-    def export(self, job_id: str, spans: Sequence[TimelineSpan]) -> None:
-        """Queues a committed iteration; returns at once."""
-        ...
-
-    def close(self) -> None:
-        """Sends what is queued; returns after some seconds also where the collector is away."""
-        ...
-
-
-def trace_export(settings: StackSettings) -> TraceExport | None:
-    """None, and nothing imported, without an endpoint. Raises InvalidInput: no such extra, or that is no URL."""
-    endpoint = settings.otlp_endpoint
-    if not endpoint:
-        return None
-    if not endpoint.startswith(("http://", "https://")):
-        raise InvalidInput(f"`{endpoint}` is no URL", field=SETTING, cure="http://HOST:4318")
-    export = find_entry_point(GROUP, NAME, field=SETTING, where="trainer")
-    try:
-        return export.load()(endpoint.rstrip("/"))
-    except ImportError as error:
-        raise InvalidInput("needs OpenTelemetry", field=SETTING, cure='pip install "onbeat[otel]"') from error

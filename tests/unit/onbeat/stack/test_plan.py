@@ -31,7 +31,6 @@ CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "api_key": ("chosen-key", {}),
     "keys_file": ("/tmp/chosen", {}),
     "metrics_key": ("key-of-scrapes", {}),
-    "otlp_endpoint": ("http://127.0.0.1:4318", {}),
     "reward_key": ("chosen-key", {}),
     "run_root": ("/tmp/chosen", {}),
     "weight_root": ("/dev/shm/chosen", {}),
