@@ -28,19 +28,16 @@ import onbeat.base.process.own_packages  # noqa: F401  (first: it refuses packag
 from broker.connection.client import connect_within
 from broker.job_store import JobStore
 from consumer.supervisor.reconciler import Reconciler, RunRoots
-from consumer.supervisor.trainer_process import LogRelay, TrainerProcess
+from consumer.supervisor.trainer_process import TrainerProcess
 from contracts.errors import OnbeatError, Unavailable
 from contracts.settings import StackSettings, settings_from
 from onbeat.base.http.own_metrics import metrics_of
 from onbeat.base.process.ending import end_in_time
-from onbeat.base.process.entry_points import OURS, all_of
 from onbeat.base.telemetry import logs
 from onbeat.base.telemetry.container_name import named
 
 LOOK_EVERY_S = 2.0
 LISTEN_S = 10.0
-LOG_RELAYS = "onbeat.log_relays"
-"""A group of entry points: `stderr` passes a trainer's log on."""
 REDIS_PATIENCE_S = 2.0
 
 log = logging.getLogger(__name__)
@@ -98,9 +95,7 @@ class LookOut:
 
 def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
     """Works until a signal, and returns the exit code. Raises OnbeatError where Redis does not answer or refuses."""
-    make_relay = all_of(LOG_RELAYS, distribution=OURS).get("stderr")
-    relay = make_relay(log_format=settings.log_format) if make_relay else LogRelay()
-    trainer = TrainerProcess(settings.run_root_path, module=trainer_module, relay=relay)
+    trainer = TrainerProcess(settings.run_root_path, module=trainer_module)
     ending = end_in_time(at_last=trainer.kill)
     roots = RunRoots(settings)
     roots.check()

@@ -50,24 +50,12 @@ def trainer_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     return with_large_pages(kept | {f"{PREFIX}METRICS_PORT": port})
 
 
-class LogRelay:
-    """What passes a trainer's log on; as it stands here nothing does, since an extra has one."""
-
-    def begin(self, path: Path) -> None:
-        """Follows what is appended to the file from now on; it may not be there yet."""
-
-    def end(self) -> None:
-        """Passes on what the file holds, and leaves it."""
-
-
 class TrainerProcess:
     """At most one process, which the worker's main thread starts, reaps and stops."""
 
-    def __init__(self, run_root: Path, *, module: str = "consumer", relay: LogRelay | None = None) -> None:
-        """relay: passes the trainer's log on."""
+    def __init__(self, run_root: Path, *, module: str = "consumer") -> None:
         self._run_root = run_root
         self._module = module
-        self._relay = relay or LogRelay()
         self.job_id = ""
         """The job of the trainer that runs here; "" when there is none."""
         self.has_held = False
@@ -117,10 +105,8 @@ class TrainerProcess:
         child = self._child_for(job_id)
         try:
             make_private(child.log_path.parent)
-            self._relay.begin(child.log_path)
             child.start()
         except (OSError, OnbeatError) as error:
-            self._relay.end()
             raise OnbeatError(
                 f"cannot start a trainer: {error.problem if isinstance(error, OnbeatError) else error}",
                 field=str(child.log_path),
@@ -143,7 +129,6 @@ class TrainerProcess:
         ended = Ended(self.job_id, code, asked=self._asked_s is not None)
         self._child.kill()
         self._child, self.job_id = None, ""
-        self._relay.end()
         return ended
 
     def kill(self) -> None:

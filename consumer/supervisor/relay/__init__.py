@@ -1,1 +1,0 @@
-"""A trainer's log on its worker's stderr, for who looks there: `docker compose logs`."""
