@@ -1,34 +1,57 @@
-"""What the processes that are no HTTP services count, for Prometheus; docs/operate.md lists every name.
+"""Processes that are no HTTP service count what they do and serve it to Prometheus; docs/operate.md lists every name.
 
-Each process makes one of these when it serves metrics (ONBEAT_METRICS_PORT), in a registry of its own; a process that
-doesn't imports nothing.
+    generator, trainer, … ─▶ ProcessMetrics ─▶ its registry ─▶ prometheus_client's server ◀─ GET /metrics, /healthz
+
+A process creates its ProcessMetrics when it starts, where ONBEAT_METRICS_PORT is set; a process without a port imports
+nothing of this. The server of prometheus_client listens at ONBEAT_HOST. Without ONBEAT_METRICS_KEY that must be
+loopback, where each user of the machine may read the numbers and the ids of jobs in them. With the key it may be any
+address: containers are scraped at theirs, and each scrape sends the key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hmac
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from wsgiref.simple_server import WSGIRequestHandler
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+    make_wsgi_app,
+    start_http_server,
+)
 
-from contracts.settings import StackSettings
+from contracts.errors import InvalidInput
+from contracts.settings import KEY_FORM, StackSettings
+from onbeat.base.http.access import HEALTH_PATH, METRICS_KEY, METRICS_PATH
 from onbeat.base.http.own_metrics import WRONG_READS, OwnMetrics, Process
-from onbeat.base.metrics.metrics_server import serve_metrics
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500)
 """From a millisecond, which a toy model needs for a batch, to most of an hour."""
+REQUEST_S = 10.0
+"""A client that sends nothing for so long loses its connection, and the thread that it held ends."""
+
+log = logging.getLogger(__name__)
 
 
 class Numbers(NamedTuple):
-    """What a process counts: what its code calls it → its metric's name and meaning."""
+    """The metrics of one kind of process, by the names that its code gives them: metric name and meaning."""
 
     seconds: Mapping[str, tuple[str, str]] = MappingProxyType({})
     counters: Mapping[str, tuple[str, str, tuple[str, ...]]] = MappingProxyType({})
-    """With its labels: one or none."""
+    """Name in the code → (metric, meaning, labels: one or none)."""
     gauges: Mapping[str, tuple[str, str, float]] = MappingProxyType({})
-    """With what it has at first."""
+    """Name in the code → (metric, meaning, value at the start)."""
 
 
 NUMBERS: Mapping[Process, Numbers] = {
@@ -117,7 +140,7 @@ NUMBERS: Mapping[Process, Numbers] = {
 
 
 class ProcessMetrics(OwnMetrics):
-    """A registry with what each process has: memory, processor time, open files, bytes that came wrong; and its own."""
+    """A registry of one process: the metrics of NUMBERS, memory, processor time, open files and wrong reads."""
 
     def __init__(self, process: Process) -> None:
         self.registry = registry = CollectorRegistry()
@@ -157,7 +180,77 @@ class ProcessMetrics(OwnMetrics):
 
 
 def served(settings: StackSettings, process: Process) -> ProcessMetrics:
-    """Raises InvalidInput as `serve_metrics` does."""
+    """Creates a process's metrics and serves them from now on. Raises InvalidInput as `serve` does."""
     metrics = ProcessMetrics(process)
-    serve_metrics(settings, metrics.exposition)
+    serve(settings, metrics.registry)
     return metrics
+
+
+def serve(settings: StackSettings, registry: CollectorRegistry) -> None:
+    """Serves a registry in a daemon thread at settings.host and settings.metrics_port.
+
+    Raises:
+        InvalidInput: The address isn't loopback and there is no key, the key can't be sent in a header, the port is
+            taken, or the host is no address of this machine.
+    """
+    host, port, key = settings.host, settings.metrics_port, settings.metrics_key
+    if not key and not _is_loopback(host):
+        cure = "set a long random key, or ONBEAT_HOST=127.0.0.1"
+        raise InvalidInput(f"is not set, and metrics would be served at {host}", field=METRICS_KEY, cure=cure)
+    if key and not KEY_FORM.fullmatch(key):
+        raise InvalidInput("has a character that a header can't carry", field=METRICS_KEY, cure="visible ASCII")
+    try:
+        # An empty registry: the server answers from its first moment on, and gets the app that asks for the key below.
+        server, _ = start_http_server(port, addr=host, registry=CollectorRegistry())
+    except socket.gaierror as error:
+        raise InvalidInput(f"{host} is no address: {error.strerror}", field="ONBEAT_HOST") from error
+    except OSError as error:
+        problem = f"cannot listen at {host}:{port}: {error.strerror}"
+        raise InvalidInput(problem, field="ONBEAT_METRICS_PORT", cure="choose another one") from error
+    server.RequestHandlerClass = ScrapeHandler
+    server.set_app(MetricsApp(registry, key=key))
+    log.info("metrics at http://%s:%d%s", host, port, METRICS_PATH)
+
+
+class ScrapeHandler(WSGIRequestHandler):
+    """Reads one request within REQUEST_S. That of prometheus_client waits without end, a thread for each client."""
+
+    timeout = REQUEST_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Writes nothing: a scrape every few seconds would bury the lines of the process."""
+
+
+class MetricsApp:
+    """A WSGI app: METRICS_PATH, behind the key where there is one, and HEALTH_PATH, which says that it lives."""
+
+    def __init__(self, registry: CollectorRegistry, *, key: str) -> None:
+        """key: "" for none."""
+        self._exposition = make_wsgi_app(registry)
+        self._authorization = f"Bearer {key}".encode() if key else b""
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == METRICS_PATH and not self._is_allowed(environ):
+            start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer")])
+            return [b"send `Authorization: Bearer` and ONBEAT_METRICS_KEY\n"]
+        if path == METRICS_PATH:
+            return self._exposition(environ, start_response)
+        if path == HEALTH_PATH:
+            start_response("200 OK", [("Content-Type", "application/json")])
+            return [b'{"status":"ok"}']
+        start_response("404 Not Found", [("Content-Type", "text/plain")])
+        return [f"there are {METRICS_PATH} and {HEALTH_PATH} alone\n".encode()]
+
+    def _is_allowed(self, environ: Mapping[str, Any]) -> bool:
+        if not self._authorization:
+            return True
+        authorization = str(environ.get("HTTP_AUTHORIZATION", "")).encode("latin-1")
+        return hmac.compare_digest(authorization, self._authorization)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

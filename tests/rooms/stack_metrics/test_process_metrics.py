@@ -1,6 +1,9 @@
-"""Metrics of a process without a service: who may read them, and what a bad setting says."""
+"""Metrics of a process that is no HTTP service: who may read them, and how a bad setting is refused."""
 
 from __future__ import annotations
+
+import socket
+import time
 
 import httpx
 import pytest
@@ -10,34 +13,37 @@ from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from onbeat.base.http.access import AccessRules
 from onbeat.base.http.own_metrics import UNCOUNTED, WRONG_READS, metrics_of
-from onbeat.base.metrics.metrics_server import serve_metrics
-from onbeat.base.metrics.process_metrics import NUMBERS, ProcessMetrics
+from onbeat.base.metrics.process_metrics import NUMBERS, ProcessMetrics, ScrapeHandler, serve, served
 from onbeat.stack.ports import free_port
+from tests.refusals import refusal_of
 
 KEY = {"Authorization": "Bearer the-metrics-key"}
+PUBLIC = {"metrics_key": "the-metrics-key", "host": "0.0.0.0"}
 
 
 def serving(**settings: str | int) -> str:
-    told = replace(StackSettings(), metrics_port=free_port(), **settings)
-    metrics = ProcessMetrics("generator")
+    port = free_port()
+    metrics = served(replace(StackSettings(), metrics_port=port, **settings), "generator")
     metrics.observe("generate", 0.3)
     metrics.observe("what has no histogram", 1.0)
-    port = serve_metrics(told, metrics.exposition)
     return f"http://127.0.0.1:{port}"
 
 
 def test_a_scrape_with_the_key_reads_them_and_nothing_else_is_there() -> None:
-    url = serving(metrics_key="the-metrics-key", host="0.0.0.0")
+    url = serving(**PUBLIC)
     text = httpx.get(f"{url}/metrics", headers=KEY).text
     assert "onbeat_generator_generation_seconds_sum 0.3" in text
     assert "process_resident_memory_bytes" in text
-    statuses = [
-        httpx.get(f"{url}/metrics").status_code,
-        httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer another"}).status_code,
-        httpx.get(f"{url}/other", headers=KEY).status_code,
-        httpx.post(f"{url}/metrics", headers=KEY).status_code,
+    refused = [
+        httpx.get(f"{url}/metrics"),
+        httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer another"}),
+        httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer gr\xfc\xdf".encode("latin-1")}),
+        httpx.get(f"{url}/other", headers=KEY),
+        httpx.get(f"{url}/metrics/", headers=KEY),
+        httpx.post(f"{url}/metrics", headers=KEY),
     ]
-    assert statuses == [401, 401, 404, 405]
+    assert [answer.status_code for answer in refused] == [401, 401, 401, 404, 404, 405]
+    assert not any("onbeat_" in answer.text for answer in refused)
 
 
 def test_what_came_wrong_is_counted_whether_it_is_served_or_not() -> None:
@@ -68,31 +74,40 @@ def test_a_process_keeps_each_number_by_its_name_and_one_without_a_port_none() -
     assert "onbeat_worker_trainer_running 1.0" in text
 
 
-def test_without_a_key_loopback_alone_is_served_and_no_web_page_reads_it() -> None:
+def test_without_a_key_metrics_are_served_on_loopback_and_another_address_is_refused() -> None:
     url = serving()
-    assert httpx.get(f"{url}/metrics").status_code == 200
-    assert httpx.get(f"{url}/metrics", headers={"Host": "rebound.example"}).status_code == 421
-    assert httpx.get(f"{url}/metrics", headers={"Origin": "https://page.example"}).status_code == 403
-    with pytest.raises(InvalidInput, match="is not set") as refused:
-        serving(host="0.0.0.0")
-    assert refused.value.field == "ONBEAT_METRICS_KEY"
+    answer = httpx.get(f"{url}/metrics")
+    assert answer.status_code == 200
+    assert "access-control-allow-origin" not in answer.headers, "a web page of another origin can't read them"
+    for host in ("0.0.0.0", "::", "gateway.example"):
+        with refusal_of("ONBEAT_METRICS_KEY"):
+            serving(host=host)
 
 
-@pytest.mark.parametrize("settings", [{}, {"metrics_key": "the-metrics-key", "host": "0.0.0.0"}])
-def test_that_the_process_lives_is_told_without_a_key_but_to_no_web_page(settings: dict[str, str]) -> None:
-    url = f"{serving(**settings)}/healthz"
-    assert httpx.get(url).json() == {"status": "ok"}
-    assert httpx.get(url, headers={"Host": "rebound.example"}).status_code == 421
-    assert httpx.get(url, headers={"Origin": "https://page.example"}).status_code == 403
-    assert httpx.post(url).status_code == 405
+@pytest.mark.parametrize("settings", [{}, PUBLIC])
+def test_that_the_process_lives_is_told_without_a_key(settings: dict[str, str]) -> None:
+    assert httpx.get(f"{serving(**settings)}/healthz").json() == {"status": "ok"}
 
 
-def test_no_port_serves_nothing_and_a_taken_one_is_named() -> None:
-    assert serve_metrics(StackSettings(), ProcessMetrics("trainer").exposition) is None
-    taken = int(serving().rpartition(":")[2])
-    with pytest.raises(InvalidInput) as refused:
-        serve_metrics(replace(StackSettings(), metrics_port=taken), ProcessMetrics("trainer").exposition)
-    assert refused.value.field == "ONBEAT_METRICS_PORT"
+def test_a_client_that_sends_no_request_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ScrapeHandler, "timeout", 0.1)
+    port = int(serving(**PUBLIC).rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=60.0) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\n")
+        began_s = time.monotonic()
+        assert client.recv(1) == b""
+    assert time.monotonic() - began_s < 60.0
+
+
+def test_a_port_that_is_taken_and_a_host_or_a_key_that_is_none_are_named() -> None:
+    registry = ProcessMetrics("trainer").registry
+    settings = replace(StackSettings(), metrics_port=int(serving().rpartition(":")[2]))
+    with refusal_of("ONBEAT_METRICS_PORT"):
+        serve(settings, registry)
+    with refusal_of("ONBEAT_HOST"):
+        serve(replace(settings, host="no address", metrics_key="key"), registry)
+    with refusal_of("ONBEAT_METRICS_KEY"):
+        serve(replace(settings, metrics_key="a b"), registry)
 
 
 def test_the_metrics_key_of_a_service_is_not_its_own_key() -> None:
