@@ -37,7 +37,6 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:removed | hash, job id → Removal | job store | tasks | until the job's files are as its removal says |
 | onbeat:active | set of job ids | job store | generators | while not final |
 | onbeat:changes | stream, an entry when a job came, is to end, or has gone | job store | consumers | newest 100 |
-| onbeat:journal | stream, who changed which job | gateway | gateway | newest 10,000 |
 | onbeat:owners | hash, jobs of each key, bytes of their specs | job store | job store | for ever |
 | onbeat:idempotency:K | string, job id and digest of the spec; K: owner and client's key | gateway | gateway | 24 h |
 | onbeat:persisted | string | job store, trainer | WAITAOF | for ever |
@@ -74,7 +73,6 @@ REMOVED = "onbeat:removed"
 SPEC_BYTES = "onbeat:spec_bytes"
 OWNERS = "onbeat:owners"
 CHANGES = "onbeat:changes"
-JOURNAL = "onbeat:journal"
 GENERATORS, STAGE_WORKERS, CONSUMERS = "generators", "stage_workers", "consumers"
 TASK_WORKERS = "task_workers"
 """What `sealed_name` is asked for."""

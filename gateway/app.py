@@ -19,7 +19,6 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 
 from fastapi import FastAPI, Request
 from prometheus_client import generate_latest
@@ -39,7 +38,7 @@ from onbeat.base.process.entry_points import OURS, all_of
 from onbeat.base.process.waiting import wait_for
 
 VERSION = "0.1.0"
-EXTRAS, NOTES, EXPOSITIONS = "onbeat.routes", "onbeat.notes", "onbeat.expositions"
+EXTRAS, EXPOSITIONS = "onbeat.routes", "onbeat.expositions"
 LOOK_EVERY_S = 60.0
 UNCOMPRESSED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/x-tar")
 """Weights hardly become smaller, and a download of them has a length, and goes on where it broke off."""
@@ -88,8 +87,7 @@ def create_app(services: Services) -> FastAPI:
     answer_with_problems(app, (*ROUTERS, page), service="the gateway")
     describe_contracts(app)
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=4, exclude_content_types=UNCOMPRESSED)
-    notes = [partial(note, services) for note in all_of(NOTES, distribution=OURS).values()]
-    app.add_middleware(Access, rules, notes=notes)
+    app.add_middleware(Access, rules)
     app.add_middleware(Measure, services.metrics)  # the last one added is the first that a request meets
     return app
 

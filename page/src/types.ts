@@ -605,18 +605,6 @@ export interface JobStory {
   thinned: boolean;
 }
 
-export interface JournalLine {
-  at_s: number;
-  who: string;
-  action: string;
-  job_id: string;
-  address: string;
-}
-
-export interface JournalLines {
-  lines: JournalLine[];
-}
-
 export interface JsonlDataset {
   type: ("jsonl");
   difficulty_pools?: DifficultyPools;

@@ -1,6 +1,6 @@
-"""Who may ask an HTTP service: checked before anything of the request reaches the app.
+"""Every request of an HTTP service is checked here before anything of it reaches the app.
 
-request ─ Host ─ Origin, Sec-Fetch-Site ─ key ─ its scope ─▶ app ─▶ a line of who changed what, or had work done
+request ─ Host ─ Origin, Sec-Fetch-Site ─ key ─ its scope ─▶ app ─▶ answer, after the line of a change (change_log.py)
            │421           │403              │401   │403
 
 A web page in an operator's browser reaches services on loopback: by a name of its own that it lets point here (DNS
@@ -17,7 +17,6 @@ import ipaddress
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -27,14 +26,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.errors import InvalidInput
 from contracts.settings import KEY_FORM, OPERATOR, StackSettings
-from onbeat.base.http.asker import HEADER as ASKER_HEADER
-from onbeat.base.http.asker import WorkLog, asker_of
+from onbeat.base.http.asker import WorkLog
+from onbeat.base.http.change_log import ChangeLine
 from onbeat.base.http.problems import Problem, problem_response
 from onbeat.base.telemetry.correlation import HEADER, about_request
-from onbeat.base.telemetry.logs import shown
 
 METRICS_PATH = "/metrics"
-JOURNAL_PATH = "/v1/journal"
 METRICS_KEY = "ONBEAT_METRICS_KEY"
 API_KEY = "ONBEAT_API_KEY"
 HEALTH_PATH = "/healthz"
@@ -49,8 +46,7 @@ PAGE_PARTS = "/assets/"
 
 
 SCOPES = ("read", "submit", "admin")
-"""What a key may do: look; also submit, verify, and change the jobs that it has submitted; also change all jobs, and
-read the journal."""
+"""A key may look; or also submit, verify, and change the jobs that it has submitted; or also change all jobs."""
 CALLER = "onbeat.caller"
 """The key of an ASGI scope under which the app finds its Caller."""
 KEY_LINE = re.compile(rf"([\w.-]{{1,64}}) ({'|'.join(SCOPES)}) ([0-9a-f]{{64}})", re.ASCII)
@@ -72,9 +68,6 @@ class Caller:
 
 
 NO_CALLER = Caller(name="", scope="")
-
-Note = Callable[[str, Scope, str], Awaitable[None]]
-"""Called with who changed something, the request as its route has it, and the path of what was made, or ""."""
 
 log = logging.getLogger(__name__)
 
@@ -169,33 +162,49 @@ class AccessRules:
 class Access:
     """ASGI: the app behind Host, origin and key."""
 
-    def __init__(self, app: ASGIApp, rules: AccessRules, notes: Sequence[Note] = ()) -> None:
-        """notes: are told of each change, before its answer."""
+    def __init__(self, app: ASGIApp, rules: AccessRules) -> None:
         self._app = app
         self._rules = rules
-        self._notes = notes
         self._work = WorkLog() if rules.works_for_processes else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = self._app
         if scope["type"] == "lifespan" and self._work is not None:
-            send = _said_at_the_end(send, self._work)
-        if scope["type"] == "http":
-            try:
-                caller = self._check(scope["method"], scope["path"], Headers(scope=scope))
-                scope[CALLER] = caller
-                if scope["method"] not in LOOKS:
-                    who = caller.name if self._work is None else _process_that_asks(scope)
-                    send = _logged(send, who, scope, self._notes, self._work)
-            except Problem as refused:
-                answer = problem_response(refused.status, refused.detail, field=refused.field, cure=refused.cure)
-                if refused.status is HTTPStatus.UNAUTHORIZED:
-                    answer.headers["WWW-Authenticate"] = "Bearer"
-        with about_request(Headers(scope=scope).get(HEADER, "") if scope["type"] == "http" else ""):
-            await answer(scope, receive, send)
+            await self._app(scope, receive, _said_at_the_end(send, self._work))
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
-    def _check(self, method: str, path: str, headers: Headers) -> Caller:
-        """Returns whose key it is. Raises Problem."""
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request by the app, or by a refusal. One that may change something has a line in the log."""
+        headers = Headers(scope=scope)
+        change = None
+        if scope["method"] not in LOOKS:
+            change = ChangeLine(scope, self._work)
+            send = change.sending(send)
+        with about_request(headers.get(HEADER, "")):
+            try:
+                caller = self._check(scope["path"], headers)
+                if change is not None:
+                    change.key_name = caller.name
+                _require_scope(caller, scope["method"])
+            except Problem as refusal:
+                answer = problem_response(refusal.status, refusal.detail, field=refusal.field, cure=refusal.cure)
+                if refusal.status is HTTPStatus.UNAUTHORIZED:
+                    answer.headers["WWW-Authenticate"] = "Bearer"
+                await answer(scope, receive, send)
+                return
+            scope[CALLER] = caller
+            try:
+                await self._app(scope, receive, send)
+            except Exception:
+                # The server answers it outside of here. What it changed before it failed may stand.
+                if change is not None:
+                    change.write(HTTPStatus.INTERNAL_SERVER_ERROR)
+                raise
+
+    def _check(self, path: str, headers: Headers) -> Caller:
+        """Returns the caller whose key was sent, NO_CALLER for a path without a key. Raises Problem."""
         hosts = headers.getlist("host")
         host = hosts[0].strip() if len(hosts) == 1 else ""
         name = _name_of(host)
@@ -213,59 +222,33 @@ class Access:
         if not (is_page and asked == ("navigate", "document")):
             _refuse_other_origins(headers, host)
         if not (is_page or path in OPEN_PATHS or (self._rules.has_page and path.startswith(PAGE_PARTS))):
-            return self._require_key(method, path, headers)
+            return self._require_key(path, headers)
         return NO_CALLER
 
-    def _require_key(self, method: str, path: str, headers: Headers) -> Caller:
-        given = headers.getlist("authorization")
-        scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+    def _require_key(self, path: str, headers: Headers) -> Caller:
+        authorizations = headers.getlist("authorization")
+        scheme, _, key = authorizations[0].partition(" ") if len(authorizations) == 1 else ("", "", "")
         sent = key.strip(" ").encode("latin-1")
         is_right = hmac.compare_digest(sent, self._rules.key)
         if path == METRICS_PATH and self._rules.metrics_key:
             is_right |= hmac.compare_digest(sent, self._rules.metrics_key)
         if scheme.lower() == "bearer" and is_right:
             return Caller(name=OPERATOR, scope="admin")
-        if scheme.lower() == "bearer" and (found := self._rules.keys.find(sent)):
-            name, scope = found
-            needed = "admin" if path.startswith(JOURNAL_PATH) else "read" if method in LOOKS else "submit"
-            if SCOPES.index(scope) < SCOPES.index(needed):
-                problem = f"the key of {name} has the scope {scope}"
-                raise Problem(HTTPStatus.FORBIDDEN, problem, field="Authorization", cure=f"use one with {needed}")
-            return Caller(name=name, scope=scope)
-        what = "the key is wrong" if given else "a bearer key is needed"
-        raise Problem(HTTPStatus.UNAUTHORIZED, what, field="Authorization", cure="send `Authorization: Bearer KEY`")
+        named = self._rules.keys.find(sent) if scheme.lower() == "bearer" else None
+        if named is not None:
+            return Caller(name=named[0], scope=named[1])
+        problem = "the key is wrong" if authorizations else "a bearer key is needed"
+        raise Problem(HTTPStatus.UNAUTHORIZED, problem, field="Authorization", cure="send `Authorization: Bearer KEY`")
 
 
-def _process_that_asks(scope: Scope) -> str:
-    """Returns what the request says of its process, for a log; its address where it says nothing of use."""
-    client = scope.get("client")
-    return (
-        asker_of(Headers(scope=scope).getlist(ASKER_HEADER))
-        or f"a process at {client[0] if client else 'an unknown address'}"
-    )
-
-
-def _logged(send: Send, who: str, scope: Scope, notes: Sequence[Note], work: WorkLog | None) -> Send:
-    """Has the log say who changed what, and how it was answered; a submission with its job.
-
-    work: counts in the place of that what was answered for a process; what was refused has a line all the same.
-    """
-    what = f"{scope['method']} {scope['path']}"
-
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            made = Headers(raw=message["headers"]).get("location", "")
-            is_answered = message["status"] < HTTPStatus.MULTIPLE_CHOICES
-            if work is not None and is_answered:
-                work.count(who, what)
-            else:
-                facts = {"who": who, "what": what, "status": message["status"], "made": made}
-                log.info("%s: %s %d %s", who, shown(what), message["status"], made, extra={"facts": facts})
-            for note in notes if is_answered else ():
-                await note(who, scope, made)
-        await send(message)
-
-    return sending
+def _require_scope(caller: Caller, method: str) -> None:
+    """Raises Problem where the key of the caller may not send a request with this method."""
+    if caller is NO_CALLER:
+        return
+    needed = "read" if method in LOOKS else "submit"
+    if SCOPES.index(caller.scope) < SCOPES.index(needed):
+        problem = f"the key of {caller.name} has the scope {caller.scope}"
+        raise Problem(HTTPStatus.FORBIDDEN, problem, field="Authorization", cure=f"use one with {needed}")
 
 
 def _said_at_the_end(send: Send, work: WorkLog) -> Send:

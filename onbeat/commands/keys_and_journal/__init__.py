@@ -1,3 +1,1 @@
-"""Makes and revokes keys of the gateway, each with a name and a scope; the file has their hashes alone. Shows what was
-done with them: the journal.
-"""
+"""Makes and revokes keys of the gateway, each with a name and a scope; the file has their hashes alone."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -23,11 +26,13 @@ from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from gateway.app import create_app
 from gateway.services import own_job
+from onbeat.base.http import change_log
 from onbeat.base.http.access import SCOPES, Caller
+from onbeat.base.telemetry.logs import HumanLines, JsonLines
 from onbeat.cli import run
 from onbeat.commands.keys import add, revoked, rotated
 from tests.builders import job_spec, stub_model
-from tests.served import asked, services_over
+from tests.served import CLIENT, asked, services_over
 
 
 @pytest.fixture
@@ -76,7 +81,6 @@ NONE = "/v1/jobs/job-0123456789ab"
         ("POST", f"{NONE}/resume", "submit"),
         ("PATCH", NONE, "submit"),
         ("DELETE", NONE, "submit"),
-        ("GET", "/v1/journal", "admin"),
     ],
 )
 def test_a_key_may_do_what_its_scope_says_and_no_more(
@@ -242,17 +246,76 @@ def test_a_file_that_is_spoilt_or_gone_leaves_the_keys_as_they_were(
     assert "the keys stay as they were: ONBEAT_KEYS_FILE" in caplog.text
 
 
-def test_the_log_says_who_changed_what_and_nothing_of_who_looked(
+def change_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """The fields of the lines that the gateway has written about changes, as the JSON form has them."""
+    formatter = JsonLines("gateway", "gateway")
+    lines = [json.loads(formatter.format(record)) for record in caplog.records if record.name == change_log.__name__]
+    caplog.clear()
+    return lines
+
+
+def test_each_change_has_one_line_with_its_keys_name_its_job_and_how_it_was_answered(
     app: FastAPI, keys: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger="onbeat.base.http.access")
-    key = add(keys, "ann", "admin")
-    ask(app, key)
-    ask(app, key, "DELETE", NONE)
-    ask(app, "test-key", "POST", f"{NONE}/cancel")
-    lines = [record.getMessage() for record in caplog.records if record.name == "onbeat.base.http.access"]
-    assert lines == [f"ann: DELETE {NONE} 404 ", f"the operator: POST {NONE}/cancel 404 "]
-    assert key not in caplog.text
+    caplog.set_level(logging.INFO, logger=change_log.__name__)
+    own, reader = add(keys, "ann", "submit"), add(keys, "ben", "read")
+    job_id = job_of(app, own)
+    ask(app, own, "GET", f"/v1/jobs/{job_id}")
+    ask(app, own, "POST", f"/v1/jobs/{job_id}/cancel")
+    ask(app, "test-key", "DELETE", f"/v1/jobs/{job_id}")
+    fields = ("key", "method", "path", "status", "job", "location")
+    assert [tuple(line[name] for name in fields) for line in change_lines(caplog)] == [
+        ("ann", "POST", "/v1/jobs", 201, job_id, f"/v1/jobs/{job_id}"),
+        ("ann", "POST", f"/v1/jobs/{job_id}/cancel", 200, job_id, ""),
+        ("the operator", "DELETE", f"/v1/jobs/{job_id}", 204, job_id, ""),
+    ]
+    ask(app, own, "DELETE", f"/v1/jobs/{job_id}")
+    ask(app, reader, "POST", f"{NONE}/cancel")
+    ask(app, "a-key-that-opens-nothing", "POST", f"{NONE}/cancel")
+    asked(app, "POST", "/v1/jobs", headers={"Host": "page.example"}, key=own)
+    asked(app, "POST", "/v1/jobs", headers={"Authorization": f"Bearer {own}", "Origin": "https://page.example"})
+    asked(app, "POST", "/v1/jobs", key=own, content=b"{}")
+    refused = [(line["key"], line["status"], line["job"]) for line in change_lines(caplog)]
+    no_job = NONE.rpartition("/")[2]
+    assert refused == [
+        ("ann", 404, job_id),
+        ("ben", 403, no_job),
+        ("", 401, no_job),
+        ("", 421, ""),
+        ("", 403, ""),
+        ("ann", 415, ""),
+    ]
+
+
+def test_a_line_of_a_change_names_the_address_and_holds_no_secret_and_no_control_character(
+    app: FastAPI, keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger=change_log.__name__)
+    own = add(keys, "ann", "submit")
+    submitted(app, own, **{"Idempotency-Key": "a-secret-of-the-client"})
+    ask(app, "a-wrong-key", "POST", f"{NONE}/cancel?secret=a-secret-of-the-client")
+    ask(app, own, "POST", f"/v1/jobs/%1b[2J%0a{'x' * 10_000}")
+    text = "".join(HumanLines("gateway", "gateway").format(record) for record in caplog.records)
+    lines = change_lines(caplog)
+    assert [line["address"] for line in lines] == [CLIENT[0]] * 3
+    for secret in (own, "a-wrong-key", "test-key", "a-secret-of-the-client", hashlib.sha256(own.encode()).hexdigest()):
+        assert secret not in text + json.dumps(lines)
+    assert "\x1b" not in text
+    assert len(lines[2]["path"]) == change_log.MAX_PATH
+
+
+def test_a_request_that_ends_in_a_fault_of_the_gateway_has_its_line_too(
+    app: FastAPI, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: JobStore, job_id: str, **_: object) -> None:
+        raise RuntimeError("a fault")
+
+    caplog.set_level(logging.INFO, logger=change_log.__name__)
+    job_id, _ = app.state.services.jobs.create(job_spec())
+    monkeypatch.setattr(JobStore, "request_cancel", fail)
+    assert ask(app, "test-key", "POST", f"/v1/jobs/{job_id}/cancel").status_code == 500
+    (line,) = change_lines(caplog)
+    assert (line["key"], line["status"], line["job"]) == ("the operator", 500, job_id)
 
 
 def test_no_key_stands_in_the_file_and_others_may_not_read_it(keys: Path) -> None:

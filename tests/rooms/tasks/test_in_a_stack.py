@@ -90,7 +90,7 @@ def test_neither_the_command_line_nor_the_gateways_routes_import_celery() -> Non
 import sys
 import gateway.app
 from onbeat.base.process.entry_points import all_of
-for group in ("onbeat.commands", "onbeat.routes", "onbeat.expositions", "onbeat.notes"):
+for group in ("onbeat.commands", "onbeat.routes", "onbeat.expositions"):
     assert all_of(group), group
 print(sorted({"celery", "kombu"} & sys.modules.keys()))
 """

@@ -45,6 +45,6 @@ def test_the_reference_has_each_command_name_route_and_key(folder: Path) -> None
     assert "### Run.verify" in python
     http = (folder / "reference" / "http.md").read_text()
     assert "\n## POST /v1/jobs\n" in http
-    assert "\n## GET /v1/journal\n" in http
+    assert "\n## GET /v1/stack/report\n" in http
     table = (folder / "reference" / "redis-keys.md").read_text()
     assert table.count("| onbeat:") == len(re.findall(r"^\| onbeat:", keys.__doc__ or "", re.MULTILINE)) > 30

@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from contracts.settings import OPERATOR, StackSettings
-from onbeat.base.http import asker
+from onbeat.base.http import asker, change_log
 from onbeat.base.http.access import CALLER, Access, AccessRules
 from onbeat.base.http.asker import HEADER, MAX_COUNTED, OTHERS, WorkLog, asker_headers, asker_of
 from onbeat.base.telemetry import logs
@@ -41,7 +41,7 @@ def lines() -> Iterator[io.StringIO]:
 
 def of_access(lines: io.StringIO) -> list[dict[str, Any]]:
     written = [json.loads(line) for line in lines.getvalue().splitlines()]
-    return [line for line in written if line["logger"] in (asker.__name__, "onbeat.base.http.access")]
+    return [line for line in written if line["logger"] in (asker.__name__, change_log.__name__)]
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,7 +105,7 @@ async def test_a_refused_request_has_a_line_of_its_own_with_who_asked(lines: io.
         await http.post("/v1/score/422")
     async with client_of(access) as http:
         await http.post("/v1/score/500")
-    assert [(line["who"], line["status"]) for line in of_access(lines)] == [
+    assert [(line["process"], line["status"]) for line in of_access(lines)] == [
         ("onbeat-producer-1", 422),
         ("a process at 10.0.0.7", 500),
     ]
@@ -116,7 +116,7 @@ async def test_a_name_of_another_form_is_none_and_the_address_says_who_asked(nam
     async with client_of(checked(works_for_processes=True), **{HEADER: name}) as http:
         await http.post("/v1/score/422")
     (line,) = of_access(lines)
-    assert line["who"] == "a process at 10.0.0.7"
+    assert line["process"] == "a process at 10.0.0.7"
     assert asker_of([name]) == ""
     assert asker_of(["one", "other"]) == ""
 
@@ -128,8 +128,10 @@ async def test_a_name_gives_no_right_and_where_people_ask_it_counts_for_nothing(
             assert (await http.post("/200")).text == f"{OPERATOR} admin"
             wrong = await http.post("/200", headers={"Authorization": "Bearer other"})
             assert wrong.status_code == 401
-    (line,) = of_access(lines)
-    assert (line["who"], line["what"]) == (OPERATOR, "POST /200"), "a gateway's line says whose key it was"
+    of_process, of_operator, of_no_key = of_access(lines)
+    assert (of_process["process"], of_process["status"]) == ("admin", 401)
+    assert (of_operator["key"], of_operator["path"]) == (OPERATOR, "/200"), "a gateway's line says whose key it was"
+    assert (of_no_key["key"], of_no_key["status"]) == ("", 401)
 
 
 async def test_a_line_comes_by_itself_and_names_are_bounded(lines: io.StringIO) -> None:
@@ -166,5 +168,5 @@ def test_the_reward_service_logs_no_line_for_a_score_and_no_operator(
         service.state.environments.shut()
     assert [answer.status_code for answer in answers] == [200, 200, 422]
     (line,) = of_access(lines)
-    assert (line["who"], line["status"]) == ("g-1", 422)
+    assert (line["process"], line["status"]) == ("g-1", 422)
     assert OPERATOR not in lines.getvalue()
