@@ -27,7 +27,6 @@ from contracts.errors import (
 )
 from contracts.events import AuditRecord, IterationMetrics, JobEvent, StateChanged
 from contracts.jobs import EvaluationScore, JobState, JobStatus, ResumeRequest
-from contracts.monitor import GeneratorSeen
 from contracts.rewards import OnUnscorable
 from contracts.settings import KEY_FORM
 from contracts.spec.job import JobSpec
@@ -118,10 +117,6 @@ class GatewayClient:
 
     def stack(self) -> StackState:
         return convert(self.ask("GET", "/v1/stack"), StackState)
-
-    def generators(self) -> list[GeneratorSeen]:
-        """Those that live, of any job."""
-        return _member(self.ask("GET", "/v1/generators"), "generators", list[GeneratorSeen])
 
     def job(self, job_id: str) -> JobStatus:
         return convert(self.of_job("GET", job_id), JobStatus)

@@ -67,7 +67,6 @@ ELSEWHERE = {
     "onbeat plan configs/demo.toml": ("tests/rooms/planning/test_plan.py", '["plan", str(DEMO)'),
     "onbeat doctor": ("tests/rooms/doctor/test_doctor.py", '"doctor"'),
     "onbeat replay JOB": ("tests/rooms/replay/test_replay.py", '"replay"'),
-    "onbeat view DIR": ("tests/rooms/view/test_view.py", "viewed("),
     "onbeat resume JOB --wider-sums": ("tests/chaos/test_resume.py", "wider_sums=int("),
     "onbeat dead JOB --retry ENTRY": ("tests/rooms/looking/test_looking.py", '"--retry"'),
     "onbeat export JOB my-adapters --adapters": ("tests/rooms/runs/test_export.py", "adapters"),

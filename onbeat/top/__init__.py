@@ -1,1 +1,0 @@
-"""`onbeat top`: jobs, generators, streams and alerts on one screen."""
