@@ -49,7 +49,8 @@ def up(
         ),
     ] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Leave it running: `onbeat status` shows it, `onbeat down` ends it.")
+        bool,
+        typer.Option("--detach", "-d", help="Leave it running: `onbeat jobs` shows its jobs, `onbeat down` ends it."),
     ] = False,
     json_output: options.Json = False,
 ) -> None:

@@ -21,6 +21,7 @@ import psutil
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import Conflict, InvalidInput
 from onbeat.base.process.waiting import Waiting
+from onbeat.stack.access import read_stack_file
 
 FILE_NAME = "stack.lock"
 ORPHAN_GRACE_S = 20.0
@@ -105,8 +106,20 @@ class FolderLock:
         who = "another process" if holder is None else f"process {holder.pid}"
         what = "runs a stack there" if holder is None or holder.lives else "is dead, and its server still runs there"
         return Conflict(
-            f"{self._path.parent}: {who} {what}", field="--run-dir", cure="stop it, or choose another --run-dir"
+            f"{self._path.parent}: {who} {what}{self._gateway_of(holder)}",
+            field="--run-dir",
+            cure="stop it by `onbeat down`, or choose another --run-dir",
         )
+
+    def _gateway_of(self, holder: Holder | None) -> str:
+        """Returns `, its gateway is URL` for a stack that is up, "" for any other."""
+        if holder is None or not holder.lives:
+            return ""
+        with contextlib.suppress(InvalidInput, OSError):
+            stack = read_stack_file(self._path.parent)
+            if stack is not None and stack.pid == holder.pid:
+                return f", its gateway is {stack.gateway_url}"
+        return ""
 
 
 def _read_holder(descriptor: int) -> Holder | None:

@@ -101,7 +101,7 @@ TYPED = {
     "onbeat restore /backups/monday --run-dir runs && onbeat up": (
         "mv runs lost && onbeat restore monday --run-dir runs && onbeat export $JOB restored-model"
     ),
-    "onbeat up --detach; onbeat status; onbeat down": "onbeat down",
+    "onbeat up --detach; onbeat jobs; onbeat down": "onbeat jobs; onbeat down",
 }
 """Command of a page → what is typed in its place: a stack in the background, numbers of a small job, a folder here."""
 SESSION = (

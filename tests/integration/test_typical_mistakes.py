@@ -116,7 +116,10 @@ STACK = {
         ["up", "--port", "PORT", "--run-dir", "own"],
         r"--port: port \d+ is in use \(choose another, or ",
     ),
-    "a second stack in a folder": (["up"], r"--run-dir: .*: process \d+ runs a stack there \(stop it, or choose "),
+    "a second stack in a folder": (
+        ["up"],
+        r"--run-dir: .*: process \d+ runs a stack there.* \(stop it by `onbeat down`, or choose ",
+    ),
     "a job that isn't there": (["watch", "job-0123456789ab"], r"job_id: there is no job .*\(`onbeat jobs` lists them"),
     "a resume of a running job": (["resume", "JOB"], r"state: a running job cannot be resumed \(wait for its end\)"),
     "the removal of a running job": (["delete", "JOB", "--yes"], r"state: a running job .*removed \(cancel it first"),

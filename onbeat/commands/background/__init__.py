@@ -1,1 +1,1 @@
-"""`onbeat status` and `onbeat down`: what a run folder's stack does, and its end, wherever it was started."""
+"""`onbeat down`: the end of a run folder's stack, wherever it was started."""
