@@ -15,12 +15,12 @@ from broker.fence import FenceState, read_fence
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.ledger import Dead, batch_record
+from contracts.dead_letters import DeadLetter, DeadPrompt
 from contracts.encoding.wire import decode
 from contracts.errors import Conflict, ContractViolation, NotFound
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.spec.job import JobSpec
-from onbeat.commands.letters import DeadLetter, DeadPrompt
 
 ENTRY_ID = re.compile(r"\d{1,19}-\d{1,19}", re.ASCII)
 """Every time and count that a server of our days can give, and nothing that it refuses to look for."""
@@ -56,7 +56,7 @@ class DeadLetterBox:
             raise NotFound(
                 f"{self._job_id} has no dead batch {entry_id[:80]!a}",
                 field="entry_id",
-                cure=f"`onbeat dead {self._job_id}` lists them",
+                cure=f"`onbeat watch {self._job_id}` lists them",
             )
         return self._letters(rows)[0]
 

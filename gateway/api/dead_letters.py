@@ -8,13 +8,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from broker.monitor import job_status
+from contracts.dead_letters import DeadLetters
 from contracts.jobs import JobStatus
 from gateway import openapi
 from gateway.dead_letters import DeadLetterBox
 from gateway.services import HasServices, KnownJob, OwnJob
 from gateway.stack_report import StackReport, stack_report
 from onbeat.base.http.bodies import json_answer
-from onbeat.commands.letters import DeadLetters
 
 MAX_LISTED = 1000
 

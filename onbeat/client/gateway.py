@@ -14,7 +14,8 @@ import msgspec
 from httpx_sse import EventSource
 from msgspec import UNSET
 
-from contracts.answers import AuditVerdict, StackState
+from contracts.answers import AuditVerdict, LogPart, StackState
+from contracts.dead_letters import DeadLetter, DeadLetters
 from contracts.encoding.wire import convert, encode_json
 from contracts.errors import (
     Conflict,
@@ -246,6 +247,14 @@ class GatewayClient:
     def streams(self, job_id: str) -> dict[str, Any]:
         """What the stream monitor reports, as it stands in the answer."""
         return self.of_job("GET", job_id, "/streams")
+
+    def dead_letters(self, job_id: str, *, limit: int) -> tuple[DeadLetter, ...]:
+        """Returns the newest batches of a job that were given up, newest first."""
+        return convert(self.of_job("GET", job_id, "/dead", params={"limit": limit}), DeadLetters).letters
+
+    def log_part(self, job_id: str, *, after: int, limit: int) -> LogPart:
+        """Returns a part of a job's trainer.log. after: the bytes before it. limit: its bytes at most."""
+        return convert(self.of_job("GET", job_id, "/log", params={"after": after, "limit": limit}), LogPart)
 
     def audit(self, job_id: str) -> list[AuditEntry]:
         """The audit chain, oldest first."""

@@ -21,6 +21,8 @@ class JobProgress:
     """By iteration; a replayed one replaces its first metrics."""
     evaluations: dict[int, EvaluationScore] = field(default_factory=dict)
     num_trainer_starts: int = 0
+    newest_dead: events.BatchDead | None = None
+    """The batch that was given up last; None while none was."""
 
     def apply(self, event: events.JobEvent) -> None:
         if isinstance(event, events.IterationCommitted):
@@ -29,6 +31,8 @@ class JobProgress:
             self.evaluations[event.score.iteration] = event.score
         elif isinstance(event, events.TrainerStarted):
             self.num_trainer_starts += 1
+        elif isinstance(event, events.BatchDead):
+            self.newest_dead = event
 
     @property
     def in_order(self) -> list[events.IterationMetrics]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import uuid
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import to_builtins
+from rich.text import Text
 
 from contracts.errors import InvalidInput
 from contracts.jobs import JobState, JobStatus
@@ -17,10 +20,15 @@ from onbeat.client.spec_file import flag_settings, load_spec
 from onbeat.commands import options
 from onbeat.commands.options import Job
 from onbeat.stack.access import run_dir_flag, run_root_from
-from onbeat.terminal.follow import follow
-from onbeat.terminal.job_view import health_lines, view_for
+from onbeat.terminal.follow import follow, until_over
+from onbeat.terminal.job_view import NoView, dead_letter_table, health_lines, view_for
 from onbeat.terminal.output import FAILED, console_for, emit, tell
-from onbeat.terminal.words import UNKNOWN, one_line
+from onbeat.terminal.trainer_log import LogLines
+from onbeat.terminal.words import UNKNOWN, one_line, plural
+
+DEFAULT_LINES = 100
+MAX_LETTERS = 20
+"""Batches that were given up which are shown at the end of a job, the newest first."""
 
 
 def submit(
@@ -54,14 +62,34 @@ def submit(
 
 def watch(
     job: Job,
+    show_log: Annotated[
+        bool, typer.Option("--log", help="Show the log of the job's trainers: the last lines, and those that come.")
+    ] = False,
+    lines: Annotated[
+        int | None,
+        typer.Option("--lines", "-n", min=0, max=100_000, help="With --log: begin with so many last lines. [100]"),
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="With --log: end after the lines that are there; exit code 0.")
+    ] = False,
     json_output: options.Json = False,
     gateway: options.Gateway = None,
     api_key: options.ApiKey = None,
     run_dir: options.RunDir = None,
 ) -> None:
-    """Follow a job to its end; exit code 1 unless it succeeds. Ctrl-C leaves the job running."""
+    """Follow a job to its end, and show the batches that were given up; exit code 1 unless the job succeeds.
+
+    Ctrl-C leaves the job running.
+    """
+    for flag, is_set in (("--lines", lines is not None), ("--once", once)):
+        if is_set and not show_log:
+            raise InvalidInput("is a flag of --log", field=flag, cure="add --log, or leave it out")
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
-        _follow_to_end(client, job, json_output=json_output)
+        if show_log:
+            num_lines = DEFAULT_LINES if lines is None else lines
+            _show_log(client, job, num_lines, once=once, json_output=json_output)
+        if not once:
+            _follow_to_end(client, job, json_output=json_output, is_quiet=show_log)
 
 
 def cancel(
@@ -111,20 +139,56 @@ def _follow_or_show(
     tell(status, shown, json_output=json_output)
 
 
-def _follow_to_end(client: GatewayClient, job_id: str, *, json_output: bool) -> None:
+def _show_log(client: GatewayClient, job_id: str, num_lines: int, *, once: bool, json_output: bool) -> None:
+    """Prints the last lines of the trainers' log and, unless once, those that come until the job has ended.
+
+    With JSON each line is an object, since a line is known before the next one; with once all are one object.
+    """
+    log = LogLines(client, job_id)
+    last = log.last(num_lines)
+    if once:
+        last = [*last, *log.unfinished()][-num_lines:] if num_lines else []
+        if json_output:
+            emit({"job_id": job_id, "lines": last})
+        else:
+            _print_lines(job_id, last, json_output=False)
+            if not last and num_lines:
+                console_for(json_output=True).print("the log is empty: no trainer has started yet")
+        return
+    _print_lines(job_id, last, json_output=json_output)
+    for new, is_over in until_over(client, job_id, log.rest):
+        _print_lines(job_id, [*new, *(log.unfinished() if is_over else [])], json_output=json_output)
+
+
+def _print_lines(job_id: str, lines: list[str], *, json_output: bool) -> None:
+    console = console_for(json_output=False)
+    for line in lines:
+        if json_output:
+            emit({"job_id": job_id, "line": line})
+        else:
+            console.print(line, soft_wrap=True)
+
+
+def _follow_to_end(client: GatewayClient, job_id: str, *, json_output: bool, is_quiet: bool = False) -> None:
+    """Follows a job, and prints how it ended. is_quiet: of what comes before the end nothing is shown."""
     console = console_for(json_output=json_output)
     try:
-        with view_for(console) as view:
+        with contextlib.nullcontext(NoView()) if is_quiet else view_for(console) as view:
             progress = follow(client, job_id, view=view)
     except KeyboardInterrupt:
         sys.stderr.write(f"{job_id} goes on: onbeat watch {job_id}, or onbeat cancel {job_id}\n")
         raise
     status = progress.status
+    letters = client.dead_letters(job_id, limit=MAX_LETTERS) if status.batches_dead else ()
     if json_output:
-        emit(status)
+        emit({**to_builtins(status), "dead_letters": to_builtins(letters)})
     else:
         digest = f"version {status.policy_version}   weights digest {status.weights_digest or UNKNOWN}"
         console.print(f"{status.job_id}  {status.state.value}   {one_line(status.reason) or digest}", soft_wrap=True)
         console.print(*health_lines(status), sep="\n", end="\n" * bool(status.health), soft_wrap=True)
+        if letters:
+            console.print(Text(f"\n{plural(status.batches_dead, 'batch')} given up; the newest:\n"))
+        for letter in letters:
+            console.print(dead_letter_table(letter))
     if status.state is not JobState.SUCCEEDED:
         raise typer.Exit(FAILED)

@@ -12,7 +12,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from contracts.errors import Unavailable
 from contracts.events import JobEvent
@@ -20,6 +21,8 @@ from onbeat.base.process.waiting import Waiting
 from onbeat.client.gateway import UNREACHABLE_S, GatewayClient
 from onbeat.client.progress import JobProgress
 from onbeat.terminal.job_view import JobView
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -107,3 +110,24 @@ def _ask_status(client: GatewayClient, progress: JobProgress, away: Waiting | No
         away.poke()
         return away
     return None
+
+
+def until_over(client: GatewayClient, job: str, read: Callable[[], T]) -> Iterator[tuple[T, bool]]:
+    """Yields (what `read` returns, True where the job has ended) once a second, until the job has ended.
+
+    Raises Unavailable when the gateway stays away.
+    """
+    away: Waiting | None = None
+    while True:
+        try:
+            is_over = client.job(job).state.is_final
+            result = read()
+        except Unavailable:
+            away = away or Waiting(f"the gateway at {client.url}", deadline_s=UNREACHABLE_S)
+            away.poke()
+        else:
+            away = None
+            yield result, is_over
+            if is_over:
+                return
+        time.sleep(STATUS_EVERY_S)

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from contracts import events
+from contracts.dead_letters import DeadLetter
 from contracts.jobs import JobState, JobStatus, passes_in_words
 from contracts.settings import OPERATOR
 from onbeat.base.process.entry_points import all_of
@@ -52,6 +53,16 @@ def view_for(console: Console) -> Iterator[JobView]:
         yield view
 
 
+class NoView:
+    """Shows nothing: the log of the job is shown in its place."""
+
+    def event(self, event: events.JobEvent, progress: JobProgress) -> None:
+        pass
+
+    def refresh(self, progress: JobProgress) -> None:
+        pass
+
+
 class PlainView:
     """A line an event, and one for what a job has waited for."""
 
@@ -81,6 +92,23 @@ class PlainView:
 def health_lines(status: JobStatus) -> list[Text]:
     """A line for each thing that is wrong, with the cure."""
     return [Text(one_line(f"! {problem.in_words}; {problem.cure}"), "red") for problem in status.health]
+
+
+def dead_letter_table(letter: DeadLetter) -> Table:
+    """Returns what is known of a batch that was given up: why, its prompts, and whether it can be sampled again."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(letter.at_s))
+    head = Text.assemble((one_line(letter.batch_id), "bold"), f"   {clock}   {plural(letter.attempts, 'attempt')}")
+    table.add_row("batch", head)
+    table.add_row("reason", Text(one_line(letter.reason)))
+    for prompt in letter.prompts:
+        table.add_row(Text(one_line(prompt.prompt_id)), Text(one_line(prompt.text)))
+    again = "onbeat resume JOB samples it again" if letter.can_retry else letter.why_not
+    table.add_row("again", Text(one_line(again)))
+    table.add_row("", "")
+    return table
 
 
 def bar(progress: JobProgress) -> RenderableType:

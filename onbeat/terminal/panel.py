@@ -123,6 +123,9 @@ def _facts(progress: JobProgress) -> Table:
     if status.leases_lost:
         reclaimed = f"{reclaimed}   {plural(status.leases_lost, 'lease')} of dead generators"
     table.add_row("batches", f"{backlog}   {status.batches_accepted} accepted   {rejected} rejected   {reclaimed}")
+    dead = progress.newest_dead
+    if dead is not None:
+        table.add_row("given up", Text(one_line(f"batch {dead.batch_id}: {dead.reason}")))
     if status.batches_hedged:
         table.add_row("hedges", f"{plural(status.batches_hedged, 'copy')} of late batches   {status.hedges_won} won")
     table.add_row("speed", _speed_row(latest))

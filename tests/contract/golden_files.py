@@ -23,7 +23,6 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.msgpack"))
 
 
 ELSEWHERE = (
-    "onbeat.commands.letters",
     "onbeat.recording.records",
     "gateway.metrics.stage_report",
     "gateway.metrics.stream_report",

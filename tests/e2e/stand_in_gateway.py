@@ -254,8 +254,6 @@ class Routes(BaseHTTPRequestHandler):
             self._answer(200, self.server.verdict())
         elif self.path == f"/v1/jobs/{JOB}/verify":
             self._answer(202, self.server.task(TaskState.QUEUED))
-        elif self.path == f"/v1/jobs/{JOB}/dead/{LETTER['entry_id']}/retry":
-            self._answer(200, self.server.status())
         elif self.path == f"/v1/jobs/{JOB}/cancel":
             self._problem(409, detail="a succeeded job cannot become cancelling", field="state")
         else:

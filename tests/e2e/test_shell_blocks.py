@@ -68,7 +68,7 @@ ELSEWHERE = {
     "onbeat doctor": ("tests/rooms/doctor/test_doctor.py", '"doctor"'),
     "onbeat replay JOB": ("tests/rooms/replay/test_replay.py", '"replay"'),
     "onbeat resume JOB --wider-sums": ("tests/chaos/test_resume.py", "wider_sums=int("),
-    "onbeat dead JOB --retry ENTRY": ("tests/rooms/looking/test_looking.py", '"--retry"'),
+    "onbeat watch JOB --log": ("tests/unit/onbeat/test_watch_log.py", '"--log"'),
     "onbeat export JOB my-adapters --adapters": ("tests/rooms/runs/test_export.py", "adapters"),
     "(umask 077; sh deploy/make-env.sh": ("tests/unit/test_compose.py", "make-env.sh"),
     "CONSUMERS=2 PRODUCERS=4 sbatch": ("tests/e2e/test_slurm.py", "onbeat.sbatch"),

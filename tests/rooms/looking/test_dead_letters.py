@@ -11,6 +11,7 @@ import pytest
 
 from broker.job_store import JobStore
 from broker.leases import FailOutcome
+from contracts.dead_letters import DeadLetters
 from contracts.encoding.wire import convert
 from contracts.errors import Conflict, NotFound
 from contracts.jobs import JobState
@@ -18,7 +19,6 @@ from contracts.settings import StackSettings
 from gateway.app import create_app
 from gateway.dead_letters import DeadLetterBox
 from gateway.services import Services
-from onbeat.commands.letters import DeadLetters
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import commit_record, prompt_batch
 from tests.integration.dead_batches import bury, running

@@ -1,10 +1,8 @@
-"""What is said of batches that were given up, and how the command line asks for it."""
+"""A dead letter tells of one batch that was given up. The gateway answers with it, and `onbeat watch` shows it."""
 
 from __future__ import annotations
 
-from contracts.encoding.wire import Record, convert
-from contracts.jobs import JobStatus
-from onbeat.client.gateway import GatewayClient, segment
+from contracts.encoding.wire import Record
 
 
 class DeadPrompt(Record, frozen=True, kw_only=True):
@@ -29,22 +27,12 @@ class DeadLetter(Record, frozen=True, kw_only=True):
     prompts: tuple[DeadPrompt, ...] = ()
     """() where they aren't kept: Redis holds those of the newest letters, up to a size (docs/operate.md)."""
     can_retry: bool
-    """Whether `POST …/dead/{entry_id}/retry` queues the job again, which samples the batch anew."""
+    """True where a resume of the job, or `POST …/dead/{entry_id}/retry`, samples the batch anew."""
     why_not: str = ""
     """Why it can't be tried again."""
 
 
 class DeadLetters(Record, frozen=True, kw_only=True):
-    """Newest first."""
+    """The dead letters of a job, newest first."""
 
     letters: tuple[DeadLetter, ...]
-
-
-def ask_for_letters(client: GatewayClient, job_id: str, *, limit: int) -> tuple[DeadLetter, ...]:
-    """The newest dead batches of a job, newest first."""
-    return convert(client.of_job("GET", job_id, "/dead", params={"limit": limit}), DeadLetters).letters
-
-
-def retry(client: GatewayClient, job_id: str, entry_id: str) -> JobStatus:
-    """Queues the job of a dead batch again; may be repeated while it is queued."""
-    return convert(client.of_job("POST", job_id, f"/dead/{segment(entry_id)}/retry"), JobStatus)
