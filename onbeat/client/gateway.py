@@ -14,7 +14,7 @@ import msgspec
 from httpx_sse import EventSource
 from msgspec import UNSET
 
-from contracts.answers import AuditVerdict, LogPart, StackState
+from contracts.answers import AuditVerdict, LogPart
 from contracts.dead_letters import DeadLetter, DeadLetters
 from contracts.encoding.wire import convert, encode_json
 from contracts.errors import (
@@ -115,9 +115,6 @@ class GatewayClient:
         asked = {"limit": limit, "state": [state.value for state in states], "name": name}
         params = {key: value for key, value in asked.items() if value}
         return _member(self.ask("GET", "/v1/jobs", params=params), "jobs", list[JobStatus])
-
-    def stack(self) -> StackState:
-        return convert(self.ask("GET", "/v1/stack"), StackState)
 
     def job(self, job_id: str) -> JobStatus:
         return convert(self.of_job("GET", job_id), JobStatus)

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from contracts.encoding.wire import encode
-from contracts.events import IterationCommitted
+from contracts.events import BatchDead, IterationCommitted
 from contracts.jobs import EvaluationScore, JobState, SetScore, WindowIteration
 from onbeat.client.progress import JobProgress
 from onbeat.terminal.job_view import iteration_line
@@ -180,3 +180,14 @@ def test_what_others_wrote_is_text_in_the_panel() -> None:
     console, text = terminal()
     console.print(panel(JobProgress(STATUS)))
     assert_is_text(text.getvalue())
+
+
+def test_the_panel_names_the_batch_that_was_given_up_last_and_why_as_text() -> None:
+    job = JobProgress(STATUS)
+    assert "given up" not in shown(panel(job))
+    for number in (1, 2):
+        job.apply(BatchDead(at_s=1.0, batch_id=f"0/train/{number}", reason=f"no score \x1b[2J {number}"))
+    text = shown(panel(job))
+    assert "batch 0/train/2: no score" in text
+    assert "0/train/1" not in text
+    assert_is_text(text)
