@@ -1,1 +1,0 @@
-"""`onbeat down`: the end of a run folder's stack, wherever it was started."""

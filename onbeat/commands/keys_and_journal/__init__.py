@@ -1,1 +1,0 @@
-"""Makes and revokes keys of the gateway, each with a name and a scope; the file has their hashes alone."""
