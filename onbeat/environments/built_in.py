@@ -36,8 +36,6 @@ PROVISIONS: Mapping[str, Provision] = {
         distribution="mcp", extra="mcp", limits=LIMITS_OF_MANY, is_only_imported=True, from_operator=_servers
     ),
     "reasoning_gym": Provision(distribution="reasoning-gym"),
-    "skyrl_gym": Provision(distribution="skyrl-gym", extra="skyrl-gym"),
-    "textarena": Provision(distribution="textarena", extra="textarena"),
     "trl": Provision(is_only_imported=True, from_operator=_modules),
     "verifiers": Provision(distribution="verifiers", limits=AGENTS_LIMITS, is_only_imported=True),
 }

@@ -27,7 +27,6 @@ from contracts.environments.service import (
 from tests.played import SETTINGS, asked, reply_of, said
 
 PLUGIN = Path(__file__).parent / "plugin"
-GSM = {"question": "2 + 3?", "reference": "5", "entry": '{"extra_info": {"max_turns": 3}}'}
 CHAIN = {"question": "", "reference": "", "entry": json.dumps({
     "task": "chain_sum", "entry": {"question": "State the final answer to: 1 + 2 =", "answer": "3", "metadata": {}}
 })}  # fmt: skip
@@ -39,25 +38,7 @@ def call(name: str, call_id: str = "1", **arguments: Any) -> Message:
     )
 
 
-def guesses(opening: TaskOpening) -> list[Message]:
-    return [said(f"I say [{number}]") for number in (19, 20)]
-
-
 PLAYS: dict[str, tuple[EnvironmentTable, dict[str, Any], Callable[[TaskOpening], list[Message]], float, str]] = {
-    "skyrl_gym": (
-        EnvironmentTable(name="skyrl_gym", params={"env": "gsm8k_multi_turn"}),
-        GSM,
-        lambda opening: [said("#### 4"), said("so it is\n#### 5")],
-        1.0 + 0.2 / 3,
-        "Please provide your step-by-step reasoning",
-    ),
-    "textarena": (
-        EnvironmentTable(name="textarena", params={"game": "GuessTheNumber-v0"}),
-        {"split": "train", "index": 0},
-        guesses,
-        1.0,
-        "The target number is higher.",
-    ),
     "reasoning_gym": (
         EnvironmentTable(name="reasoning_gym", params={"tries": 3, "discount": 0.5}),
         CHAIN,
@@ -162,8 +143,6 @@ async def test_what_is_wrong_with_its_parameters_is_named() -> None:
         "`trl_counter:Any` is no class of its own package": {"name": "trl", "params": {"factory": "trl_counter:Any"}},
         "no package offers `pdb` in group onbeat.trl_environments": {"name": "trl", "params": {"factory": "pdb"}},
         "which is no class": {"name": "trl", "params": {"factory": "no_class"}},
-        "skyrl-gym has no environment `chess`": {"name": "skyrl_gym", "params": {"env": "chess"}},
-        "`TicTacToe-v0` is no game for one player": {"name": "textarena", "params": {"game": "TicTacToe-v0"}},
         "there is no tool `search`": {"name": "tools", "params": {"tools": "search"}},
         "is none of the tasks": {"name": "reasoning_gym", "params": {"task": "codeio"}},
         "unexpected keyword argument": {"name": "tools", "params": {"colour": "red"}},

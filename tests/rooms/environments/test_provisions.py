@@ -19,8 +19,6 @@ DISTRIBUTIONS = {
     "mcp": "mcp",
     "reasoning_gym": "reasoning-gym",
     "secret_table": "onbeat",
-    "skyrl_gym": "skyrl-gym",
-    "textarena": "textarena",
     "tools": "onbeat",
     "trl": "onbeat",
     "verifiers": "verifiers",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import linecache
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,6 +106,43 @@ def test_the_environments_of_their_page_are_played_as_it_says() -> None:
     assert capitals.step(assistant("Paris"), 1).reward == 1.0
 
 
+class Corridor:
+    """Has the interface of a Gymnasium environment: the agent must step forward as often as the seed's last digit."""
+
+    action_space = SimpleNamespace(n=2)  # 0 stands still, 1 steps forward
+
+    def reset(self, *, seed: int) -> tuple[int, dict[str, Any]]:
+        assert 0 <= seed < 2**31
+        self.left = seed % 10
+        self.num_steps = 0
+        return self.left, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        self.num_steps += 1
+        self.left -= action
+        return self.left, float(self.left == 0), self.left == 0, self.num_steps == 3, {}
+
+
+def test_an_environment_of_gymnasium_is_played_by_the_class_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    gymnasium = SimpleNamespace(make=lambda env: {"Corridor-v1": Corridor}[env]())
+    monkeypatch.setitem(sys.modules, "gymnasium", gymnasium)
+    source = blocks("environments.md", "python", "class Numbered")
+
+    corridor = played("Numbered", source, env="Corridor-v1")
+    opening = corridor.reset({}, 2**31 + 2)
+    assert opening.messages == "You see 2. Answer with an action from 0 to 1."
+    replies = [corridor.step(assistant(text), turn) for turn, text in enumerate(["2", "right", "1", " 1 "])]
+    assert [reply.messages for reply in replies[:2]] == ["That is no action."] * 2
+    assert [(reply.messages, reply.reward, reply.done) for reply in replies[2:]] == [
+        ("You see 1.", 0.0, False),
+        ("You see 0.", 1.0, True),
+    ]
+
+    corridor.reset({}, 9)
+    replies = [corridor.step(assistant("0"), turn) for turn in range(3)]
+    assert [(reply.done, reply.truncated) for reply in replies] == [(False, False), (False, False), (True, True)]
+
+
 def test_a_job_of_trl_is_the_job_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     specs = []
 
@@ -155,7 +194,7 @@ def test_the_plug_ins_of_extend_are_taken_as_they_stand() -> None:
 
 
 RUN = {
-    "environments.md": ("class GuessTheNumber", "class Capitals"),
+    "environments.md": ("class GuessTheNumber", "class Capitals", "class Numbered"),
     "extend.md": ("def brevity", "def shortest", "def reinforce", "def riddles"),
     "from-trl.md": ("# Onbeat\nrun =", "def right(completions"),
     "start.md": ("from_pretrained", "reward=brief", "tools=[look_up"),
