@@ -19,11 +19,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onbeat.training.asynchronous import AsyncRun, attach_async, train_async
     from onbeat.training.run import Run
     from onbeat.training.start import attach, train
 
-__all__ = ["AsyncRun", "Run", "attach", "attach_async", "train", "train_async"]
+__all__ = ["Run", "attach", "train"]
 GROUP = "onbeat.names"
 """Entry points of the names: nothing is imported before a program asks for it, and they are an extra's."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onbeat.client.asynchronous import AsyncConsumer, AsyncProducer, AsyncStage
     from onbeat.client.consumer import Consumer
     from onbeat.client.producer import Producer
     from onbeat.client.rows import Rows
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
     from onbeat.client.training.arrivals import TrainingIteration, TrainingRows
 
 __all__ = [
-    "AsyncConsumer",
-    "AsyncProducer",
-    "AsyncStage",
     "Consumer",
     "Producer",
     "PromptClaim",

@@ -1,4 +1,4 @@
-"""The programs of examples/, each doing a real job to its end beside our own processes; and one event loop alone."""
+"""The programs of examples/, each doing a real job to its end beside our own processes, and in threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec.job import JobSpec
 from onbeat.base.process.child_process import ChildProcess
 from onbeat.base.process.waiting import Waiting
-from onbeat.client import AsyncConsumer, AsyncProducer, PromptClaim, Sample
+from onbeat.client import Consumer, Producer, PromptClaim, Sample
 from onbeat.recording.files import RecordedFiles, write_record
 from tests.chaos.short_job import long_variant
 from tests.pipeline import REPOSITORY, Pipeline, wait_for_exit
@@ -152,40 +152,42 @@ def drawn(model: Any, words: Any, claim: PromptClaim, prompt: int) -> list[Sampl
 
 
 @long_variant
-@torch.no_grad()
-def test_one_event_loop_samples_scores_and_trains_a_job_to_its_end(pipeline: Pipeline) -> None:
+def test_two_threads_of_one_event_loop_sample_score_and_train_a_job_to_its_end(pipeline: Pipeline) -> None:
     spec = spec_with(prompts=4, iterations=2, trainer={"external": True})
     job_id, _ = pipeline.jobs.create(spec)
 
-    async def generate() -> list[tuple[str, int, str]]:
-        async with AsyncProducer(job_id, settings=pipeline.settings) as producer:
-            model, accepted = producer.core.make_model(), []
-            words = AutoTokenizer.from_pretrained(producer.core.model_folder)
-            first = await producer.claim()
+    @torch.no_grad()
+    def generate() -> list[tuple[str, int, str]]:
+        accepted = []
+        with Producer(job_id, settings=pipeline.settings) as producer:
+            model = producer.make_model()
+            tokenizer = AutoTokenizer.from_pretrained(producer.model_folder)
+            first = producer.claim()
             assert first is not None
-            await producer.fail(first, "not now")
-            async for claim in producer:
-                digest = await producer.load(claim, model)
-                made = [drawn(model, words, claim, prompt) for prompt in range(len(claim.prompts))]
-                scores = await producer.score(claim, made)
-                assert await producer.publish(claim, made, scores, weights_digest=digest)
+            producer.fail(first, "not now")
+            for claim in producer:
+                digest = producer.load(claim, model)
+                samples = [drawn(model, tokenizer, claim, prompt) for prompt in range(len(claim.prompts))]
+                scores = producer.score(claim, samples)
+                assert producer.publish(claim, samples, scores, weights_digest=digest)
                 accepted.append((claim.batch.batch_id, claim.manifest.policy_version, digest))
-            return accepted
+        return accepted
 
-    async def train() -> list[str]:
+    @torch.no_grad()
+    def train() -> list[str]:
         digests = [""]
-        async with AsyncConsumer(job_id, settings=pipeline.settings) as consumer:
-            model = AutoModelForCausalLM.from_pretrained(consumer.core.model_folder, dtype=torch.float32)
-            await consumer.begin(model)
-            async for iteration in consumer:
-                rewards = [float(rows.rewards.sum()) async for rows in consumer.rows_of(iteration)]
+        with Consumer(job_id, settings=pipeline.settings) as consumer:
+            model = AutoModelForCausalLM.from_pretrained(consumer.model_folder, dtype=torch.float32)
+            consumer.begin(model)
+            for iteration in consumer:
+                rewards = [float(rows.rewards.sum()) for rows in iteration]
                 for parameter in model.parameters():
                     parameter.add_(1e-4 * (1.0 + sum(rewards)))
-                digests.append((await consumer.commit()).weights_digest)
+                digests.append(consumer.commit().weights_digest)
         return digests
 
     async def both() -> tuple[list[tuple[str, int, str]], list[str]]:
-        accepted, digests = await asyncio.gather(generate(), train())
+        accepted, digests = await asyncio.gather(asyncio.to_thread(generate), asyncio.to_thread(train))
         return accepted, digests
 
     accepted, digests = asyncio.run(both())

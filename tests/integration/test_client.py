@@ -35,9 +35,6 @@ from contracts.spec.job import JobSpec
 from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.audit.weights import digests_on_disk
 from onbeat.client import (
-    AsyncConsumer,
-    AsyncProducer,
-    AsyncStage,
     Consumer,
     Producer,
     PromptClaim,
@@ -112,7 +109,7 @@ def verified(own: StackSettings, broker: Broker, job_id: str) -> int:
 
 
 def test_the_client_imports_no_torch() -> None:
-    parts = "Stage, Producer, Consumer, AsyncStage, AsyncProducer, AsyncConsumer"
+    parts = "Stage, Producer, Consumer"
     program = f"import sys; from onbeat.client import {parts}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
@@ -467,56 +464,56 @@ def test_what_a_producer_held_whose_code_raises_goes_to_others_at_once_with_the_
         assert dead == {}
 
 
-def test_what_an_asynchronous_producer_held_goes_to_others_with_the_reason(own: StackSettings, broker: Broker) -> None:
+def test_a_stage_and_a_trainer_work_in_two_threads_of_one_event_loop(own: StackSettings, broker: Broker) -> None:
+    job_id = created(broker, stages=[LENGTHS])
+
+    def serve() -> list[str]:
+        row_names = []
+        with Stage(job_id, "lengths", settings=own) as stage:
+            for rows in stage:
+                ids = rows["completion_ids"]
+                lengths = [1.0] * len(ids)
+                places = [np.zeros(len(row_ids), dtype=int) for row_ids in ids]
+                assert stage.put(rows, {"length": lengths, "places": places})
+                row_names += [f"{key.batch_id}/{key.row}" for key in rows.keys_of_rows]
+        return row_names
+
+    def train() -> None:
+        with Consumer(job_id, settings=own) as consumer:
+            trained(consumer)
+
+    async def both() -> list[str]:
+        row_names, _ = await asyncio.gather(asyncio.to_thread(serve), asyncio.to_thread(train))
+        return row_names
+
+    with generating(broker, job_id):
+        row_names = asyncio.run(both())
+    assert len(row_names) == len(set(row_names)) == 3 * 2 * 2 * 4, "iterations, batches, prompts, completions"
+    assert verified(own, broker, job_id) == 0
+    assert JobStore(broker).state(job_id) is JobState.SUCCEEDED
+
+
+def test_what_a_producer_in_a_thread_of_an_event_loop_claimed_goes_to_others_when_it_fails(
+    own: StackSettings, broker: Broker
+) -> None:
     job_id = created(broker, rollout__batches_per_iteration=1, evaluation__num_prompts=0)
 
-    async def fail() -> None:
-        async with AsyncProducer(job_id, settings=own) as producer:
-            assert await producer.claim() is not None
+    def fail() -> None:
+        with Producer(job_id, settings=own) as producer:
+            assert producer.claim() is not None
             raise KeyError("layers")
+
+    async def fail_in_a_thread() -> None:
+        await asyncio.to_thread(fail)
 
     with Consumer(job_id, settings=own) as consumer:
         consumer.begin(model_of(consumer))
         with pytest.raises(KeyError):
-            asyncio.run(fail())
+            asyncio.run(fail_in_a_thread())
         with Producer(job_id, settings=own) as producer:
             claim = producer.claim(timeout_s=30.0)
             assert claim is not None
             assert claim.claim.attempt == 2, "its lease has not run out"
-
-
-def test_what_a_cancelled_call_brings_is_the_next_ones_answer(own: StackSettings, broker: Broker) -> None:
-    job_id = created(broker, stages=[LENGTHS])
-
-    async def serve() -> list[str]:
-        async with AsyncStage(job_id, "lengths", settings=own) as stage:
-            early = asyncio.ensure_future(stage.get(timeout_s=60.0))
-            await asyncio.sleep(0)
-            early.cancel()
-            seen = []
-            async for rows in stage:
-                ids = rows["completion_ids"]
-                columns = {"length": [1.0] * len(ids), "places": [np.zeros(len(one), dtype=int) for one in ids]}
-                assert await stage.put(rows, columns)
-                seen += [f"{key.batch_id}/{key.row}" for key in rows.keys_of_rows]
-            return seen
-
-    async def train() -> None:
-        async with AsyncConsumer(job_id, settings=own) as consumer:
-            model = model_of(consumer.core)
-            await consumer.begin(model)
-            async for iteration in consumer:
-                step(model, [rows async for rows in consumer.rows_of(iteration)])
-                await consumer.commit()
-
-    async def both() -> list[str]:
-        served, _ = await asyncio.gather(serve(), train())
-        return served
-
-    with generating(broker, job_id):
-        seen = asyncio.run(both())
-    assert len(seen) == len(set(seen)) == 3 * 2 * 2 * 4, "each row came once, the cancelled call's too"
-    assert JobStore(broker).state(job_id) is JobState.SUCCEEDED
 
 
 def test_a_process_of_another_version_is_told_so(

@@ -204,6 +204,7 @@ README's."""
 PARTS = {
     "environments.md": {"episode.base_url": "tests/rooms/environments/test_agents.py"},
     "extend.md": {
+        "async def serve_and_train": "tests/integration/test_client.py",
         'Stage("job-1", "variety", redis_url': "tests/integration/test_client.py",
         "as stage:\n    for rows in stage:": "examples/stage.py",
         "producer.make_model()": "examples/generator.py",

@@ -260,18 +260,37 @@ def test_a_job_that_is_nowhere_is_not_found(gateway: FakeGateway, tmp_path: Path
         onbeat.attach("job-00", url=gateway.url, key=KEY)
 
 
-def test_an_event_loop_has_the_same(gateway: FakeGateway) -> None:
-    async def scenario() -> None:
-        async with onbeat.train_async(gateway.spec) as run:
-            assert [entry.number async for entry in run] == [0, 1]
-            assert (await run.result()).state is JobState.SUCCEEDED
-            assert (await run.verify()).verified
-            assert (await run.status()).job_id == JOB
-            assert len(await run.metrics()) == 2
-        async with onbeat.attach_async(JOB, run_dir=run.core.folder.run_root) as again:
-            assert (await again.result()).policy_version == 2
+def trained_verified_and_attached_again(server: FakeGateway) -> int:
+    """Does all that a program does with a run, and returns the policy version of its end."""
+    with onbeat.train(server.spec) as run:
+        assert [entry.number for entry in run] == [0, 1]
+        assert run.result().state is JobState.SUCCEEDED
+        assert run.verify().verified
+        assert run.status.job_id == JOB
+        assert len(run.metrics) == 2
+    with onbeat.attach(JOB, run_dir=run.folder.run_root) as again:
+        return again.result().policy_version
 
-    asyncio.run(scenario())
+
+def test_a_run_is_used_within_a_running_event_loop_as_in_a_cell_of_a_notebook(gateway: FakeGateway) -> None:
+    async def cell() -> int:
+        return trained_verified_and_attached_again(gateway)
+
+    assert asyncio.run(cell()) == 2
+    assert stacks[0].num_stops == 1
+
+
+def test_an_event_loop_goes_on_while_a_thread_of_it_has_the_run(gateway: FakeGateway) -> None:
+    async def scenario() -> int:
+        beats = 0
+        training = asyncio.create_task(asyncio.to_thread(trained_verified_and_attached_again, gateway))
+        while not training.done():
+            await asyncio.sleep(0)
+            beats += 1
+        assert await training == 2
+        return beats
+
+    assert asyncio.run(scenario()) > 1
     assert stacks[0].num_stops == 1
 
 
