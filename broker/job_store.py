@@ -140,23 +140,33 @@ class JobStore:
             raise Conflict(f"was used for job {earlier_id} with another spec", field="Idempotency-Key")
         return earlier_id
 
-    def remove(self, job_id: str, *, as_seen: tuple[str, int] | None = None) -> None:
-        """Forgets an ended job: all of its keys, and notes that its files are to be removed.
+    def remove(self, job_id: str, *, seen_ended_s: str | None = None) -> None:
+        """Removes all keys of an ended job, and notes that its files are to be removed.
 
-        as_seen: (`ended_s` as it stands in the job hash, length of the audit chain) of one whose run folder holds both
-        already: its files are kept. Answers only after the write is on disk, where the server can tell.
-        Raises NotFound, and Conflict for a job that has not ended, whose trainer still holds it, or that has changed
-        since it was seen so.
+        The call returns only after the write is on disk, where the server can tell.
+
+        Args:
+            job_id: The job.
+            seen_ended_s: `ended_s` as its caller has read it in the job hash, for a removal by age: a job that was
+                resumed since stays. None removes the job whenever it ended.
+
+        Raises:
+            NotFound: Redis doesn't know the job.
+            Conflict: The job has not ended, its trainer still holds it, or it ended at another time than was seen.
         """
         with self._broker.call():
             key = (self._redis.hget(OpenKeys(job_id).job, "idempotency_key") or b"").decode()
-        note = encode(Removal(files="kept" if as_seen else "removed", at_s=time.time()))
-        seen = as_seen and {"ended_s": as_seen[0], "num_records": as_seen[1]}
-        # Every slot that a job can have: what is left of a job without its spec goes too.
-        told = {"num_slots": keys.MAX_SLOTS, "idempotency_key": key, "as_seen": seen}
-        outcome, *rest = self._broker.run("remove_job", note, job=job_id, **told)
+        outcome, *rest = self._broker.run(
+            "remove_job",
+            encode(Removal(at_s=time.time())),
+            job=job_id,
+            # Every slot that a job can have: what is left of a job without its spec goes too.
+            num_slots=keys.MAX_SLOTS,
+            idempotency_key=key,
+            seen_ended_s=seen_ended_s,
+        )
         if outcome == b"changed":
-            raise Conflict("it is no longer what its run folder says", field="state", cure="look again")
+            raise Conflict("it was resumed since its end was read", field="state", cure="read it again")
         if outcome == b"held":
             left_s = rest[0] / 1000
             raise Conflict(f"its trainer holds it for {left_s:.1f} s more", field="state", cure="try again then")

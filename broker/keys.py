@@ -34,7 +34,7 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:{J}:starting | string, consumer id | consumers | consumers | seconds: until the trainer holds its lease |
 | onbeat:jobs | sorted set, job id → creation time | job store | gateway | until a job is removed |
 | onbeat:spec_bytes | string, encoded bytes of all specs | job store | job store | for ever |
-| onbeat:removed | hash, job id → Removal | job store | tasks | until the job's files are as its removal says |
+| onbeat:removed | hash, job id → Removal | job store | tasks | until the job's files are gone |
 | onbeat:active | set of job ids | job store | generators | while not final |
 | onbeat:changes | stream, an entry when a job came, is to end, or has gone | job store | consumers | newest 100 |
 | onbeat:owners | hash, jobs of each key, bytes of their specs | job store | job store | for ever |

@@ -1,6 +1,6 @@
-"""Jobs that Redis has forgotten, and what is to become of their files: noted by the script that removed their keys.
+"""Notes of jobs whose keys are gone and whose files are to go: the script that removes the keys writes them.
 
-remove_job ─▶ onbeat:removed ─▶ a worker of tasks, which sees to the run root ─▶ files are so ─▶ no note any more
+remove_job ─▶ onbeat:removed ─▶ a worker of tasks removes the files below the run root ─▶ no note any more
 """
 
 from __future__ import annotations
@@ -59,5 +59,5 @@ class Removals:
         self._broker.durability.persisted()
 
     def done(self, job_id: str) -> None:
-        """Forgets the note: the files are as it says."""
+        """Removes the note once the files are gone."""
         self._broker.write("HDEL", "removed", job_id)

@@ -5,7 +5,7 @@
     metrics.jsonl              IterationMetrics, a line an iteration
     timeline.jsonl             TimelineSpan
     evaluations.jsonl          EvaluationScore
-    audit.json                 its audit chain and last status: `onbeat demo` writes it, and who forgets a job
+    audit.json                 its audit chain and last status: `onbeat demo` and `onbeat.train` write it
     chain.jsonl                AuditRecord, a line for each that the fence took (onbeat/loop/chain_file.py)
     trainer.log                what its trainers wrote on stderr, one after the other; trainer.log.1: before 32 MiB
     weights/v000003/           safetensors of version 3, or its delta; elsewhere, if the stack has a weight root
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path, PurePath
-from typing import Literal
 
 from contracts.encoding.names import check_job_id
 from contracts.encoding.wire import Record
@@ -46,7 +45,6 @@ class RunFolder:
         self.timeline = self.path / "timeline.jsonl"
         self.evaluations = self.path / "evaluations.jsonl"
         self.audit = self.path / "audit.json"
-        self.audit_aside = self.path / ".audit.json"
         self.chain = self.path / "chain.jsonl"
         self.trainer_log = self.path / "trainer.log"
         self.weights = self.weight_root / job_id / "weights"
@@ -81,9 +79,7 @@ def numbered(parent: Path, letter: str) -> list[tuple[int, Path]]:
 
 
 class Removal(Record, frozen=True, kw_only=True):
-    """What becomes of the files of a job whose keys are gone."""
+    """Notes that the keys of a job are gone, so that its files are to go as well."""
 
-    files: Literal["removed", "kept"]
-    """kept: they outlive the job's keys, with its audit chain among them."""
     at_s: float
-    """Unix time of the removal."""
+    """Unix time at which the keys went."""

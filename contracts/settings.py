@@ -35,8 +35,11 @@ KEY_FORM = re.compile(r"[\x21-\x7e]+")
 
 Start = Annotated[float, Meta(gt=0.0, le=86400.0)]
 """Seconds that a process may take to start: a day at most."""
+DAY_S = 86400.0
+"""Seconds of a day."""
 Age = Annotated[float, Meta(ge=1.0, le=36500.0)]
-"""Days since a job has ended: a day at least, a hundred years at most."""
+"""Days since a job has ended: a hundred years at most, and a day at least, since for so long an Idempotency-Key answers
+a repeated submission with the job."""
 SECRETS = frozenset(
     {
         "redis_url",
@@ -147,18 +150,9 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """MiB that the specs of one such key may take in Redis."""
     max_key_streams: Annotated[int, Meta(ge=1, le=1000)] = 25
     """Event streams that one such key may have open, of 100 in all."""
-    keep_keys_days: Age = 30.0
-    """Days that Redis keeps a job which has ended, where its spec says nothing else (retention.keys_days)."""
-    keep_files_days: Age = 36500.0
-    """The same of its whole run folder (retention.files_days); 36500, a hundred years, stands for ever."""
-    keep_result_days: Age = 36500.0
-    """The same of what is left of it then, its trained weights among it (retention.result_days)."""
-    max_keys_days: Age = 36500.0
-    """Most that a spec may ask for; a job that was taken before this was lowered goes by it, too."""
-    max_files_days: Age = 36500.0
-    """The same of files_days."""
-    max_result_days: Age = 36500.0
-    """The same of result_days."""
+    keep_ended_days: Age = 36500.0
+    """Days after its end at which a job goes as by `onbeat delete`, with its run folder and its trained weights; 36500,
+    a hundred years: none goes by age."""
     verify_timeout_s: Patience = 600.0
     """How long one check of an audit chain may take, which hashes all weights of a job that a worker of tasks sees."""
     verify_kept_days: Annotated[float, Meta(ge=0.0, le=36500.0)] = 0.0

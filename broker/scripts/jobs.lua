@@ -90,20 +90,19 @@ tell(event)
 wake_consumers('asked')
 return { 'resumed' }
 
--- remove_job: {idempotency_key, as_seen}, payload Removal; idempotency_key: of the job's submission, or '';
---   as_seen: {ended_s, num_records} of a removal that goes by
---   what its caller has read of the job, or none
+-- remove_job: {idempotency_key, seen_ended_s}, payload Removal
+--   idempotency_key: of the job's submission, or ''
+--   seen_ended_s: the job's `ended_s` as the caller of a removal by age has read it, or none
 --   -> {removed} | {refused, state} | {held, ms left} | {changed} | {unknown}
 -- All keys of the job that keys.py lists go (what else has its tag, as of an Onbeat before any release, would take a walk through
 -- the whole server): a call that comes late finds no fence, and is refused as stale or fenced off. So does what is left of a job
--- without a state. What becomes of its files is noted in the same step: no death in between forgets them.
+-- without a state. That its files are to go is noted in the same step: no death in between forgets them.
 local state, ended_s, spec_bytes, owner = unpack(redis.call('HMGET', JOB, 'state', 'ended_s', 'spec_bytes', 'owner'), 1, 4)
 if state and not ENDED[state] then return { 'refused', state } end
 -- A trainer may be writing its last checkpoint.
 local left = (tonumber(redis.call('HGET', FENCE, 'lease_until')) or 0) - now_ms()
 if left > 0 then return { 'held', math.ceil(left) } end
-local seen = a.as_seen
-if seen and (not state or seen.ended_s ~= ended_s or seen.num_records ~= redis.call('XLEN', AUDIT)) then return { 'changed' } end
+if a.seen_ended_s and (not state or a.seen_ended_s ~= ended_s) then return { 'changed' } end
 if state then redis.call('HSET', REMOVED, JOB_ID, payload()) end
 redis.call('ZREM', JOBS, JOB_ID)
 redis.call('SREM', ACTIVE, JOB_ID)

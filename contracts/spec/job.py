@@ -29,7 +29,7 @@ from contracts.spec.datasets import (
 )
 from contracts.spec.environment import EnvironmentSpec
 from contracts.spec.limits import LimitSpec, Longest, TimeoutSpec, check_products
-from contracts.spec.retention import RecordingSpec, RetentionSpec
+from contracts.spec.recording import RecordingSpec
 from contracts.spec.rollout import EvaluationSpec, RolloutSpec
 from contracts.spec.stages import (
     MAX_STAGES,
@@ -141,8 +141,6 @@ class JobSpec(Record, frozen=True, kw_only=True):
     """Held-out evaluation."""
     recording: RecordingSpec | UnsetType | None = UNSET
     """Which batches stay on disk to be looked at and sampled again; left out: one an iteration, without its version."""
-    retention: RetentionSpec | UnsetType = UNSET
-    """What stays of the job after its end, and how long; left out: as the stack says."""
     timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
     """Deadlines."""
     limits: LimitSpec = field(default_factory=LimitSpec)

@@ -79,9 +79,10 @@ def remove_for_good(services: Services, job_id: str) -> None:
         services.jobs.remove(job_id)
     except NotFound:
         removals = Removals(services.broker)
-        # An ended job that Redis has forgotten left its audit chain among its files.
+        # Redis doesn't know the job of a folder that a private stack has left, or whose Redis is lost: its audit chain
+        # among the files says that it has ended.
         is_left = MADE_HERE.fullmatch(job_id) and services.run_folder(job_id, below="audit.json").audit.is_file()
         if not is_left and not removals.is_pending(job_id):
             raise
-        removals.note(job_id, Removal(files="removed", at_s=time.time()))
+        removals.note(job_id, Removal(at_s=time.time()))
     log.info("job %s is removed, and its files are to be", job_id)

@@ -22,7 +22,6 @@ from contracts.errors import Conflict, ContractViolation, NotFound
 from contracts.jobs import JobState, JobStatus, ResumeRequest
 from contracts.settings import OPERATOR
 from contracts.spec.job import JobSpec
-from contracts.spec.retention import check_retention
 from contracts.spec.submission import check_submitted
 from gateway import openapi, submission
 from gateway.named_files import check_named_files, with_file_digests, with_fork_digest
@@ -159,7 +158,6 @@ def _checked(services: Services, spec: JobSpec) -> JobSpec:
     """
     check_submitted(spec)
     check_job(spec.tables, spec.reward.components)
-    check_retention(spec.retention, services.settings)
     submission.check_paths(spec, services.settings)
     submission.check_fork(spec, services.settings, services.jobs)
     submission.check_generators(spec, Presence(services.broker).live())

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.spec.job import JobSpec
-from contracts.spec.retention import RecordingSpec
+from contracts.spec.recording import RecordingSpec
 from contracts.versions import WeightManifest
 from onbeat.base.process.entry_points import UnknownEntryPoint, load_entry_point
 from onbeat.data.rendering.pieces import Pieces

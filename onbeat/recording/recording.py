@@ -22,7 +22,7 @@ from contracts.errors import OnbeatError
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.spec.job import JobSpec
-from contracts.spec.retention import RecordingSpec
+from contracts.spec.recording import RecordingSpec
 from contracts.versions import WeightManifest
 from onbeat.base.process.crash_points import reach
 from onbeat.base.process.folders import make_missing

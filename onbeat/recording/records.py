@@ -23,7 +23,7 @@ from contracts.rollouts import (
     StopReason,
     TokenIds,
 )
-from contracts.spec.retention import RecordingSpec
+from contracts.spec.recording import RecordingSpec
 from contracts.versions import PolicyVersion, WeightManifest
 
 

@@ -16,11 +16,9 @@ import os
 import re
 import stat
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-
-from msgspec.structs import replace
 
 from broker.trainer_side import TrainerSide
 from contracts.encoding.digests import content_digest, file_digest
@@ -181,24 +179,6 @@ class ObjectFiles(RunFiles):
             side.confirm(iteration)
             self._blobs.sweep(_named(at, files), older_than_s=UNUSED_S)
 
-    def record(self, *, is_forgotten: bool) -> None:
-        aside, named = self._folder.audit_aside, self._folder.audit
-
-        def with_chain(files: Files) -> Files:
-            here = next((path for path in (aside, named) if path.is_file()), None)
-            pieces = files.get(aside.name) if here is None else (self._blobs.put_file(here),)
-            rest = {name: one for name, one in files.items() if name != aside.name}
-            return rest | ({(named if is_forgotten else aside).name: pieces} if pieces else {})
-
-        if is_forgotten and named.is_file() and not self._blobs.pointers():
-            self._list_first(with_chain)
-        self._relist(with_chain)
-
-    def forget(self, paths: Collection[Path]) -> None:
-        gone = [path.relative_to(self._folder.path) for path in paths]
-        self._relist(lambda files: {name: one for name, one in files.items() if not _is_in(name, gone)}, sweeps=True)
-        self._blobs.drop_versions()
-
     def remove(self) -> None:
         # Its versions are among them, where its trainer's end could not see to them.
         self._blobs.bucket.delete_below(self._folder.job_id)
@@ -229,29 +209,6 @@ class ObjectFiles(RunFiles):
             except OSError:
                 is_free = True
             yield is_free
-
-    def _list_first(self, change: Callable[[Files], Files]) -> None:
-        """Gives a job a list that ended before its first checkpoint: by its pointer the store tells that it is kept."""
-        spec = self._folder.spec
-        files = change({spec.name: (self._blobs.put_file(spec),)} if spec.is_file() else {})
-        listed = FileList(job_id=self._folder.job_id, trainer_epoch=0, iteration=0, files=files)
-        newest = Listed(trainer_epoch=0, iteration=0, at=self._put_list(listed))
-        self._blobs.put_pointer(f"{0:020d}-{0:09d}", encode(newest))
-
-    def _relist(self, change: Callable[[Files], Files], *, sweeps: bool = False) -> None:
-        """Puts another list of an ended job's files in the place of the newest one, which may be changed at once."""
-        names = self._blobs.pointers()
-        for newest in _read(self._blobs.get_pointer(names[-1])) if names else ():
-            listed = self._list_at(newest)
-            at, files = newest.at, change(listed.files)
-            if files != listed.files:
-                at = self._put_list(replace(listed, files=files))
-                stem, _, number = names[-1].partition(".")
-                # Of two that follow the same one, one alone is given its name; the other's caller comes again.
-                if not self._blobs.put_pointer(f"{stem}.{int(number or 0) + 1:04d}", encode(replace(newest, at=at))):
-                    return
-            if sweeps:
-                self._blobs.sweep(_named(at, files), older_than_s=0.0)
 
     def _put_whole(self, *, everything: bool) -> dict[str, tuple[Piece, ...]]:
         """Copies the files that aren't appended to, where they are new; all of them, or the records of rollouts alone.
@@ -340,10 +297,6 @@ class ObjectFiles(RunFiles):
 def _named(at: Piece, files: Files) -> set[str]:
     """The digests of a list, and of all that it names."""
     return {at.digest, *(piece.digest for pieces in files.values() for piece in pieces)}
-
-
-def _is_in(name: str, folders: Iterable[Path]) -> bool:
-    return any(PurePosixPath(name).is_relative_to(folder) for folder in folders)
 
 
 def begins_with(path: Path, pieces: Iterable[Piece]) -> bool:

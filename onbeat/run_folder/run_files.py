@@ -7,8 +7,7 @@ another host's trainer, a gateway, verify, export, replay ─▶ bring ─▶ th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from contracts.errors import InvalidInput
@@ -48,15 +47,6 @@ class RunFiles:
         listed: as Redis has it; None: the newest of which the copies know, which is one of a checkpoint. below: the
         part of the folder that is brought, "" for all.
         """
-
-    def record(self, *, is_forgotten: bool) -> None:
-        """Copies the audit chain that is put aside for an ended job, where it is here. Safe to repeat.
-
-        is_forgotten: gives the copy its name, since Redis has forgotten the job.
-        """
-
-    def forget(self, paths: Collection[Path]) -> None:
-        """Removes the copies of what is to go from the run folder of an ended job, and its versions. Safe to repeat."""
 
     def remove(self) -> None:
         """Removes all copies of a job that was removed. Safe to repeat."""

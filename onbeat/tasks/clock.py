@@ -34,8 +34,7 @@ from broker.connection.client import Broker, connect_within
 from broker.presence import TaskPresence
 from broker.task_store import CLOCK, TaskStore
 from contracts.errors import OnbeatError, Unavailable
-from contracts.settings import StackSettings, settings_from
-from contracts.spec.retention import DAY_S
+from contracts.settings import DAY_S, StackSettings, settings_from
 from contracts.tasks.kinds import OF_HOST, TaskKind, TaskQueue
 from contracts.tasks.records import ClockEntry, TaskArguments
 from onbeat.base.http.own_metrics import UNCOUNTED, OwnMetrics, metrics_of

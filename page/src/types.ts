@@ -554,7 +554,6 @@ export interface JobSpec {
   stages: (ReferenceStage | TeacherStage | RewardModelStage | LlmJudgeStage | ExternalStage)[];
   evaluation?: EvaluationSpec;
   recording?: (RecordingSpec | null);
-  retention?: RetentionSpec;
   timeouts?: TimeoutSpec;
   limits?: LimitSpec;
 }
@@ -912,12 +911,6 @@ export interface ResumeRequest {
   on_unscorable: Record<string, (("fail") | number)>;
   on_failure: Record<string, (("fail") | number)>;
   wider_sums?: number;
-}
-
-export interface RetentionSpec {
-  keys_days?: number;
-  files_days?: number;
-  result_days?: number;
 }
 
 export interface RewardModelStage {

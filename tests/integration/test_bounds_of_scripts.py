@@ -224,7 +224,7 @@ def test_a_fence_that_names_no_sound_number_of_slots_has_one_and_no_loop_is_endl
     operator = JobStore(job.broker)
     operator.move(job.job_id, JobState.CANCELLED)
     assert job.broker.redis.xlen(keys.slots[0].prompts) == 0
-    told = encode({"idempotency_key": "", "as_seen": None})
+    told = encode({"idempotency_key": "", "seen_ended_s": None})
     removed = job.broker.redis.execute_command(
         "FCALL", function_name("remove_job"), 0, job.job_id, "", told, encode({})
     )

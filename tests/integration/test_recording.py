@@ -22,7 +22,7 @@ from contracts.events import IterationMetrics
 from contracts.rollouts import batch_digest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec.retention import RecordingSpec
+from contracts.spec.recording import RecordingSpec
 from onbeat.base.process.entry_points import UnknownEntryPoint
 from onbeat.data.rendering.pieces import Pieces
 from onbeat.recording.files import INDEX, RecordedFiles

@@ -401,6 +401,6 @@ def test_who_waits_is_bounded_and_nothing_is_left_of_a_job_that_was_removed(brok
     assert late.claim(LEASE_S) is None
     assert not broker.redis.exists(job.keys.waiting), "a job that has ended has none who wait, and may stand for long"
     broker.redis.hset(job.keys.fence, "lease_until", 0)
-    broker.run("remove_job", b"", job=job.job_id, idempotency_key="", as_seen=None)
+    broker.run("remove_job", b"", job=job.job_id, idempotency_key="", seen_ended_s=None)
     assert late.claim(LEASE_S) is None
     assert not broker.redis.exists(job.keys.waiting)

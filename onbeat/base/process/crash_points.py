@@ -28,8 +28,6 @@ CRASH_POINTS = {
     "consumer.after_files_kept": "the list says so, its pointer is not written and older copies are not removed",
     "consumer.saving_older_versions": "older versions of the window are in a checkpoint that has no name yet",
     "consumer.publishing_older_versions": "an older version is published again, the window is not open",
-    "tasks.putting_aside": "an audit chain is in its run folder under another name than the one that is looked for",
-    "tasks.reducing_files": "a part of what a job's result doesn't need is gone",
     "tasks.removing_files": "a removed job's folder has its hidden name, and is whole",
     "hosts.forming": "a group of hosts that others may have joined, and whose leader is gone",
     "hosts.sealed": "a group that is sealed, no rank is started on this host",

@@ -1,5 +1,7 @@
-"""How long ended jobs are kept, and how they go: `onbeat delete`, and what their spec and their stack say.
+"""How ended jobs go for good: by `onbeat delete`, or at the age of ONBEAT_KEEP_ENDED_DAYS.
 
-`deletion.py` is the gateway's part: the endpoint that deletes a job. `sweeper.py` is what the tasks `sweep` and
-`delete` do with files. The task `forget` removes keys once the run folder has all of them.
+    `onbeat delete` ─▶ deletion.py, in the gateway ─┬▶ keys gone, note in onbeat:removed ─▶ sweeper.py: files gone
+    clock ─▶ task `forget`, due_jobs.py ────────────┘
+
+Both ways end in the same script of Redis, and in the same removal of files by the tasks `delete` and `sweep`.
 """

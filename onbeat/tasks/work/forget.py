@@ -1,4 +1,4 @@
-"""Removes the keys of ended jobs whose time in Redis is over, once their run folders hold all of them."""
+"""Removes the keys of ended jobs that have reached their age, and notes that their files are to go."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from collections.abc import Callable
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.task_store import Attempt
-from contracts.errors import Conflict, ContractViolation, NotFound
-from contracts.run_folder import RunFolder
+from contracts.errors import Conflict, NotFound
 from contracts.settings import StackSettings
 from contracts.tasks.records import TaskResult
-from onbeat.run_folder.run_files import run_files
 from onbeat.tasks.attempt import Progress
-from onbeat.tasks.removal.due_jobs import DueJob, due_jobs, is_put_aside
-
-BRING_S = 5.0
-"""Longest that a look at one job waits for a byte of what the store has of it."""
+from onbeat.tasks.removal.due_jobs import due_jobs
 
 log = logging.getLogger(__name__)
 
@@ -28,42 +23,32 @@ def forget(broker: Broker, settings: StackSettings, attempt: Attempt, progress: 
 
 
 def forget_due(broker: Broker, settings: StackSettings, forgotten: Callable[[], None] = lambda: None) -> list[str]:
-    """Removes the keys of each ended job that is due and whose run folder holds its chain.
+    """Removes the keys of each ended job that is due, and notes the removal of its files in the same step.
+
+    A job from whose versions another one goes on that has not ended stays until that has ended.
 
     Args:
         broker: Of a role that may remove jobs.
-        settings: Ages, and where run folders are.
+        settings: The age at which ended jobs go.
         forgotten: Called after each.
 
     Returns:
         The ids of the jobs.
 
     Raises:
-        Unavailable: Redis, or the object store, is away.
+        Unavailable: Redis is away.
     """
+    jobs = JobStore(broker)
     job_ids: list[str] = []
     for due in due_jobs(broker, settings):
+        if jobs.forks_of(due.job_id):
+            continue
         try:
-            if not _stands_alone(broker, settings, due):
-                continue
-            JobStore(broker).remove(due.job_id, as_seen=(due.ended_s, due.num_records))
-        except (Conflict, NotFound, ContractViolation) as error:
+            jobs.remove(due.job_id, seen_ended_s=due.ended_s)
+        except (Conflict, NotFound) as error:
             log.info("%s is not forgotten: %s", due.job_id, error)
         else:
-            log.info("Redis has forgotten %s: its audit chain is in its run folder", due.job_id)
+            log.info("%s is forgotten %g days after its end: its files go", due.job_id, settings.keep_ended_days)
             job_ids.append(due.job_id)
             forgotten()
     return job_ids
-
-
-def _stands_alone(broker: Broker, settings: StackSettings, due: DueJob) -> bool:
-    """Returns True where the run folder holds the chain and the status as they are; a job that trained nothing may have
-    no folder.
-
-    Read back here, and not believed: the chain that is removed exists nowhere else.
-    """
-    folder = RunFolder(settings.run_root_path, due.job_id)
-    if due.num_records == 0 and not folder.path.exists():
-        return True
-    run_files(settings, folder, deadline_s=BRING_S).bring(below=folder.audit_aside.name)
-    return is_put_aside(broker, folder, due)

@@ -1,5 +1,5 @@
-"""A run as a task reads it: its folder, its spec and its audit chain, from Redis or, once that has forgotten the job,
-from what it left in the folder."""
+"""Reads a run for a task: its folder, its spec and its audit chain, from Redis, or from the run folder of a job that
+Redis doesn't know, as a private stack leaves one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ def read_run(broker: Broker, settings: StackSettings, job_id: str) -> StoredRun:
     """
     weight_root = settings.weight_root_path if settings.weight_root else None
     folder = RunFolder(settings.run_root_path, job_id, weight_root=weight_root)
-    files = run_files(settings, folder, deadline_s=BRING_S)
     jobs = JobStore(broker)
     try:
         # The state comes first: a job that is done by then has its whole chain.
@@ -48,9 +47,8 @@ def read_run(broker: Broker, settings: StackSettings, job_id: str) -> StoredRun:
         records = jobs.audit(job_id)
         listed = jobs.files(job_id)
     except NotFound:
-        files.bring()
         return _left_run(folder)
-    files.bring(listed)
+    run_files(settings, folder, deadline_s=BRING_S).bring(listed)
     return StoredRun(
         folder=folder,
         spec=spec,
@@ -60,14 +58,14 @@ def read_run(broker: Broker, settings: StackSettings, job_id: str) -> StoredRun:
 
 
 def _left_run(folder: RunFolder) -> StoredRun:
-    """Reads what the job left. Raises NotFound."""
+    """Reads the run from the audit chain in its folder. Raises NotFound where there is none."""
     try:
         stored = read_audit_file(folder.audit)
     except NotFound as error:
         raise NotFound(
             f"Redis doesn't know the job, and its audit chain isn't in {folder.path} here",
             field="job_id",
-            cure="`onbeat jobs` lists jobs; the run folder of a forgotten one must be below this worker's run root",
+            cure="`onbeat jobs` lists jobs; the run folder of another one must be below this worker's run root",
         ) from error
     return StoredRun(
         folder=folder,

@@ -1,4 +1,4 @@
-"""Sees to the run folders of ended jobs, once a minute (onbeat/tasks/removal/sweeper.py)."""
+"""Removes the files of jobs whose keys are gone, and old exports, once a minute."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from onbeat.tasks.removal.sweeper import Sweeper
 
 
 def sweep(broker: Broker, settings: StackSettings, attempt: Attempt, progress: Progress) -> TaskResult:
-    """Puts audit chains aside, removes files that are noted or due, exports whose time is over, and gives chains of
-    forgotten jobs their name.
+    """Removes the files of the jobs that notes in Redis name, and exports whose time is over.
 
     What another sweep, or a task `delete`, does at the same time does no harm: each step looks again.
     """

@@ -20,8 +20,7 @@ from contracts.encoding.names import MADE_HERE
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import InvalidInput
 from contracts.run_folder import RunFolder
-from contracts.settings import StackSettings
-from contracts.spec.retention import DAY_S
+from contracts.settings import DAY_S, StackSettings
 from contracts.tasks.kinds import TaskKind, TaskState
 from contracts.tasks.records import TaskArguments, TaskResult
 from onbeat.tasks.attempt import Progress
@@ -84,20 +83,18 @@ def verify_kept(broker: Broker, settings: StackSettings, attempt: Attempt, progr
 def kept_jobs(broker: Broker, settings: StackSettings, after: str = "") -> Iterator[str]:
     """Yields the ended jobs that have files and whose id follows `after`, by id.
 
-    Redis knows them, or it has forgotten them and their audit chain is kept. Files are below the run root here; of a
-    stack with an object store they may be there alone, from where the check brings them. Raises Unavailable.
+    Redis knows the job, or its audit chain is in its folder here. Files are below the run root here; of a stack with an
+    object store they may be there alone, from where the check brings them. Raises Unavailable.
     """
     jobs = JobStore(broker)
     known, active = set(jobs.job_ids()), set(jobs.active_jobs())
     root = settings.run_root_path
     here = {entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)} if root.is_dir() else set()
-    bucket = Bucket(settings.objects, deadline_s=STORE_S) if settings.objects else None
-    stored = set(bucket.folders()) if bucket else set()
+    stored = set(Bucket(settings.objects, deadline_s=STORE_S).folders()) if settings.objects else set()
     names = {name for name in here | stored if MADE_HERE.fullmatch(name) and name > after}
     for job_id in sorted(names - active):
         has_chain_here = job_id in here and RunFolder(root, job_id).audit.is_file()
-        # Of a forgotten job whose folder is on another host a pointer in the store is what its record is found by.
-        if job_id in known or has_chain_here or (bucket and bucket.objects(f"{job_id}/pointers")):
+        if job_id in known or has_chain_here:
             yield job_id
 
 

@@ -317,21 +317,6 @@ def test_the_list_of_another_job_is_refused(host: Hosts) -> None:
         here.files.begin(encode(Listed(trainer_epoch=1, iteration=0, at=at)))
 
 
-def test_copies_of_what_goes_from_an_ended_jobs_folder_go_and_its_versions(host: Hosts) -> None:
-    first, side = host("a"), Side()
-    trained(first, side)
-    versions = open_blobs(first.settings, JOB, "weights", deadline_s=10.0)
-    versions.put(b"a version")
-    for _ in range(2):
-        first.files.forget([first.folder.path / "rollouts", first.folder.checkpoints])
-    reader = host("b")
-    reader.files.bring()
-    assert reader.names() == {"spec.json", "metrics.jsonl", "timeline.jsonl", "chain.jsonl", "trainer.log"}
-    assert has(versions, [content_digest(b"a version")]) == set()
-    assert has(first.blobs, [content_digest(b"weights")]) == set()
-    assert len(first.blobs.pointers()) == 2
-
-
 def test_all_of_a_removed_job_goes(host: Hosts) -> None:
     first, side = host("a"), Side()
     trained(first, side)

@@ -97,7 +97,7 @@ def test_a_name_that_is_no_job_s_id_never_becomes_a_path(
     for folder in ("redis", "logs", "job-1", "a/b"):
         (stack.run_root_path / folder).mkdir(parents=True)
     (tmp_path / "outside").mkdir()
-    note = encode(Removal(files="removed", at_s=0.0))
+    note = encode(Removal(at_s=0.0))
     connect(StackSettings(redis_url=server.url)).redis.hset(keys.REMOVED, name, note)  # type: ignore[arg-type]
     Sweeper(worker, stack).sweep()
     assert sorted(path.name for path in stack.run_root_path.iterdir()) == ["a", "job-1", "logs", "redis"]

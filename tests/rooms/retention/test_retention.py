@@ -1,10 +1,10 @@
-"""An ended job is kept as its spec and its stack say; what Redis forgets, its run folder tells."""
+"""An ended job goes with its files at the age that the stack says, and not before."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,38 +12,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
-from safetensors.numpy import save_file
 
 from broker.connection.client import Broker, connect
 from broker.connection.roles import CELERY, GATEWAY, TASKS, TRAINER
 from broker.job_store import JobStore
-from broker.monitor import job_status
 from broker.removals import Removals
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import encode_json
-from contracts.errors import Conflict, NotFound
+from contracts.errors import Conflict, InvalidInput, NotFound
 from contracts.jobs import JobState, ResumeRequest
 from contracts.run_folder import RunFolder
-from contracts.settings import StackSettings
-from contracts.versions import weights_digest
+from contracts.settings import DAY_S, StackSettings, settings_from
 from gateway.api.deletion import remove_for_good
 from gateway.services import Services
-from onbeat.audit.chain import verify_run
-from onbeat.audit.folder import read_audit_file, read_spec
 from onbeat.stack.redis import EmbeddedRedis
-from onbeat.tasks.removal import left_folders, sweeper
-from onbeat.tasks.removal.due_jobs import audit_links, due_jobs
-from onbeat.tasks.removal.left_folders import needless
-from onbeat.tasks.removal.sweeper import Sweeper, put_aside
+from onbeat.tasks.removal import sweeper
+from onbeat.tasks.removal.due_jobs import due_jobs
+from onbeat.tasks.removal.sweeper import Sweeper
 from onbeat.tasks.work.forget import forget_due
 from tests.builders import commit_record, job_spec
 from tests.integration.test_fence import DIGEST, Job, answer_to, claimed
 
 ROOT = Path(__file__).parents[3]
-DAY_S = 86400.0
+KEPT_DAYS = 30.0
+"""The age at which ended jobs of these stacks go."""
 
 
 @dataclass(kw_only=True)
@@ -65,8 +59,7 @@ class Stack:
         Sweeper(self.tasks, self.settings).sweep()
 
     def forget_due(self) -> list[str]:
-        """By a worker that sees what the gateway does of the run folders."""
-        return forget_due(self.tasks, replace(self.settings, run_root=self.gateway.settings.run_root))
+        return forget_due(self.tasks, self.settings)
 
     def folder(self, job_id: str) -> RunFolder:
         return RunFolder(self.settings.run_root_path, job_id)
@@ -114,7 +107,10 @@ def stack_below(folder: Path) -> Iterator[Stack]:
     """A stack with a server of its own."""
     with EmbeddedRedis(folder / "redis") as server:
         settings = StackSettings(
-            redis_url=server.url_of(TASKS), celery_url=server.url_of(CELERY), run_root=str(folder / "runs")
+            redis_url=server.url_of(TASKS),
+            celery_url=server.url_of(CELERY),
+            run_root=str(folder / "runs"),
+            keep_ended_days=KEPT_DAYS,
         )
         of_gateway = replace(settings, redis_url=server.url_of(GATEWAY), api_key="test-key")
         services = Services(settings=of_gateway, broker=connect(of_gateway))
@@ -138,262 +134,185 @@ def known(stack: Stack, folder: RunFolder) -> bool:
     return True
 
 
-def test_a_job_is_kept_for_its_days_and_then_its_folder_tells_what_redis_has_forgotten(stack: Stack) -> None:
-    old, young = stack.ended(days_ago=31), stack.ended(days_ago=29)
-    links, status = audit_links(stack.operator, old.job_id), job_status(stack.operator, old.job_id)
-    assert stack.forget_due() == [], "nothing is put aside yet"
-    stack.sweep()
-    assert not old.audit.exists()
-    assert stack.forget_due() == [old.job_id]
-    assert list(stack.operator.redis.scan_iter(match=f"*{old.job_id}*")) == []
-    assert (known(stack, old), known(stack, young)) == (False, True)
-    stack.sweep()
-    kept = read_audit_file(old.audit)
-    told, entries = kept.status, kept.entries
-    assert [(one.record, one.digest) for one in entries] == links
-    assert replace(told, live_generators=0) == replace(status, live_generators=0)
-    assert verify_run(entries, read_spec(old), complete=True, digests_on_disk={}).gaps == ()
-    assert Removals(stack.tasks).notes().removals == {}
-    assert old.checkpoint_after(0).is_dir(), "the whole folder is kept for a hundred years"
-    assert not young.audit.exists()
-    assert not young.audit_aside.exists()
+def keys_of(stack: Stack, folder: RunFolder) -> list[bytes]:
+    return list(stack.operator.redis.scan_iter(match=f"*{folder.job_id}*"))
 
 
-@pytest.mark.parametrize(
-    ("asked", "setting", "days"),
-    [
-        ({"retention__keys_days": 3.0}, {}, 3.0),
-        ({}, {"keep_keys_days": 5.0}, 5.0),
-        ({"retention__keys_days": 90.0}, {"max_keys_days": 7.0}, 7.0),
-        ({}, {"max_keys_days": 2.0}, 2.0),
-    ],
-)
-def test_the_spec_goes_before_the_default_and_the_ceiling_before_both(
-    stack: Stack, asked: dict[str, float], setting: dict[str, float], days: float
+def test_a_job_goes_with_its_keys_and_its_files_at_its_age_and_a_younger_one_stays(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = replace(stack.settings, **setting)  # type: ignore[arg-type]
-    due = stack.ended(days_ago=days + 0.01, num_committed=0, **asked)
-    stack.ended(days_ago=days - 0.01, num_committed=0, **asked)
-    assert [one.job_id for one in due_jobs(stack.operator, settings)] == [due.job_id]
-
-
-def test_a_resume_between_the_steps_wins_and_what_was_put_aside_is_put_aside_anew(stack: Stack) -> None:
-    folder = stack.ended(days_ago=40)
+    old, young = stack.ended(days_ago=KEPT_DAYS + 1), stack.ended(days_ago=KEPT_DAYS - 1)
+    files = sorted(young.path.rglob("*"))
     stack.sweep()
+    assert old.weights_of(1).is_dir(), "no file goes before the keys of its job"
+    assert stack.forget_due() == [old.job_id]
+    assert keys_of(stack, old) == []
+    assert list(Removals(stack.tasks).notes().removals) == [old.job_id]
+    stack.sweep()
+    assert not old.path.exists()
+    assert (known(stack, old), known(stack, young)) == (False, True)
+    assert sorted(young.path.rglob("*")) == files
+    assert stack.forget_due() == []
+    monkeypatch.setattr(sweeper, "LATE_S", 0.0)
+    stack.sweep()
+    assert Removals(stack.tasks).notes().removals == {}
+
+
+@pytest.mark.parametrize("days", [1.0, 7.5])
+def test_the_age_is_that_of_the_setting_and_counts_from_the_job_s_end(stack: Stack, days: float) -> None:
+    settings = replace(stack.settings, keep_ended_days=days)
+    due = stack.ended(days_ago=days + 0.01, num_committed=0)
+    stack.ended(days_ago=days - 0.01, num_committed=0)
+    assert [job.job_id for job in due_jobs(stack.operator, settings)] == [due.job_id]
+
+
+def test_no_job_goes_by_age_in_a_stack_that_sets_none(stack: Stack) -> None:
+    folder = stack.ended(days_ago=9000)
+    stack.settings = replace(stack.settings, keep_ended_days=StackSettings().keep_ended_days)
+    assert stack.forget_due() == []
+    stack.sweep()
+    assert known(stack, folder)
+    assert folder.weights_of(1).is_dir()
+
+
+@pytest.mark.parametrize("days", [0.0, 0.99, -1.0, 36501.0, float("nan"), float("inf")])
+def test_an_age_below_a_day_or_above_a_hundred_years_is_refused_by_its_name(days: float) -> None:
+    """A repeated submission is answered for a day: the job that the answer names must be there."""
+    with pytest.raises(InvalidInput, match="KEEP_ENDED_DAYS"):
+        settings_from({"ONBEAT_KEEP_ENDED_DAYS": str(days)})
+
+
+def test_a_resume_between_the_look_and_the_removal_wins(stack: Stack) -> None:
+    folder = stack.ended(days_ago=40)
     (seen,) = due_jobs(stack.operator, stack.settings)
     stack.jobs.resume(folder.job_id, ResumeRequest(iterations=2))
     with pytest.raises(Conflict):
-        stack.jobs.remove(folder.job_id, as_seen=(seen.ended_s, seen.num_records))
+        stack.jobs.remove(folder.job_id, seen_ended_s=seen.ended_s)
     assert stack.forget_due() == []
     stack.jobs.request_cancel(folder.job_id)
-    with pytest.raises(Conflict, match="no longer what its run folder says"):
-        stack.jobs.remove(folder.job_id, as_seen=(seen.ended_s, seen.num_records))
-    later = stack.operator.now_s() - 35 * DAY_S
-    stack.operator.redis.hset(stack.operator.job_keys(folder.job_id).job, "ended_s", repr(later))
-    assert stack.forget_due() == [], "its folder tells of an earlier end"
+    with pytest.raises(Conflict, match="resumed since its end was read"):
+        stack.jobs.remove(folder.job_id, seen_ended_s=seen.ended_s)
+    assert stack.forget_due() == [], "it has ended again, today"
     stack.sweep()
-    assert stack.forget_due() == [folder.job_id]
-    stack.sweep()
-    assert read_audit_file(folder.audit).status.state is JobState.CANCELLED
-
-
-def test_chain_and_status_are_put_aside_once_and_a_job_without_a_folder_gets_none(stack: Stack) -> None:
-    folder = stack.ended(days_ago=40)
-    (due,) = due_jobs(stack.tasks, stack.settings)
-    assert put_aside(stack.tasks, folder, due)
-    assert not put_aside(stack.tasks, folder, due)
-    shutil.rmtree(folder.path)
-    assert not put_aside(stack.tasks, folder, due)
-    assert not folder.path.exists()
-
-
-@pytest.mark.parametrize("damage", ["changed", "cut", "gone", "shorter"])
-def test_a_chain_that_is_not_whole_in_its_folder_stays_in_redis(stack: Stack, damage: str) -> None:
-    folder = stack.ended(days_ago=40)
-    stack.sweep()
-    whole = folder.audit_aside.read_bytes()
-    if damage == "gone":
-        folder.audit_aside.unlink()
-    elif damage == "cut":
-        folder.audit_aside.write_bytes(whole[:-9])
-    elif damage == "changed":
-        folder.audit_aside.write_bytes(whole.replace(b'"trainer_epoch":', b'"trainer_epoch":1', 2))
-    else:
-        folder.audit_aside.write_bytes(whole.partition(b'"entries":')[0] + b'"entries":[]}')
-    assert stack.forget_due() == []
-    assert known(stack, folder)
-    stack.sweep()
-    assert folder.audit_aside.read_bytes() == whole
+    assert folder.weights_of(1).is_dir()
+    age(stack, folder, days_ago=35)
     assert stack.forget_due() == [folder.job_id]
 
 
-@pytest.mark.parametrize("point", ["tasks.putting_aside", "tasks.reducing_files"])
-def test_a_sweep_that_is_killed_in_the_middle_is_finished_by_the_next(stack: Stack, point: str) -> None:
-    folder = stack.ended(days_ago=40, retention__keys_days=1.0, retention__files_days=30.0)
-    if point == "tasks.reducing_files":
-        forget(stack, folder)
+def age(stack: Stack, folder: RunFolder, *, days_ago: float) -> None:
+    """Has the job ended so long ago."""
+    ended_s = stack.operator.now_s() - days_ago * DAY_S
+    stack.operator.redis.hset(stack.operator.job_keys(folder.job_id).job, "ended_s", repr(ended_s))
+
+
+def test_a_forgetting_that_dies_before_the_files_go_is_finished_by_the_next_sweep(stack: Stack) -> None:
+    """The note is written in the step that removes the keys: no death in between leaves files without a note."""
+    folder = stack.ended(days_ago=40)
     program = (
-        "import os; from broker.connection.client import connect; from contracts.settings import settings_from;"
-        "from onbeat.tasks.removal.sweeper import Sweeper; from onbeat.base.process import crash_points;"
-        f"crash_points.arm({point!r});"
-        "settings = settings_from(os.environ); Sweeper(connect(settings), settings).sweep()"
+        "import os, signal; from broker.connection.client import connect; from contracts.settings import settings_from;"
+        "from onbeat.tasks.work.forget import forget_due;"
+        "settings = settings_from(os.environ);"
+        "forget_due(connect(settings), settings, lambda: os.kill(os.getpid(), signal.SIGKILL))"
     )
     died = subprocess.run(
         [sys.executable, "-c", program], env=os.environ | stack.settings.environment(), cwd=ROOT, check=False
     )
-    assert died.returncode == -9
-    if point == "tasks.putting_aside":
-        assert stack.forget_due() == []
-        forget(stack, folder)
-    stack.sweep()
-    assert sorted(path.name for path in folder.path.iterdir()) == [
-        *("audit.json", "checkpoints", "metrics.jsonl", "spec.json", "weights")
-    ]
-    assert [path.name for path in folder.checkpoints.iterdir()] == ["i000000"]
-
-
-def forget(stack: Stack, folder: RunFolder) -> None:
-    """All three steps."""
-    stack.sweep()
-    assert stack.forget_due() == [folder.job_id]
-    name_all(stack)
-
-
-def name_all(stack: Stack) -> None:
-    for job_id in Removals(stack.tasks).notes().removals:
-        stack.folder(job_id).audit_aside.rename(stack.folder(job_id).audit)
-        Removals(stack.tasks).done(job_id)
-
-
-def test_a_forgotten_job_is_reduced_to_its_result_and_then_removed(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = stack.ended(days_ago=40, retention__keys_days=1.0, retention__files_days=30.0, retention__result_days=60.0)
-    trained = folder.weights_of(1) / "weights-00001-of-00001.safetensors"
-    trained.write_bytes(b"trained")
-    monkeypatch.setattr(left_folders, "digest_of", lambda files: DIGEST if files == [trained] else "")
-    forget(stack, folder)
-    stack.sweep()
-    assert sorted(path.name for path in folder.path.iterdir()) == [
-        *("audit.json", "metrics.jsonl", "spec.json", "weights")
-    ]
-    assert [path.name for path in folder.weights.iterdir()] == ["v000001"]
-    kept = read_audit_file(folder.audit)
-    assert (kept.status.policy_version, len(kept.entries)) == (1, 1)
-    monkeypatch.setattr(sweeper.time, "time", lambda: stack.operator.now_s() + 21 * DAY_S)
-    stack.sweep()
+    assert died.returncode == -signal.SIGKILL
+    assert keys_of(stack, folder) == []
+    assert folder.path.is_dir()
     stack.sweep()
     assert not folder.path.exists()
 
 
-def test_files_stay_while_a_fork_that_begins_with_them_has_not_ended(stack: Stack) -> None:
-    folder = stack.ended(days_ago=40, retention__keys_days=1.0, retention__files_days=30.0, retention__result_days=30.0)
-    forget(stack, folder)
+def test_a_job_stays_while_a_fork_that_begins_with_it_has_not_ended(stack: Stack) -> None:
+    folder = stack.ended(days_ago=40)
     fork, _ = stack.jobs.create(job_spec(fork={"job": folder.job_id, "version": 1}))
-    before = sorted(folder.path.rglob("*"))
-    stack.sweep()
-    assert sorted(folder.path.rglob("*")) == before
+    assert stack.forget_due() == []
     with pytest.raises(Conflict, match=f"job {fork} goes on from version 1 of {folder.job_id}"):
         remove_for_good(stack.gateway, folder.job_id)
     assert Removals(stack.tasks).notes().removals == {}
     stack.jobs.request_cancel(fork)
-    stack.sweep()
+    assert stack.forget_due() == [folder.job_id]
     stack.sweep()
     assert not folder.path.exists()
 
 
-def test_files_that_are_to_go_stay_for_a_fork_that_was_submitted_before_they_went(stack: Stack) -> None:
+def test_files_stay_for_a_fork_that_was_submitted_before_they_went(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = stack.ended(days_ago=40)
-    forget(stack, folder)
-    remove_for_good(stack.gateway, folder.job_id)
-    fork, _ = stack.jobs.create(job_spec(fork={"job": folder.job_id, "version": 1}))
+    forks_of = JobStore.forks_of
+    forks: list[str] = []
+
+    def without_the_newest(jobs: JobStore, job_id: str) -> dict[str, int]:
+        """Has the fork come right after the look for forks."""
+        before = forks_of(jobs, job_id)
+        forks.append(stack.jobs.create(job_spec(fork={"job": folder.job_id, "version": 1}))[0])
+        return before
+
+    monkeypatch.setattr(JobStore, "forks_of", without_the_newest)
+    assert stack.forget_due() == [folder.job_id]
+    monkeypatch.undo()
     stack.sweep()
     assert folder.path.exists()
-    stack.jobs.request_cancel(fork)
+    stack.jobs.request_cancel(forks[0])
     stack.sweep()
     assert not folder.path.exists()
 
 
 def test_a_run_folder_whose_job_redis_never_had_is_left_alone(stack: Stack) -> None:
     """A server that lost its data has forgotten all jobs: their folders hold all that is left of them."""
-    folder = stack.ended(days_ago=400, retention__keys_days=1.0, retention__files_days=1.0, retention__result_days=1.0)
+    folder = stack.ended(days_ago=400)
     stack.operator.redis.flushall()  # a server of this test's own
     before = sorted(folder.path.rglob("*"))
     stack.sweep()
     assert sorted(folder.path.rglob("*")) == before
 
 
-def test_a_forgotten_job_is_deleted_by_its_id(stack: Stack) -> None:
-    folder = stack.ended(days_ago=40)
-    forget(stack, folder)
+def test_a_folder_of_a_job_that_redis_does_not_know_is_deleted_by_its_id_where_it_has_an_audit_chain(
+    stack: Stack,
+) -> None:
+    folder, without_chain = stack.ended(days_ago=0), stack.ended(days_ago=0)
+    stack.operator.redis.flushall()  # a server of this test's own, which has lost its data
+    folder.audit.write_text("{}")
     remove_for_good(stack.gateway, folder.job_id)
     stack.sweep()
     assert not folder.path.exists()
     remove_for_good(stack.gateway, folder.job_id)  # repeated, while its note stands
-    for unknown in ("job-000000000000", "../outside"):
+    for unknown in (without_chain.job_id, "job-000000000000", "../outside"):
         with pytest.raises(NotFound):
             remove_for_good(stack.gateway, unknown)
     assert list(Removals(stack.tasks).notes().removals) == [folder.job_id]
+    assert without_chain.path.is_dir()
 
 
-def test_a_job_that_trained_nothing_and_has_no_folder_is_forgotten_without_one(stack: Stack) -> None:
+def test_a_job_without_a_folder_is_forgotten_as_well(stack: Stack) -> None:
     job_id, _ = stack.jobs.create(job_spec())
     stack.jobs.request_cancel(job_id)
     stack.operator.redis.hset(stack.operator.job_keys(job_id).job, "ended_s", "1.0")
     assert stack.forget_due() == [job_id]
     stack.sweep()
-    assert Removals(stack.tasks).notes().removals == {}
     assert not stack.folder(job_id).path.exists()
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        ("hset", "job", "ended_s", "long ago"),
-        ("hset", "job", "ended_s", "9" * 400),
-        ("xadd", "audit", {"x": "y"}),
-        ("set", "audit", "x"),
-        ("set", "spec", b"\xc1"),
-    ],
-    ids=["end", "endless", "record", "chain", "spec"],
-)
-def test_a_damaged_job_stays_and_the_one_beside_it_is_forgotten(stack: Stack, damage: tuple[str, str, Any]) -> None:
-    folders = [stack.ended(days_ago=100), stack.ended(days_ago=90)]
+@pytest.mark.parametrize("ended_s", ["long ago", "9" * 400, ""])
+def test_a_job_whose_end_cannot_be_read_stays_and_the_one_next_to_it_goes(stack: Stack, ended_s: str) -> None:
+    damaged, whole = stack.ended(days_ago=100), stack.ended(days_ago=90)
+    stack.operator.redis.hset(stack.operator.job_keys(damaged.job_id).job, "ended_s", ended_s)
+    assert stack.forget_due() == [whole.job_id]
     stack.sweep()
-    command, name, *values = damage
-    redis: Any = stack.operator.redis
-    if command == "set":
-        redis.delete(getattr(stack.operator.job_keys(folders[0].job_id), name))
-    getattr(redis, command)(getattr(stack.operator.job_keys(folders[0].job_id), name), *values)
-    stack.sweep()
-    assert stack.forget_due()[-1] == folders[1].job_id
-    assert not known(stack, folders[1])
+    assert known(stack, damaged)
+    assert damaged.weights_of(1).is_dir()
+    assert not whole.path.exists()
 
 
-@pytest.mark.parametrize("kind", ["whole", "damaged", "cut", "delta", "only a checkpoint", "neither"])
-def test_nothing_goes_for_the_sake_of_weights_that_are_not_the_last_version_s(kind: str, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, "job-0123456789ab")
-    for path in (*map(folder.weights_of, (6, 7)), *map(folder.checkpoint_after, (3, 6)), folder.weights / "base"):
-        path.mkdir(parents=True)
-        (path / "state.json").write_text("{}")
-        (path / "optimizer.safetensors").write_bytes(b"x")
-    tensors = {"w": np.arange(4, dtype=np.float32)}
-    digest = weights_digest([("w", "float32", (4,), memoryview(tensors["w"].tobytes()))])
-    (folder.weights_of(7) / "optimizer.safetensors").unlink()
-    whole = folder.weights_of(7) / "weights-00001-of-00001.safetensors"
-    save_file(tensors if kind != "damaged" else {"w": tensors["w"] + 1}, whole)
-    if kind == "cut":
-        whole.write_bytes(whole.read_bytes()[:-1])
-    elif kind == "delta":
-        whole.rename(whole.with_name("delta-1"))
-    elif kind in ("only a checkpoint", "neither"):
-        shutil.rmtree(folder.weights)
-    if kind == "neither":
-        shutil.rmtree(folder.checkpoint_after(6))
-    found = {path.relative_to(folder.path).as_posix() for path in needless(folder, 7, digest)}
-    if kind == "whole":
-        assert found == {"checkpoints", "weights/v000006", "weights/base"}
-    elif kind == "neither":
-        assert found == set()
-    else:
-        assert found == {"checkpoints/i000003", "checkpoints/i000006/optimizer.safetensors"}
+@pytest.mark.parametrize("key", ["spec", "audit"])
+def test_a_job_with_a_damaged_spec_or_chain_goes_at_its_age_like_any_other(stack: Stack, key: str) -> None:
+    folder = stack.ended(days_ago=40)
+    name = getattr(stack.operator.job_keys(folder.job_id), key)
+    stack.operator.redis.delete(name)
+    stack.operator.redis.set(name, b"\xc1")
+    assert stack.forget_due() == [folder.job_id]
+    stack.sweep()
+    assert keys_of(stack, folder) == []
+    assert not folder.path.exists()

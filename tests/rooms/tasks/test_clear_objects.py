@@ -15,11 +15,9 @@ from broker.job_store import JobStore
 from broker.task_store import Attempt
 from contracts.errors import ObjectsUnavailable, Unavailable
 from contracts.jobs import JobState
-from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.tasks.kinds import TaskKind
 from contracts.tasks.records import TaskArguments, TaskResult
-from onbeat.run_folder.run_files import run_files
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.tasks.attempt import Progress
 from onbeat.tasks.work.clear_objects import clear_objects
@@ -123,25 +121,6 @@ def test_objects_stay_that_something_beside_redis_names_or_that_may_be_new(store
         expected = sorted(expected + store.put(job_id, area="weights", days_old=6.9))
     assert store.clear().num_jobs == 0
     assert store.keys_there() == expected
-
-
-def test_a_job_that_redis_has_forgotten_before_its_first_checkpoint_has_a_pointer_and_keeps_its_objects(
-    store: Store, tmp_path: Path
-) -> None:
-    folder = RunFolder(store.settings.run_root_path, LEFT)
-    folder.path.mkdir(parents=True)
-    folder.spec.write_text("{}")
-    folder.audit.write_text("{}")
-    run_files(store.settings, folder, deadline_s=10.0).record(is_forgotten=True)
-    for path in store.bucket.rglob("*"):
-        os.utime(path, (1.0, 1.0))
-    before = store.keys_there()
-    elsewhere = store._replace(settings=settings_of_tasks(store.server, tmp_path / "b", objects=store.bucket.as_uri()))
-    assert elsewhere.clear().num_jobs == 0
-    assert store.keys_there() == before
-    there = RunFolder(elsewhere.settings.run_root_path, LEFT)
-    run_files(elsewhere.settings, there, deadline_s=10.0).bring()
-    assert (there.audit.read_text(), there.spec.read_text()) == ("{}", "{}")
 
 
 def test_a_job_that_comes_while_objects_are_listed_keeps_its_own(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,21 +141,17 @@ def test_a_removal_that_runs_again_later_removes_nothing_that_came_between(
 def test_files_of_a_job_that_redis_knows_stay_whatever_a_note_says(stack: Stack) -> None:
     """No function writes such a note; an operator who restores a part of Redis may."""
     folder = cancelled(stack)
-    for kind in ("removed", "kept"):
-        note = Removal(files=kind, at_s=time.time())  # type: ignore[arg-type]
-        stack.operator.redis.hset(keys.REMOVED, folder.job_id, encode(note))  # type: ignore[arg-type]
-        before = every_file(stack)
-        run(stack, delete, TaskKind.DELETE, job_id=folder.job_id)
-        run(stack, sweep, TaskKind.SWEEP)
-        assert every_file(stack) == before
+    note = encode(Removal(at_s=time.time()))
+    stack.operator.redis.hset(keys.REMOVED, folder.job_id, note)  # type: ignore[arg-type]
+    before = every_file(stack)
+    run(stack, delete, TaskKind.DELETE, job_id=folder.job_id)
+    run(stack, sweep, TaskKind.SWEEP)
+    assert every_file(stack) == before
 
 
 def test_files_that_are_to_go_stay_for_a_fork_that_came_before_they_went(stack: Stack) -> None:
     folder = stack.ended(days_ago=40)
-    run(stack, sweep, TaskKind.SWEEP)
     run(stack, forget, TaskKind.FORGET)
-    run(stack, sweep, TaskKind.SWEEP)
-    remove_for_good(stack.gateway, folder.job_id)
     fork, _ = stack.jobs.create(job_spec(fork={"job": folder.job_id, "version": 1}))
     run(stack, delete, TaskKind.DELETE, job_id=folder.job_id)
     assert folder.checkpoint_after(0).is_dir()
@@ -168,14 +164,13 @@ def test_a_forgetting_that_is_overtaken_by_a_resume_forgets_nothing(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = stack.ended(days_ago=40)
-    run(stack, sweep, TaskKind.SWEEP)
     remove = JobStore.remove
 
-    def after_a_resume(self: JobStore, job_id: str, *, as_seen: tuple[str, int] | None = None) -> None:
+    def after_a_resume(self: JobStore, job_id: str, *, seen_ended_s: str | None = None) -> None:
         monkeypatch.undo()
         stack.jobs.resume(folder.job_id, ResumeRequest(iterations=2))
         stack.jobs.request_cancel(folder.job_id)
-        remove(self, job_id, as_seen=as_seen)
+        remove(self, job_id, seen_ended_s=seen_ended_s)
 
     monkeypatch.setattr(JobStore, "remove", after_a_resume)
     assert run(stack, forget, TaskKind.FORGET).num_jobs == 0
@@ -233,14 +228,14 @@ def test_a_sweep_and_a_deletion_of_the_same_files_at_the_same_time_harm_each_oth
     assert [path for path in every_file(stack) if "job-" in path.name] == []
 
 
-def test_clock_and_worker_forget_a_job_whose_time_is_over_and_give_its_chain_its_name(stack: Stack) -> None:
-    """The whole way, by real processes: put aside, read back, forgotten, named."""
-    folder = stack.ended(days_ago=31)
+def test_clock_and_worker_remove_a_job_at_its_age_with_all_its_files_and_no_other(stack: Stack) -> None:
+    """The whole way, by real processes: keys, note, files."""
+    folder, younger = stack.ended(days_ago=31), stack.ended(days_ago=29)
     with process_of(WORKER, stack.settings), process_of(CLOCK, stack.settings):
-        until(lambda: folder.audit_aside.exists() or folder.audit.exists(), "the chain, put aside")
         until(lambda: not known(stack, folder), "the job, forgotten")
-        until(folder.audit.exists, "the chain under its name")
-    assert Removals(stack.tasks).notes().removals == {}
+        until(lambda: not folder.path.exists(), "its files, removed")
+    assert known(stack, younger)
+    assert younger.weights_of(1).is_dir()
     with pytest.raises(NotFound):
         stack.jobs.state(folder.job_id)
 

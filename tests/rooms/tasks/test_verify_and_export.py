@@ -10,14 +10,17 @@ from pathlib import Path
 
 import httpx
 
+from broker.monitor import job_status
 from contracts.answers import AuditVerdict
-from contracts.encoding.wire import convert
+from contracts.encoding.wire import convert, encode_json
 from contracts.errors import NotFound
-from contracts.events import TaskChanged
+from contracts.events import TaskChanged, record_digest
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.tasks.kinds import TaskState
 from contracts.tasks.records import TaskStatus
+from onbeat.audit.chain import AuditEntry
+from onbeat.audit.folder import AuditFile
 from onbeat.audit.weights import digest_of
 from onbeat.tasks.exports import folder_of
 from tests.builders import job_spec
@@ -198,14 +201,13 @@ def test_an_export_of_a_damaged_version_fails_by_its_name(working_stack: TaskSta
     assert not (working_stack.run_root / "exports" / status.task_id).exists()
 
 
-def test_a_job_that_redis_has_forgotten_is_exported_by_what_it_left(working_stack: TaskStack) -> None:
-    from onbeat.tasks.removal.due_jobs import DueJob
-    from onbeat.tasks.removal.sweeper import name_it, put_aside
-
+def test_a_job_that_redis_does_not_know_is_exported_by_the_audit_chain_in_its_folder(working_stack: TaskStack) -> None:
     job_id, digest = working_stack.trained_job()
     folder = RunFolder(working_stack.run_root, job_id)
-    assert put_aside(working_stack.broker, folder, DueJob(job_id=job_id, ended_s=0.0, num_records=2))
-    name_it(folder)
+    records = working_stack.jobs.audit(job_id)
+    entries = tuple(AuditEntry(record=record, digest=record_digest(record)) for record in records)
+    stored = AuditFile(status=job_status(working_stack.broker, job_id), entries=entries)
+    folder.audit.write_bytes(encode_json(stored))
     working_stack.jobs.remove(job_id)
     try:
         working_stack.jobs.state(job_id)
