@@ -2,7 +2,7 @@
 but the numbers that it is asked for.
 
     expression = operand (operator operand)*        operand = sign* (number | name | "(" expression ")")
-    operators, from loose to tight: << >>, + -, * /, sign, ** (to the right); an algebra refuses what it doesn't know
+    operators, from loose to tight: + -, * /, sign, ** (to the right), which has no value
 """
 
 from __future__ import annotations
@@ -10,45 +10,27 @@ from __future__ import annotations
 import operator as arithmetic
 import re
 from fractions import Fraction
-from typing import Any, Generic, Protocol, TypeVar
 
 TOKEN = re.compile(
     r"(?P<number>0[xX][0-9a-fA-F]+|[0-9]+(?:\.[0-9]+)?)|(?P<name>[A-Za-z_][A-Za-z_0-9]*)"
-    r"|(?P<operator>\*\*|<<|>>|[-+*/()])|(?P<space>[ \t\r\n]+)|(?P<unknown>[\s\S])"
+    r"|(?P<operator>\*\*|[-+*/()])|(?P<space>[ \t\r\n]+)|(?P<unknown>[\s\S])"
 )
 MAX_TOKEN_CHARS = 1000
 """A longer number is no answer to any task, and would cost quadratic time to read."""
 MAX_BITS = 1 << 11
 """The size of the largest numerator or denominator on the way; no task's answer comes near it."""
-MAX_INTEGER_BITS = 1 << 15
-"""The size of the largest whole number on the way: twice what the hardest bitwise task can reach."""
-MAX_SHIFT = 64
-
-Value = TypeVar("Value")
 
 SIGNS = {"-": "negative", "+": "positive"}
 BASIC = {"+": arithmetic.add, "-": arithmetic.sub, "*": arithmetic.mul}
-TIGHTNESS = {"<<": 0, ">>": 0, "+": 1, "-": 1, "*": 2, "/": 2, "negative": 3, "positive": 3, "**": 4}
+TIGHTNESS = {"+": 1, "-": 1, "*": 2, "/": 2, "negative": 3, "positive": 3, "**": 4}
 
 
 class Malformed(Exception):
-    """The text is not an expression of the grammar, or its algebra gives it no value."""
+    """The text is not an expression of the grammar, or has no value."""
 
 
-class Algebra(Protocol[Value]):
-    """What the leaves and operators of an expression mean. Each raises Malformed for what it doesn't know."""
-
-    def number(self, text: str) -> Value: ...
-
-    def name(self, text: str) -> Value: ...
-
-    def negative(self, value: Value) -> Value: ...
-
-    def combine(self, operator: str, left: Value, right: Value) -> Value: ...
-
-
-def value_of(text: str, algebra: Algebra[Value]) -> Value:
-    """Raises Malformed."""
+def value_of(text: str, algebra: Rationals) -> Fraction:
+    """Computes the value of an expression. Raises Malformed."""
     reading = _Reading(algebra)
     for found in TOKEN.finditer(text):
         if found.lastgroup == "space":
@@ -59,12 +41,12 @@ def value_of(text: str, algebra: Algebra[Value]) -> Value:
     return reading.end()
 
 
-class _Reading(Generic[Value]):
+class _Reading:
     """Dijkstra's two stacks: no recursion, so that depth costs memory alone."""
 
-    def __init__(self, algebra: Algebra[Value]) -> None:
+    def __init__(self, algebra: Rationals) -> None:
         self._algebra = algebra
-        self._values: list[Value] = []
+        self._values: list[Fraction] = []
         self._operators: list[str] = []
         self._wants_operand = True
 
@@ -74,7 +56,7 @@ class _Reading(Generic[Value]):
         else:
             self._take_operator(token if kind == "operator" else "")
 
-    def end(self) -> Value:
+    def end(self) -> Fraction:
         if self._wants_operand:
             raise Malformed("an operand is missing at the end")
         while self._operators:
@@ -123,22 +105,7 @@ class _Reading(Generic[Value]):
         self._values.append(right)
 
 
-class _Numbers(Generic[Value]):
-    """An algebra without names."""
-
-    def name(self, text: str) -> Value:
-        raise Malformed(f"`{text}` is not a number")
-
-    def negative(self, value: Any) -> Any:
-        return -value
-
-    def _basic(self, operator: str, left: Value, right: Value) -> Value:
-        if operator not in BASIC:
-            raise Malformed(f"`{operator}` has no value here")
-        return BASIC[operator](left, right)
-
-
-class Rationals(_Numbers[Fraction]):
+class Rationals:
     """Whole numbers under + - * /, exactly; remembers the numbers that were written."""
 
     def __init__(self) -> None:
@@ -150,28 +117,14 @@ class Rationals(_Numbers[Fraction]):
         self.written.append(int(text))
         return Fraction(self.written[-1])
 
+    def name(self, text: str) -> Fraction:
+        raise Malformed(f"`{text}` is not a number")
+
+    def negative(self, value: Fraction) -> Fraction:
+        return -value
+
     def combine(self, operator: str, left: Fraction, right: Fraction) -> Fraction:
-        return bounded(left / right if operator == "/" and right else self._basic(operator, left, right))
-
-
-class Integers(_Numbers[int]):
-    """Whole numbers, hexadecimal ones too, under + - * << >>."""
-
-    def number(self, text: str) -> int:
-        if "." in text:
-            raise Malformed(f"`{text}` is not a whole number")
-        return int(text, 16) if text[:2] in ("0x", "0X") else int(text)
-
-    def combine(self, operator: str, left: int, right: int) -> int:
-        if operator == "<<" and 0 <= right <= MAX_SHIFT:
-            value = left << right
-        elif operator == ">>" and right >= 0:
-            value = left >> right
-        else:
-            value = self._basic(operator, left, right)
-        if value.bit_length() > MAX_INTEGER_BITS:
-            raise Malformed("a number on the way is too large")
-        return value
+        return bounded(left / right if operator == "/" and right else _result(operator, left, right))
 
 
 def bounded(value: Fraction) -> Fraction:
@@ -179,3 +132,10 @@ def bounded(value: Fraction) -> Fraction:
     if value.numerator.bit_length() > MAX_BITS or value.denominator.bit_length() > MAX_BITS:
         raise Malformed("a number on the way is too large")
     return value
+
+
+def _result(operator: str, left: Fraction, right: Fraction) -> Fraction:
+    """Computes one of + - *. Raises Malformed for another operator."""
+    if operator not in BASIC:
+        raise Malformed(f"`{operator}` has no value here")
+    return BASIC[operator](left, right)

@@ -43,9 +43,3 @@ def read_list(text: str) -> Items | None:
         else:
             return None
     return whole
-
-
-def read_string(text: str) -> str | None:
-    """What stands between the quotes that enclose the text; None where it is something else."""
-    found = TOKEN.fullmatch(text.strip())
-    return found["string"][1:-1] if found is not None and found["string"] is not None else None

@@ -1,8 +1,8 @@
 """reasoning-gym: the score of the task that made the prompt. The package's parsers are not ours: runs in the pool.
 
 task_entry ─▶ known_tasks.py ─┬─ its scorer evaluates nothing ─▶ its_tasks.py ─▶ the package
-                              ├─ else, where there is one of ours ─▶ own_tasks.py
-                              └─ else refused by name
+                              ├─ its scorer rewards what the question forbids ─▶ own_tasks.py
+                              └─ its scorer evaluates text ─▶ refused by name, when the job is submitted
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ from __future__ import annotations
 import builtins
 import functools
 import json
+import subprocess
+import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -208,6 +210,25 @@ def test_the_search_for_evaluation_finds_it_where_it_is(task: str) -> None:
     assert reachable_names(DATASETS[task][0]) & EVALUATING
 
 
+FORGED = """
+from reasoning_gym.factory import create_dataset
+
+dataset = create_dataset("spiral_matrix", size=2, seed=11)
+entry = dataset[1]
+print(dataset.score_answer("no matrix", entry))
+path = "reasoning_gym.algorithmic.spiral_matrix"
+scorer = f"__import__('sys').modules['{path}'].SpiralMatrixDataset"
+dataset.score_answer(f"setattr({scorer}, 'score_answer', lambda *_: 1.0)", entry)
+print(dataset.score_answer("no matrix", entry))
+"""
+
+
+def test_an_answer_that_a_scorer_of_the_package_evaluates_writes_the_scores_of_its_process() -> None:
+    """The reason why such tasks are refused and not caged: a cage leaves the scorer in reach of what it evaluates."""
+    program = subprocess.run([sys.executable, "-c", FORGED], check=True, capture_output=True, text=True)
+    assert program.stdout.split() == ["0.0", "1.0"]
+
+
 @pytest.mark.parametrize("task", sorted(OUR_SCORERS))
 def test_our_scorer_knows_the_tasks_own_answers(task: str) -> None:
     for entry in reasoning_gym.create_dataset(task, size=30, seed=3):
@@ -222,9 +243,6 @@ def metadata(answer: str = "", **values: object) -> dict[str, object]:
 COUNTDOWN = metadata(numbers=[94, 4, 61, 6], target=309)
 PUZZLE24 = metadata(numbers=[8, 5, 10, 6])
 SORTING = metadata("['30.5', '14', '-49']", direction="descending")
-BITWISE = metadata(problem="((0xc3ce << 0x3) + (0x1907 - 0x7de4))")
-PRODUCT = metadata("6*x**2 - x - 15", variables=["x"])
-INTEGRAL = metadata("x**3 + 2*x + C", variable="x", integrand="3*x**2 + 2")
 COIN = metadata("0.3125")
 FACTORS = metadata("2 \N{MULTIPLICATION SIGN} 2 \N{MULTIPLICATION SIGN} 5")
 
@@ -243,31 +261,13 @@ FACTORS = metadata("2 \N{MULTIPLICATION SIGN} 2 \N{MULTIPLICATION SIGN} 5")
         ("puzzle24", PUZZLE24, "10*(8 - 5) - 6", 1.0),
         ("puzzle24", PUZZLE24, "8*3*1*1", 0.01),
         ("puzzle24", PUZZLE24, "(10 - 8) * 6 * 5 / 2.5", 0.01),
-        ("spiral_matrix", metadata("4 6 -7"), " 4 6 -7 ", 1.0),
-        ("spiral_matrix", metadata("4 6 -7"), "[4, 6, -7]", 0.1),
-        ("spiral_matrix", metadata("4 6 -7"), "[4, 6, [-7]]", 0.0),
-        ("binary_matrix", metadata("0 1\n1 0"), "[[0, 1], [1, 0]]", 0.1),
-        ("binary_matrix", metadata("0 1\n1 0"), "[[[0, 1]], [1, 0]]", 0.0),
-        ("n_queens", metadata("_ Q", valid_answers=["_ Q\nQ _"]), "[['_', 'Q'], [\"Q\", '_']]", 0.5),
-        ("string_insertion", metadata("ABC"), "['A', 'B', 'C']", 0.1),
-        ("string_insertion", metadata("ABC"), '"ABC"', 0.1),
         ("number_sorting", SORTING, "['30.5', \"14\", -49.4]", 1.0),
         ("number_sorting", SORTING, "[14, 30.5, -49]", 0.0),
         ("number_sorting", SORTING, "[NaN, NaN, NaN]", 0.0),
         ("number_sorting", SORTING, "30.5, 14, -49", 0.0),
-        ("bitwise_arithmetic", BITWISE, "0x5b993", 1.0),
-        ("bitwise_arithmetic", BITWISE, " 375187 ", 1.0),
-        ("bitwise_arithmetic", BITWISE, "0x5b994", 0.0),
-        ("polynomial_multiplication", PRODUCT, "-15 - x + 6*x*x", 1.0),
-        ("polynomial_multiplication", PRODUCT, "(2*x + 3)*(3*x - 5)", 0.0),
-        ("polynomial_multiplication", PRODUCT, "x*(6*x - 1) - 15", 0.0),
-        ("polynomial_multiplication", PRODUCT, "6*x^2 - x - 15", 0.0),
-        ("polynomial_multiplication", PRODUCT, "6*y**2 - y - 15", 0.0),
-        ("simple_integration", INTEGRAL, "x*(x**2 + 2) + 7", 1.0),
-        ("simple_integration", INTEGRAL, "x**3 + 2*x + C", 1.0),
-        ("simple_integration", INTEGRAL, "x**3", 0.0),
         ("coin_flip", COIN, "5/16", 1.0),
         ("coin_flip", COIN, "0.3", 0.5),
+        ("coin_flip", COIN, "0", 1 / 6),
         ("coin_flip", COIN, "1/1e-999999", 0.0),
         ("prime_factorization", FACTORS, "5 \N{MULTIPLICATION SIGN} 2 \N{MULTIPLICATION SIGN} 2", 1.0),
         ("prime_factorization", FACTORS, "4 \N{MULTIPLICATION SIGN} 5", 0.5),
@@ -306,6 +306,8 @@ def test_an_answer_of_another_form_is_wrong_and_an_entry_of_another_form_is_an_e
     [
         (ReasoningGymDataset(task="chain_summ"), "dataset.task", "chain_sum"),
         (ReasoningGymDataset(task="codeio"), "dataset.task", "executes"),
+        (ReasoningGymDataset(task="simple_integration"), "dataset.task", "evaluates what the model wrote"),
+        (ReasoningGymDataset(task="bitwise_arithmetic"), "dataset.task", "evaluates the problem"),
         (ReasoningGymDataset(task="propositional_logic"), "dataset.task", "exponential"),
         (
             ReasoningGymDataset(task="spell_backward", params={"data_file": "../../x"}),
