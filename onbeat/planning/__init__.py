@@ -1,1 +1,5 @@
-"""Predicts a job before it runs: measured or given rates are walked through the pipeline by the fence's rules."""
+"""`onbeat plan`: predicts seconds an iteration under each schedule.
+
+Consumes a job spec, and the metrics and timeline of a finished job with like batches.
+Computes each schedule's formula from the measured means; it starts nothing and asks no service.
+"""

@@ -1,4 +1,4 @@
-"""A plan as a person reads it: a row for each schedule and number of generators, the advice, and the lanes of it."""
+"""Shows a plan to a person: a row for each schedule and number of generators, the advice, and the measured times."""
 
 from __future__ import annotations
 
@@ -6,73 +6,63 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from onbeat.planning.lanes import IDLE, STEP, Lanes, as_text
-from onbeat.planning.plan import Plan, named
-from onbeat.planning.predictions import Prediction
-from onbeat.terminal.words import count, duration, one_line, size
+from onbeat.planning.formulas import Plan, Prediction, name_of
+from onbeat.terminal.words import count, duration, one_line, plural, size
 
-LANE_STYLES = {STEP: "red", IDLE: "dim"}
-DASH = "\N{EN DASH}"
-EVEN, ODD = "blue", "cyan"
+COLUMNS = ("schedule", "lag", "generators", "seconds an\niteration", "generators\nbusy", "trainer\nbusy", "job")
 
 
-def shown(plan: Plan, lanes: Lanes) -> RenderableType:
-    """lanes: of the recommended schedule."""
-    parts: list[RenderableType] = [Text(f"{one_line(plan.job)}: {one_line(plan.source)}", "bold"), _table(plan), Text()]
-    parts.append(Text.assemble(("recommended  ", "bold green"), one_line(plan.reason)))
-    if plan.recommended_without_lag != plan.recommended:
-        without = plan.recommended_without_lag
-        parts.append(Text(f"without a lag  {named(without)}: {without.iteration_s.mean:.3g} s an iteration"))
-    redis = plan.recommended.redis
-    speed = f"{count(plan.recommended.tokens_per_s)} tokens/s   {redis.scripts_per_s:.3g} scripts/s"
+def shown(plan: Plan) -> RenderableType:
+    """Returns the plan as text for a terminal."""
+    times = plan.measured
+    source = f"measured in {times.job_id} ({times.schedule}), {times.num_iterations} iterations"
+    chosen = plan.recommended
+    parts: list[RenderableType] = [
+        Text(f"{one_line(plan.job)}: {one_line(source)}", "bold"),
+        _table(plan),
+        Text(),
+        Text.assemble(("recommended    ", "bold green"), one_line(plan.reason)),
+    ]
+    if plan.recommended_without_lag != chosen:
+        other = plan.recommended_without_lag
+        parts.append(Text(f"without a lag  {name_of(other)}: {other.iteration_s:.3g} s an iteration"))
+    balanced = plural(plan.balanced_generators, "generator")
+    parts.append(Text(f"balance        from {balanced} on the trainer is the limit, and further ones wait for it"))
     parts.append(
-        Text(f"its Redis      {speed}   {size(redis.bytes_per_s)}/s   {size(redis.most_resident_bytes)} at once")
+        Text(
+            f"Redis          {size(chosen.redis_bytes)} of rollouts at once   {size(chosen.redis_bytes_per_s)}/s   "
+            f"{count(chosen.tokens_per_s)} tokens/s"
+        )
     )
-    parts += [Text(), *_lanes(plan.recommended, lanes)]
+    parts.append(
+        Text(
+            f"measured       {times.iteration_s:.3g} s an iteration: a batch is sampled in {times.generate_s:.3g} s, "
+            f"scored in {times.score_s:.3g} s and trained in {times.train_s:.3g} s; a step takes {times.step_s:.3g} s, "
+            f"publishing {times.publish_s:.3g} s, loading {times.load_s:.3g} s"
+        )
+    )
     parts += [Text(f"note: {one_line(warning)}", "yellow") for warning in plan.warnings]
-    if plan.picture:
-        parts.append(Text(f"picture: {one_line(plan.picture)}"))
     return Group(*parts)
 
 
 def _table(plan: Plan) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
-    heads = ("schedule", "gens", "s", f"5{DASH}95 %", "bound", "gens\nbusy", "rank\nbusy", "lag", "job")
-    for head in heads:
-        table.add_column(head, justify="left" if head == "schedule" else "right", no_wrap=True)
-    for one in plan.predictions:
-        chosen = one == plan.recommended
-        table.add_row(*_cells(one), style="bold green" if chosen else "")
+    for heading in COLUMNS:
+        table.add_column(heading, justify="left" if heading == "schedule" else "right", no_wrap=True)
+    for row in plan.predictions:
+        style = "bold green" if row == plan.recommended else ""
+        table.add_row(*_cells(row), style=style)
     return table
 
 
-def _cells(one: Prediction) -> list[str]:
-    spread = one.iteration_s
-    lag = f" {one.max_policy_lag}" if one.max_policy_lag else ""
-    at_best = "≥ " if one.is_at_best else ""
+def _cells(row: Prediction) -> list[str]:
+    at_best = "≥ " if row.is_at_best else ""
     return [
-        f"{one.schedule}{lag}",
-        str(one.generators),
-        f"{at_best}{spread.mean:.3g}",
-        f"{spread.low:.3g}{DASH}{spread.high:.3g}",
-        f"{one.bound_s:.3g}",
-        f"{one.generators_busy:.0%}",
-        f"{one.trainer_busy:.0%}",
-        f"{one.lag_mean:.2f}",
-        duration(one.job_s),
+        row.schedule,
+        str(row.max_policy_lag),
+        str(row.generators),
+        f"{at_best}{row.iteration_s:.3g}",
+        f"{row.generators_busy:.0%}",
+        f"{row.trainer_busy:.0%}",
+        duration(row.job_s),
     ]
-
-
-def _lanes(chosen: Prediction, lanes: Lanes) -> list[RenderableType]:
-    rows: list[RenderableType] = []
-    drawn = as_text(lanes)
-    longest = max((len(who) for who, _ in drawn), default=0)
-    for who, cells in drawn:
-        text = Text(f"{who:{longest}}  ")
-        for cell in cells:
-            text.append(cell, LANE_STYLES.get(cell) or (EVEN if int(cell) % 2 == 0 else ODD))
-        rows.append(text)
-    rows.append(Text(f"{'':{longest}}  a digit: the iteration that it works on; s: a step; .: it waits", "dim"))
-    if chosen.generators > len([who for who, _ in drawn if who.startswith("generator")]):
-        rows.append(Text(f"{'':{longest}}  the first of {chosen.generators} generators", "dim"))
-    return rows
