@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock audit sbom site page page-pictures demo up test setup-trl test-trl setup-verifiers test-verifiers bench-trl bench-account bench-experience fuzz soak model mutants celery-defaults chaos lint types style imports bench setup-vllm demo-vllm test-vllm test-gpu
+.PHONY: setup lock audit sbom site page page-pictures demo up test setup-trl test-trl setup-verifiers test-verifiers bench-trl fuzz soak model mutants celery-defaults chaos lint types style imports bench setup-vllm demo-vllm test-vllm test-gpu
 
 setup: $(STAMP)
 
@@ -93,18 +93,7 @@ test-verifiers: setup-verifiers
 
 # The same jobs by Onbeat and by TRL, in turns: a quarter of an hour of a machine that does nothing else.
 bench-trl: setup-trl
-	$(BIN)/onbeat bench trl
-
-# Rows through a stage beside TransferQueue, which has an environment of its own.
-# Where each core-second of an iteration goes; py-spy looks at other processes, so as root.
-bench-account: $(STAMP)
-	test -x .venv-account/bin/py-spy || ($(PYTHON) -m venv .venv-account && .venv-account/bin/python -m pip install -q py-spy==0.4.3)
-	$(BIN)/onbeat bench account --py-spy .venv-account/bin/py-spy
-
-bench-experience: $(STAMP)
-	test -x .venv-tq/bin/python || $(PYTHON) -m venv .venv-tq
-	.venv-tq/bin/python -m pip install -q 'TransferQueue==0.1.11'
-	$(BIN)/onbeat bench experience --transfer-queue .venv-tq/bin/python
+	$(BIN)/python -m benchmarks trl
 
 # Requests against a real gateway by schemathesis, which has an environment of its own, texts whose cost is not their length, and damaged bytes against every
 # decoder: about ten minutes.
@@ -187,8 +176,7 @@ imports: $(STAMP)
 	$(BIN)/lint-imports
 
 bench: $(STAMP)
-	$(BIN)/onbeat bench broker
-	$(BIN)/onbeat bench overlap
-	$(BIN)/onbeat bench straggler
-	$(BIN)/onbeat bench shared-prompt
-	$(BIN)/onbeat bench trainer
+	$(BIN)/python -m benchmarks broker
+	$(BIN)/python -m benchmarks schedules
+	$(BIN)/python -m benchmarks shared-prompt
+	$(BIN)/python -m benchmarks trainer

@@ -1,1 +1,1 @@
-"""One script for each number of docs/benchmarks.md: `onbeat bench NAME`. Results lie in benchmarks/results/."""
+"""One script for each number of docs/benchmarks.md: `python -m benchmarks NAME`. Results are in benchmarks/results/."""

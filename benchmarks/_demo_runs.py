@@ -64,26 +64,3 @@ def run_demo(
         metrics=read_json_lines(files.metrics, IterationMetrics),
         spans=read_json_lines(files.timeline, TimelineSpan),
     )
-
-
-def idle_share(run: DemoRun, iterations: Sequence[int]) -> float:
-    """Share of these iterations' wall time in which neither a generator generates nor the trainer trains or steps."""
-    idle_s = wall_s = 0.0
-    for metrics in (run.metrics[number] for number in iterations):
-        started_s, ended_s = metrics.started_s, metrics.started_s + metrics.wall_s
-        busy = [
-            (max(span.started_s, started_s), min(span.ended_s, ended_s))
-            for span in run.spans
-            if span.what in ("generate", "train", "step") and span.ended_s > started_s and span.started_s < ended_s
-        ]
-        idle_s += ended_s - started_s - _covered_s(busy)
-        wall_s += ended_s - started_s
-    return idle_s / wall_s
-
-
-def _covered_s(intervals: Sequence[tuple[float, float]]) -> float:
-    covered_s, reached_s = 0.0, float("-inf")
-    for started_s, ended_s in sorted(intervals):
-        covered_s += max(0.0, ended_s - max(started_s, reached_s))
-        reached_s = max(reached_s, ended_s)
-    return covered_s

@@ -1,4 +1,4 @@
-"""The task of `onbeat bench trl --cases tools`: a number that only a tool knows.
+"""The task of `python -m benchmarks trl --cases tools`: a number that only a tool knows.
 
 `Lookup` is a class as TRL's `environment_factory` takes it; our environment of kind `trl` takes the same.
 """

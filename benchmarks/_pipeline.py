@@ -1,4 +1,4 @@
-"""What a run's metrics and timeline say about its pipeline: seconds an iteration, idle shares, and the bounds.
+"""Reads a run's pipeline off its metrics and timeline: seconds an iteration, idle shares, and the bounds.
 
     synchronous, colocated   T_gen + T_train + T_sync
     periodic                 T_sync + max(T_gen + t_last, t_first + T_train)

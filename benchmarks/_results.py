@@ -1,4 +1,4 @@
-"""Where a benchmark's numbers go: benchmarks/results/NAME-DATE.json, with the machine and the commit they belong to."""
+"""Results of benchmarks: files benchmarks/results/NAME-DATE.json, each with the machine and commit of its numbers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def result_path(name: str) -> Path:
-    """The result file of a run that ends today."""
+    """Returns the result file of a benchmark that ends today, in UTC."""
     return RESULTS / f"{name}-{datetime.datetime.now(datetime.UTC).date().isoformat()}.json"
 
 
 def write_result(name: str, result: dict[str, Any]) -> Path:
-    """Writes the result with its circumstances; returns the file."""
+    """Writes a result with its date, machine, commit and command; returns its file."""
     RESULTS.mkdir(exist_ok=True)
     path = result_path(name)
-    command = " ".join(["onbeat", "bench", Path(sys.argv[0]).stem.replace("_", "-"), *sys.argv[1:]])
-    path.write_text(json.dumps({"benchmark": name, **circumstances.circumstances(command), **result}, indent=2) + "\n")
+    script = Path(sys.argv[0]).stem.replace("_", "-")
+    command = " ".join(["python", "-m", "benchmarks", script, *sys.argv[1:]])
+    record = {"benchmark": name, **circumstances.circumstances(command), **result}
+    path.write_text(json.dumps(record, indent=2) + "\n")
     return path

@@ -1,14 +1,13 @@
-"""The pictures of docs/job.md: speed and bound of each schedule, who computes when, and reward under a lag."""
+"""Pictures of docs/job.md: the speed and the bound of each schedule, and who computes when."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._pipeline import Run
-from onbeat.training.figures import DOTS_PER_INCH, moving_mean
+from onbeat.training.figures import DOTS_PER_INCH
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,8 +21,6 @@ COLORS = {
     "bounded 1": "#6b4fa0",
     "bounded 2": "#b3a1d6",
 }
-CORRECTION_STYLES = {"none": ":", "tis": "-.", "decoupled_ppo": "--", "clipped": "-"}
-SMOOTHED_OVER = 9
 SHOWN_ITERATIONS = 4
 
 
@@ -101,54 +98,6 @@ def _draw_lanes(axes: Axes, run: Run, first: int) -> float:
         axes.axvline(run.announced_s(iteration) - origin_s, color="#444444", linewidth=0.8, linestyle=":")
     axes.set_yticks([0, 1], ["trainer", "generator"])
     return end_s - origin_s
-
-
-def draw_rewards(path: Path, runs: Sequence[Mapping[str, Any]], seconds: Mapping[str, float]) -> None:
-    """Draws mean and range over the seeds: against iterations, against time, by correction, and at a lower rate.
-
-    seconds: arm → seconds an iteration; an arm without them is left out of the second part.
-    """
-    pyplot = _pyplot()
-    figure, ((by_iteration, by_time), (by_correction, gentle)) = pyplot.subplots(
-        2, 2, figsize=(11.0, 8.4), sharey="row", layout="constrained"
-    )
-    for arm in dict.fromkeys(run["arm"] for run in runs):
-        rate, _, label = arm.rpartition(": ")
-        name, _, correction = label.partition(", ")
-        if rate:
-            _draw_arm(gentle, runs, arm)
-            continue
-        if correction in ("", "clipped"):
-            _draw_arm(by_iteration, runs, arm)
-            if arm in seconds:
-                _draw_arm(by_time, runs, arm, scale=seconds[arm])
-        if name in ("periodic", "delayed 1", "delayed 2"):
-            _draw_arm(by_correction, runs, arm)
-    by_iteration.set(
-        xlabel="iteration", ylabel="reward of the sampled batches", title="the clip against the sampler, by iterations"
-    )
-    by_time.set(xlabel="seconds", title="the clip against the sampler, by time")
-    by_correction.set(xlabel="iteration", ylabel="reward of the sampled batches", title="what answers the lag")
-    gentle.set(xlabel="iteration", title="at a third of the learning rate")
-    for axes in (by_iteration, by_time):
-        axes.legend(fontsize=8, loc="lower right")
-    for axes in (by_correction, gentle):
-        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)
-    for axes in (by_iteration, by_time, by_correction, gentle):
-        axes.grid(alpha=0.25)
-    figure.savefig(path, dpi=DOTS_PER_INCH)
-    pyplot.close(figure)
-
-
-def _draw_arm(axes: Axes, runs: Sequence[Mapping[str, Any]], arm: str, *, scale: float = 1.0) -> None:
-    curves = [moving_mean(run["reward"], SMOOTHED_OVER) for run in runs if run["arm"] == arm]
-    at_each = list(zip(*curves, strict=True))
-    places = [scale * (iteration + 1) for iteration in range(len(at_each))]
-    label = arm.rpartition(": ")[2]
-    name, _, correction = label.partition(", ")
-    style, color = CORRECTION_STYLES.get(correction, "-"), COLORS[name]
-    axes.plot(places, [statistics.fmean(one) for one in at_each], style, color=color, linewidth=1.6, label=label)
-    axes.fill_between(places, [min(one) for one in at_each], [max(one) for one in at_each], color=color, alpha=0.10)
 
 
 def _pyplot() -> Any:

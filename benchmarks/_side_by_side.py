@@ -1,4 +1,4 @@
-"""What two trainers' runs of the same job are compared by: rates, times to a reward, and what their processes took."""
+"""Compares two trainers' runs of the same job: rates, times to a reward, processor time and memory."""
 
 from __future__ import annotations
 

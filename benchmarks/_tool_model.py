@@ -1,4 +1,4 @@
-"""A small model that may call a tool or guess: what `onbeat bench trl --cases tools` starts both sides with.
+"""A small model that may call a tool or guess: what `python -m benchmarks trl --cases tools` starts both sides with.
 
     .venv-trl/bin/python -m benchmarks._tool_model FOLDER
 

@@ -1,4 +1,4 @@
-"""Trains a job of ours with TRL's GRPOTrainer; `onbeat bench trl` starts it under the interpreter that has TRL.
+"""Trains a job of ours with TRL's GRPOTrainer; `python -m benchmarks trl` starts it under the interpreter that has TRL.
 
     python -m benchmarks._trl_trainer SPEC.json OUTPUT --threads 2
 

@@ -1,4 +1,4 @@
-"""The trainer and the engine that `onbeat bench weights` publishes between: real shapes, random weights, a step."""
+"""The trainer and the engine between which the benchmark `weights` publishes: real shapes, random weights, a step."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the fence costs: publish, claim and commit of rollout batches, against raw XADD and XREADGROUP of their bytes.
+"""Compares publishing, claiming and committing rollout batches through the fence with raw XADD and XREADGROUP.
 
-    onbeat bench broker
+    python -m benchmarks broker
 
 One server, the same processes, the same bytes; the ways alternate round by round. A fenced round is an iteration
 whose prompts are already claimed: the producers encode, hash and publish their answers; the trainer claims, decodes,
@@ -368,7 +368,7 @@ def run(url: str, sizes: list[str], num_rounds: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="onbeat bench broker", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks broker", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="pairs of rounds for each row")
     parser.add_argument("--sizes", nargs="+", choices=NUM_GROUPS, default=list(NUM_GROUPS))
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
-"""Random kills and pauses on a real stack, and the weights that every run ends with.
+"""Kills and pauses processes of a real stack at random, and compares the weights that every run ends with.
 
-    onbeat bench chaos [--rounds N] [--seed S] [any flag of onbeat chaos]
+    python -m benchmarks chaos [--rounds N] [--seed S] [any flag of onbeat chaos]
 
 It is `onbeat chaos` with its result in benchmarks/results/chaos-DATE.json, which is written after every round: a
 campaign that is interrupted leaves what it has shown.

@@ -1,6 +1,6 @@
-"""What waiting generators cost Redis: the server's time for an opening, a claim, a heartbeat and a publication.
+"""Measures what waiting generators cost Redis: its time for an opening, a claim, a heartbeat and a publication.
 
-    onbeat bench control-plane
+    python -m benchmarks control-plane
 
 N generators have claimed in vain and wait for a wake, each by a connection of its own and beside a presence; another
 one claims and publishes the 128 batches of 45 KB of each iteration. The server's processor milliseconds are taken
@@ -201,7 +201,7 @@ def publish_each(side: GeneratorSide, claims: list[Claim], batch: RolloutBatch) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="onbeat bench control-plane", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks control-plane", description=__doc__)
     parser.add_argument("--rounds", type=int, default=41)
     arguments = parser.parse_args()
     with contextlib.ExitStack() as resources:

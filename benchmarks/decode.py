@@ -1,7 +1,9 @@
-"""Tokens per second of our decode loop against transformers' plain `generate`: same prompts, rows, lengths, thread.
-And of several batches at once, by weights that are packed once a version and not, against one batch after another.
+"""Compares tokens per second of our decode loop with those of transformers' `generate`.
 
-    onbeat bench decode [--device cuda --model smollm2-135m [--vllm]]
+Prompts, rows, lengths and threads are the same. It also compares several batches at once, by weights that are packed
+once a version and by weights that are not, with one batch after another.
+
+    python -m benchmarks decode [--device cuda --model smollm2-135m [--vllm]]
 
 The two alternate, call by call, and a ratio compares neighbours. Each is timed by the clock and by the processor
 time of its process: the second holds on a machine that does other work, too. `generate` samples only; ours also reports
@@ -340,7 +342,7 @@ def folder_of(name: str, scratch: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="onbeat bench decode", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks decode", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="pairs of measurements of each case")
     parser.add_argument("--at-once", action="store_true", help="only batches at once, without `generate`")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

@@ -1,6 +1,6 @@
-"""How long a lagging job commits nothing when Redis' primary goes: killed, hung, or cut off, alone or with the trainer.
+"""Measures how long a lagging job commits nothing after Redis' primary is killed, hangs or is cut off.
 
-    onbeat bench failover
+    python -m benchmarks failover
 
 A primary, two replicas and three sentinels as `deploy/sentinel/` has them; `ONBEAT_REDIS_REPLICAS=1`, two generators.
 Seconds from the fault to the next commit, less the median time between commits before it. Where the trainer
@@ -129,7 +129,7 @@ def measured(fault: str, repeats: int) -> tuple[list[float], list[dict[str, floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="onbeat bench failover", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks failover", description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--faults", default=",".join(FAULTS), help="some of: " + ", ".join(FAULTS))
     arguments = parser.parse_args()

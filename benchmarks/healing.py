@@ -1,6 +1,6 @@
-"""How long a run stands still after a death: from SIGKILL to the next publication, or to the next commit.
+"""Measures how long a run stands still after a SIGKILL: until the next publication, or until the next commit.
 
-    onbeat bench healing
+    python -m benchmarks healing
 
 generator   killed while it holds a batch, beside an idle one, until that batch is published: the rest of its lease and
             one generation; with hedging, the idle one may have taken a copy before that
@@ -188,7 +188,7 @@ def measure(healing: Healing, spec: JobSpec, *, lease_s: float, repeats: int) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="onbeat bench healing", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks healing", description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--leases", type=float, nargs="+", default=[10.0, 2.0], help="seconds; the default is 10")
     arguments = parser.parse_args()

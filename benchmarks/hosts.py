@@ -1,6 +1,6 @@
-"""What ranks of several hosts cost an iteration beside as many ranks of one host, and how long a lost host is missed.
+"""Compares ranks on several hosts with as many ranks on one host, and measures how long a lost host is missed.
 
-    onbeat bench hosts [--rounds 3] [--num-hosts 1,2,4] [--healing 3]
+    python -m benchmarks hosts [--rounds 3] [--num-hosts 1,2,4] [--healing 3]
 
 Hosts are network namespaces of this machine, on one bridge; so all of them share its cores, and what is measured is
 what the launcher, the sockets and the sums' way cost, not what more cores gain. In turns: N hosts with a rank each, and
@@ -185,7 +185,7 @@ def held_epoch(machines: Machines, job_id: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="onbeat bench hosts", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks hosts", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--num-hosts", default="1,2,4")
     parser.add_argument("--iterations", type=int, default=40)

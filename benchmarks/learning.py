@@ -1,6 +1,6 @@
-"""Does the demo learn, and only from its rewards? The shipped job, and the same with rewards shuffled inside groups.
+"""Trains the demo's job for each seed, and a control whose rewards are shuffled inside groups.
 
-onbeat bench learning
+python -m benchmarks learning
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEPT = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="onbeat bench learning", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks learning", description=__doc__)
     parser.add_argument(
         "--seeds", type=int, default=2, help="seeds 0, 1, ... of the shipped job; the control has seed 0"
     )

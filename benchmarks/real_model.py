@@ -1,6 +1,6 @@
-"""A pretrained model learns a task, and only from its rewards: a job of SmolLM2-135M-Instruct, beside a control.
+"""Trains a job of SmolLM2-135M-Instruct, a pretrained model, and a control with shuffled rewards.
 
-onbeat bench real-model [--name real-model-lora]
+    python -m benchmarks real-model [--name real-model-lora]
 
 The control is the same job with its rewards shuffled inside groups. `--runs DIR` keeps the runs there, and
 reads one of the same spec that has succeeded and been verified there instead of training it again. The model is made by
@@ -244,7 +244,7 @@ def curves(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, lis
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="onbeat bench real-model", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks real-model", description=__doc__)
     parser.add_argument("--runs", type=Path, help="folder that keeps the runs")
     parser.add_argument("--spec", type=Path, help="another spec than the job's own")
     parser.add_argument("--name", choices=CASES, default="real-model", help="the job, and its result's name")

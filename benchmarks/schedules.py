@@ -1,7 +1,8 @@
-"""What each schedule buys: the same work under all of them, T_gen : T_train from 1 : 3 to 3 : 1, equal and long-tailed
-lengths.
+"""Trains the same work under every schedule and compares their seconds an iteration.
 
-    onbeat bench schedules
+T_gen : T_train goes from 1 : 3 to 3 : 1, with equal and with long-tailed lengths.
+
+    python -m benchmarks schedules
 
 One stack, a thread for each generator and one for the trainer, and under colocated all cores for whichever has its
 turn; the schedules alternate run by run, and each counted iteration counts once: what the machine's other work takes,
@@ -19,6 +20,8 @@ import re
 import shutil
 import statistics
 import tempfile
+import time
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +30,13 @@ from typing import Any
 from benchmarks import _lengths, _pipeline, _schedule_figures
 from benchmarks._lengths import EQUAL, LONG_TAILED, Kind
 from benchmarks._results import REPOSITORY, write_result
-from benchmarks.straggler import run_job
 from contracts.encoding.json_lines import read_json_lines
 from contracts.events import IterationMetrics, TimelineSpan
+from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings, usable_cores
+from contracts.spec.job import JobSpec
+from onbeat.base.process.waiting import Waiting
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec
 from onbeat.stack.plan import StackPlan
@@ -49,6 +54,8 @@ WARM_UP = 2
 """First iterations of a run, which load and allocate, and fill the pipeline."""
 DRAIN = 2
 """Last ones, in which the generator of a lagging schedule has nothing left to sample."""
+POLL_S = 0.2
+RUN_DEADLINE_S = 900.0
 NUM_LAYERS = 4
 DRAWN, DRAWN_FROM = "tailed 1:1", 4
 """The workload and the first iteration of the picture of timelines."""
@@ -196,6 +203,24 @@ class Bench:
         return self._stacks[generators]
 
 
+def run_job(stack: EmbeddedStack, client: GatewayClient, spec: JobSpec) -> tuple[str, str]:
+    """Runs one job to its end; returns its id and the digest of its final weights.
+
+    Raises:
+        RuntimeError: The job ended in a state other than `succeeded`.
+    """
+    status = client.submit(spec, idempotency_key=uuid.uuid4().hex)
+    waiting = Waiting(f"job {status.job_id}", deadline_s=RUN_DEADLINE_S)
+    while not status.state.is_final:
+        waiting.poke()
+        stack.tick()
+        time.sleep(POLL_S)
+        status = client.job(status.job_id)
+    if status.state is not JobState.SUCCEEDED:
+        raise RuntimeError(f"job {status.job_id} {status.state.value}: {status.reason}")
+    return status.job_id, status.weights_digest
+
+
 def run_name(workload: str, arrangement: str, repeat: int) -> str:
     return re.sub("[^a-z0-9]+", "-", f"{workload} {arrangement} {repeat}")
 
@@ -260,7 +285,7 @@ def same_digests(runs: Sequence[dict[str, Any]]) -> dict[str, bool]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="onbeat bench schedules", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks schedules", description=__doc__)
     parser.add_argument("--repeats", type=int, default=2, help="runs of each schedule")
     parser.add_argument("--iterations", type=int, default=12, help="of a run; the first and last 2 don't count")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="comma-separated")

@@ -1,6 +1,6 @@
-"""Shared prompts against padded rows: time and peak memory of a training pass, over P/R and G; and of the head alone.
+"""Compares shared prompts with padded rows: time and peak memory of a training pass, over P/R and G, and of the head.
 
-    onbeat bench shared-prompt [--device cuda]
+    python -m benchmarks shared-prompt [--device cuda]
 
 One process, one thread; the two layouts take turns, pass by pass, and their ratio is of one run. A pass is what a
 rollout batch of one group costs before it is accumulated: decode, forward, log-probs, backward. Time is that of the
@@ -157,7 +157,7 @@ def _whole_head(head: nn.Linear, states: torch.Tensor, chosen: torch.Tensor) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="onbeat bench shared-prompt", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks shared-prompt", description=__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--hidden-size", type=int, default=512, help="a multiple of 64")
     parser.add_argument("--layers", type=int, default=4)

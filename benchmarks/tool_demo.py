@@ -1,6 +1,6 @@
-"""Does the demo of tools learn, and by its tool? The shipped job, and the same with a tool that tells other numbers.
+"""Trains the demo of tools for each seed, and a control whose tool answers with other numbers.
 
-onbeat bench tool-demo
+python -m benchmarks tool-demo
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SPEC = REPOSITORY / "configs/tool-demo.toml"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="onbeat bench tool-demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks tool-demo", description=__doc__)
     parser.add_argument(
         "--seeds", type=int, default=2, help="seeds 0, 1, ... of the shipped job; the control has seed 0"
     )

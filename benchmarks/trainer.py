@@ -1,6 +1,6 @@
-"""One iteration of the trainer alone: step time, MFU and peak memory, packed against padded, and against TRL.
+"""Measures one iteration of the trainer alone: step time, MFU and peak memory, packed, padded, and by TRL.
 
-    onbeat bench trainer [--model small|smollm2-135m|qwen2-1.5b] [--device cuda]
+    python -m benchmarks trainer [--model small|smollm2-135m|qwen2-1.5b] [--device cuda]
 
 Random weights of the named shape, groups of responses of 1/4 to all of --response-tokens, the spec's defaults (GRPO,
 exact sums, AdamW). An iteration is what a job does between its rollouts and its weights: each batch decoded, forward,
@@ -289,7 +289,7 @@ def measured_peak_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="onbeat bench trainer", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks trainer", description=__doc__)
     parser.add_argument("--model", choices=sorted(SHAPES), default="small")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="float32 on a CPU, bfloat16 on CUDA")

@@ -1,6 +1,6 @@
-"""The same jobs by Onbeat and by TRL's GRPOTrainer, end to end, in turns on the same two cores.
+"""Trains the same jobs by Onbeat and by TRL's GRPOTrainer, end to end, in turns on the same two cores.
 
-    onbeat bench trl --trl .venv-trl/bin/python      (make bench-trl makes the environment)
+    python -m benchmarks trl --trl .venv-trl/bin/python      (make bench-trl makes the environment)
 
     demo    configs/demo.toml: 0.40 M parameters, 1,024 completions of up to 5 tokens an iteration
     8m-8    benchmarks/trl.toml: 8.3 M parameters, random weights, 64 completions of up to 57 tokens
@@ -348,7 +348,7 @@ def keep_to_two_cores() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="onbeat bench trl", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks trl", description=__doc__)
     parser.add_argument("--trl", default=".venv-trl/bin/python", help="an interpreter that has TRL and our packages")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=ON_CPU)
     parser.add_argument("--repeats", type=int, default=3, help="runs of each side in each case")

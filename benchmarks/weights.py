@@ -1,6 +1,6 @@
-"""From the end of the optimizer step to the first token under the new version, by transport and model size.
+"""Measures the seconds from an optimizer step's end to the first token of the new version, by transport and size.
 
-    onbeat bench weights [--sizes 0.4M,135M] [--rounds 3] [--disk FOLDER]
+    python -m benchmarks weights [--sizes 0.4M,135M] [--rounds 3] [--disk FOLDER]
 
 Random bfloat16 weights of real architectures, of which a hundredth changes in each version. Publisher, server and
 engine are the real ones, in one process: a shard that the publisher announces goes to the engine at once. The step is
@@ -280,7 +280,9 @@ def ratios(result: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks weights", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", default=",".join(SIZES), help="Some of: %(default)s.")
     parser.add_argument("--rounds", type=int, default=0, help="Versions of each; 0: as many as the size wants.")
     parser.add_argument("--disk", type=Path, default=None, help="A folder on a disk; default: that of temporary files.")

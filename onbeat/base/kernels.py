@@ -4,7 +4,7 @@ libraries choose, and, where a job asks for it (`model.matmul`), products by one
     rows [N, K] · weightᵀ [K, outputs]; backward: gradient · weight, and gradientᵀ · rows
 
 MKL, which torch's builds for x86 multiply float32 by, gives a CPU of another vendor than Intel half of its vector's
-width; oneDNN takes what the CPU has: 2.2 times as fast on an AMD EPYC (benchmarks/results/matmul-2026-11-28.json). Its
+width; oneDNN takes what the CPU has: 2.2 times as fast on an AMD EPYC. Its
 sums have another order, so bits are others; a row has its own in any company and order of memory. bfloat16's products
 are by oneDNN already, and a GPU has its own.
 """

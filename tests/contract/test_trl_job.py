@@ -1,4 +1,4 @@
-"""What `onbeat bench trl` gives TRL is the job: its prompts in their order, its learning rates, its rewards.
+"""What `python -m benchmarks trl` gives TRL is the job: its prompts in their order, its learning rates, its rewards.
 
 TRL is no dependency of the project: `make test-trl` installs it beside it, and runs this file.
 """

@@ -16,4 +16,4 @@ def test_a_result_names_the_commit_of_this_tree() -> None:
     answer = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     if answer.returncode:
         pytest.skip("not a git clone")
-    assert circumstances("onbeat bench")["commit"].rstrip("+") == answer.stdout.strip()
+    assert circumstances("onbeat chaos")["commit"].rstrip("+") == answer.stdout.strip()

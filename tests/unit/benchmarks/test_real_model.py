@@ -1,4 +1,4 @@
-"""The cases of `onbeat bench real-model`: what they name is shipped, and their curves are drawn."""
+"""The cases of `python -m benchmarks real-model`: what they name is shipped, and their curves are drawn."""
 
 from __future__ import annotations
 

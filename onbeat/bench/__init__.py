@@ -1,1 +1,0 @@
-"""`onbeat bench`: the scripts of benchmarks/, which only a clone has."""
