@@ -10,12 +10,15 @@ Every T is the run's own: what work and memory bandwidth take from each other wh
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from contracts.events import IterationMetrics, TimelineSpan
+from contracts.timeline import covered_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,7 @@ class Pipeline:
     tokens_per_s: float
     """Sampled tokens of the counted iterations over their time."""
     generation_s: float
-    """T_gen: seconds in which a generator samples, over the number of generators."""
+    """T_gen: seconds in which a generator samples at least one batch, over the number of generators."""
     training_s: float
     """T_train: forward and backward passes."""
     step_s: float
@@ -70,8 +73,8 @@ class Run:
 
     def announced_s(self, iteration: int) -> float:
         """Unix time at which the version that an iteration made was announced."""
-        found = self.metrics[iteration]
-        return found.started_s + found.wall_s
+        metrics = self.metrics[iteration]
+        return metrics.started_s + metrics.wall_s
 
     def of(self, iteration: int, *what: str) -> list[TimelineSpan]:
         return [span for span in self.spans if span.iteration == iteration and span.what in what]
@@ -80,26 +83,27 @@ class Run:
 def measure(run: Run, iterations: range) -> Pipeline:
     """Reads these iterations' pipeline off a run. They must neither begin with its first nor end with its last one."""
     from_s, to_s = run.announced_s(iterations[0] - 1), run.announced_s(iterations[-1])
-    number = len(iterations)
-    each = [_parts(run, iteration) for iteration in iterations]
-    mean = {name: statistics.fmean(one[name] for one in each) for name in each[0]}
-    sampling_s = sum(_inside(run.spans, ("generate",), from_s, to_s))
+    num_iterations = len(iterations)
+    parts = [_parts(run, iteration) for iteration in iterations]
+    means = {name: statistics.fmean(part[name] for part in parts) for name in parts[0]}
+    sampling_s = sampling_seconds(run.spans, from_s, to_s)
     training_s = sum(_inside(run.spans, ("train", "step"), from_s, to_s))
-    iteration_s = (to_s - from_s) / number
-    bound_s = statistics.fmean(_bound_s(run, one) for one in each)
+    iteration_s = (to_s - from_s) / num_iterations
+    bound_s = statistics.fmean(_bound_s(run, part) for part in parts)
     if run.overlaps_iterations:
         # The generator may have sampled some of it before the interval, and some of what comes after it inside.
-        bound_s = max(sampling_s / run.num_generators, training_s) / number
+        bound_s = max(sampling_s / run.num_generators, training_s) / num_iterations
+    computing_s = covered_s(_clipped(run.spans, ("generate", "train"), from_s, to_s))
     return Pipeline(
         iteration_s=iteration_s,
-        tokens_per_s=sum(run.metrics[one].num_tokens for one in iterations) / (to_s - from_s),
-        exposed_sync_s=(to_s - from_s - _covered_s(run.spans, ("generate", "train"), from_s, to_s)) / number,
+        tokens_per_s=sum(run.metrics[iteration].num_tokens for iteration in iterations) / (to_s - from_s),
+        exposed_sync_s=(to_s - from_s - computing_s) / num_iterations,
         generator_idle_share=1 - sampling_s / run.num_generators / (to_s - from_s),
         trainer_idle_share=1 - training_s / (to_s - from_s),
         bound_s=bound_s,
         bound_reached=bound_s / iteration_s,
         whole_s=run.announced_s(len(run.metrics) - 1) - min(span.started_s for span in run.of(0, "generate")),
-        **mean,
+        **means,
     )
 
 
@@ -113,7 +117,7 @@ def _parts(run: Run, iteration: int) -> dict[str, float]:
         next_s = min(span.started_s for span in run.of(iteration + 1, "generate"))
         sync_s = next_s - max(span.ended_s for span in passes)
     return {
-        "generation_s": sum(span.ended_s - span.started_s for span in generated) / run.num_generators,
+        "generation_s": sampling_seconds(generated) / run.num_generators,
         "training_s": sum(span.ended_s - span.started_s for span in passes),
         "step_s": metrics.step_s,
         "publish_s": metrics.publish_s,
@@ -131,34 +135,38 @@ def _bound_s(run: Run, part: dict[str, float]) -> float:
     return part["generation_s"] + part["training_s"] + part["sync_s"]
 
 
-def _inside(spans: Iterable[TimelineSpan], what: Sequence[str], from_s: float, to_s: float) -> list[float]:
-    """Seconds that each of these spans has inside the interval."""
+def sampling_seconds(spans: Iterable[TimelineSpan], from_s: float = -math.inf, to_s: float = math.inf) -> float:
+    """Returns the seconds inside an interval in which a generator samples, summed over the generators.
+
+    Batches that a generator samples together overlap, and their common seconds count once.
+    """
+    by_generator: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for span in spans:
+        if span.what == "generate" and span.ended_s > from_s and span.started_s < to_s:
+            by_generator[span.who].append((max(span.started_s, from_s), min(span.ended_s, to_s)))
+    return sum(covered_s(times) for times in by_generator.values())
+
+
+def _clipped(
+    spans: Iterable[TimelineSpan], kinds: Sequence[str], from_s: float, to_s: float
+) -> list[tuple[float, float]]:
+    """Returns start and end, inside the interval, of the spans of these kinds."""
     return [
-        min(span.ended_s, to_s) - max(span.started_s, from_s)
+        (max(span.started_s, from_s), min(span.ended_s, to_s))
         for span in spans
-        if span.what in what and span.ended_s > from_s and span.started_s < to_s
+        if span.what in kinds and span.ended_s > from_s and span.started_s < to_s
     ]
 
 
-def _covered_s(spans: Iterable[TimelineSpan], what: Sequence[str], from_s: float, to_s: float) -> float:
-    """Seconds of the interval in which at least one of these spans is."""
-    covered_s, reached_s = 0.0, from_s
-    for span in sorted((one for one in spans if one.what in what), key=lambda one: one.started_s):
-        started_s, ended_s = max(span.started_s, reached_s), min(span.ended_s, to_s)
-        covered_s += max(0.0, ended_s - started_s)
-        reached_s = max(reached_s, ended_s)
-    return covered_s
+def _inside(spans: Iterable[TimelineSpan], kinds: Sequence[str], from_s: float, to_s: float) -> list[float]:
+    """Returns the seconds that each span of these kinds has inside the interval."""
+    return [ended_s - started_s for started_s, ended_s in _clipped(spans, kinds, from_s, to_s)]
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """What a planner reads of a run: seconds from version to version, and medians of an iteration's parts."""
-    announced = [run.announced_s(one) for one in range(len(run.metrics))]
-    between = itertools.pairwise(announced)
-    return {
-        "iteration_s": [round(later - earlier, 4) for earlier, later in between],
-        **{
-            name: round(statistics.median(getattr(one, name) for one in run.metrics), 4)
-            for name in ("generation_s", "training_s", "step_s", "publish_s")
-        },
-        "tokens": [one.num_tokens for one in run.metrics],
-    }
+    """Returns the seconds from version to version, and the medians of an iteration's parts."""
+    announced = [run.announced_s(iteration) for iteration in range(len(run.metrics))]
+    iterations_s = [round(later - earlier, 4) for earlier, later in itertools.pairwise(announced)]
+    parts = ("generation_s", "training_s", "step_s", "publish_s")
+    medians = {part: round(statistics.median(getattr(line, part) for line in run.metrics), 4) for part in parts}
+    return {"iteration_s": iterations_s, **medians, "tokens": [line.num_tokens for line in run.metrics]}
