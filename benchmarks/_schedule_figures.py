@@ -32,11 +32,11 @@ def draw_speeds(path: Path, medians: Mapping[str, Mapping[str, Mapping[str, floa
     width = 0.86 / len(names)
     for place, each in enumerate(medians.values()):
         slowest_s = each["synchronous"]["iteration_s"]
-        for number, (name, one) in enumerate(each.items()):
+        for number, (name, median) in enumerate(each.items()):
             left = place + (number - (len(names) - 1) / 2) * width
             label = name if place == 0 else None
-            axes.bar(left, slowest_s / one["iteration_s"], width * 0.9, color=COLORS[name], label=label)
-            bound = slowest_s / one["bound_s"]
+            axes.bar(left, slowest_s / median["iteration_s"], width * 0.9, color=COLORS[name], label=label)
+            bound = slowest_s / median["bound_s"]
             axes.hlines(bound, left - width * 0.45, left + width * 0.45, color="#222222", linewidth=1.4)
     axes.hlines([], 0, 0, color="#222222", linewidth=1.4, label="bound of its own times")
     axes.set_xticks(range(len(medians)), [_label(workload) for workload in medians])

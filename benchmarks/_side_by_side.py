@@ -69,17 +69,17 @@ class Run:
 
         level, window: of `seconds_to`. cores_of_others: how many cores all other work on the machine had meanwhile.
         """
-        from_s, kept = self.steps[warm_up - 1].ended_s, self.steps[warm_up:]
-        elapsed_s, number = kept[-1].ended_s - from_s, sum(step.num_completions for step in kept)
-        busy_s = self._spent_s(from_s, kept[-1].ended_s, lambda sample: sample.processor_s)
-        machine_s = self._spent_s(from_s, kept[-1].ended_s, lambda sample: sample.machine_s)
+        from_s, counted = self.steps[warm_up - 1].ended_s, self.steps[warm_up:]
+        elapsed_s, number = counted[-1].ended_s - from_s, sum(step.num_completions for step in counted)
+        busy_s = self._spent_s(from_s, counted[-1].ended_s, lambda sample: sample.processor_s)
+        machine_s = self._spent_s(from_s, counted[-1].ended_s, lambda sample: sample.machine_s)
         reached_s = seconds_to(self.steps, level, window=window)
         return {
             "completions_per_s": number / elapsed_s,
-            "iteration_s": elapsed_s / len(kept),
-            "core_s_per_iteration": busy_s / len(kept),
+            "iteration_s": elapsed_s / len(counted),
+            "core_s_per_iteration": busy_s / len(counted),
             "cores_of_others": (machine_s - busy_s) / elapsed_s,
-            "tokens_per_completion": sum(step.num_tokens for step in kept) / number,
+            "tokens_per_completion": sum(step.num_tokens for step in counted) / number,
             "start_s": self.first_s - self.command_s,
             "to_reward_s": None if reached_s is None else reached_s - self.first_s,
             "last_rewards": statistics.fmean(step.reward_mean for step in self.steps[-window:]),
@@ -115,11 +115,11 @@ def seconds_at(samples: Sequence[Sample], at_s: float, of: Callable[[Sample], fl
 
 def spread(values: Iterable[float | None]) -> Spread | None:
     """Returns None where one of them is None: a run that never got there has no place in an order."""
-    found = list(values)
-    if any(value is None for value in found):
+    numbers = list(values)
+    if any(value is None for value in numbers):
         return None
-    kept = [value for value in found if value is not None]
-    return {"min": rounded(min(kept)), "median": rounded(statistics.median(kept)), "max": rounded(max(kept))}
+    known = [value for value in numbers if value is not None]
+    return {"min": rounded(min(known)), "median": rounded(statistics.median(known)), "max": rounded(max(known))}
 
 
 def compared(
@@ -128,9 +128,11 @@ def compared(
     """Returns, for each figure, both sides' spread, and that of ours over theirs, neighbour by neighbour."""
     return {
         name: {
-            "ours": spread(one[name] for one in ours),
-            "trl": spread(one[name] for one in theirs),
-            "ours_over_trl": spread(quotient(one[name], other[name]) for one, other in zip(ours, theirs, strict=True)),
+            "ours": spread(figures[name] for figures in ours),
+            "trl": spread(figures[name] for figures in theirs),
+            "ours_over_trl": spread(
+                quotient(figures[name], other[name]) for figures, other in zip(ours, theirs, strict=True)
+            ),
         }
         for name in ours[0]
     }
@@ -156,8 +158,8 @@ def draw_rewards(
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8.0, 4.0), layout="constrained")
-    for (side, found), color in zip(runs.items(), ("#3b7dd8", "#c2554d"), strict=True):
-        for number, of_run in enumerate(found):
+    for (side, of_side), color in zip(runs.items(), ("#3b7dd8", "#c2554d"), strict=True):
+        for number, of_run in enumerate(of_side):
             times, rewards = zip(*of_run, strict=True)
             axes.plot(times, rewards, "-o", color=color, markersize=3, label="" if number else side)
     axes.axhline(level, color="#888888", linewidth=0.8, linestyle="--")

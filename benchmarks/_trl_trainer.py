@@ -50,7 +50,7 @@ class Recorder(TrainerCallback):
     ) -> list[float]:
         """Scores all completions of a step, as TRL calls a reward function: texts, or lists of messages."""
         generated_s = time.time()
-        found = []
+        rewards = []
         for at, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             item = RewardItem(
                 prompt=text_of(prompt),
@@ -61,26 +61,26 @@ class Recorder(TrainerCallback):
             scored = score_item(self._components, item)
             if not isinstance(scored, Scored):
                 raise RuntimeError(f"a completion could not be scored: {scored}")
-            found.append(scored.reward + environment_reward(completion, row.get("environments"), at))
+            rewards.append(scored.reward + environment_reward(completion, row.get("environments"), at))
         self.steps[-1] |= {
             "generated_s": generated_s,
-            "reward_mean": sum(found) / len(found),
-            "num_completions": len(found),
+            "reward_mean": sum(rewards) / len(rewards),
+            "num_completions": len(rewards),
             "num_tokens": sum(map(len, completion_ids)),
         }
-        return found
+        return rewards
 
 
-def environment_reward(said: str | list[dict[str, Any]], environments: list[Any] | None, at: int) -> float:
+def environment_reward(completion: str | list[dict[str, Any]], environments: list[Any] | None, at: int) -> float:
     """Returns what an episode's environment gives; nothing where it ended with a call, as in our job."""
-    if environments is None or said[-1].get("tool_calls"):  # pyright: ignore[reportAttributeAccessIssue]
+    if environments is None or completion[-1].get("tool_calls"):  # pyright: ignore[reportAttributeAccessIssue]
         return 0.0
     return environments[at].reward
 
 
-def text_of(said: str | list[dict[str, Any]]) -> str:
+def text_of(completion: str | list[dict[str, Any]]) -> str:
     """Returns a text, or the content of the last message."""
-    return said if isinstance(said, str) else str(said[-1].get("content") or "")
+    return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
 
 
 class Trainer(GRPOTrainer):

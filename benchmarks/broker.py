@@ -111,19 +111,19 @@ WORK = {"raw": raw_work, "records": record_work, "fenced": fenced_work}
 
 def publish(side: GeneratorSide, claim: Claim, batch: RolloutBatch) -> float:
     """Seconds from the answer as records to the fence's outcome."""
-    asked = claim.prompt_batch
+    prompts = claim.prompt_batch
     answer = replace(
         batch,
-        job_id=asked.job_id,
-        batch_id=asked.batch_id,
-        iteration=asked.iteration,
-        policy_version=asked.policy_version,
+        job_id=prompts.job_id,
+        batch_id=prompts.batch_id,
+        iteration=prompts.iteration,
+        policy_version=prompts.policy_version,
         attempt=claim.attempt,
     )
     outcomes = []
     took_s = timed(lambda: outcomes.append(side.publish(claim, answer)))
     if outcomes != [PublishOutcome.ACCEPTED]:
-        raise RuntimeError(f"batch {asked.batch_id} was refused: {outcomes[0].value}")
+        raise RuntimeError(f"batch {prompts.batch_id} was refused: {outcomes[0].value}")
     return took_s
 
 
@@ -215,12 +215,12 @@ class FencedTrainer:
         while len(trained) < count:
             self._side.wait_for_rollouts(self._iteration, 1.0)
             arrived, _ = self._side.claim_rollouts(self._iteration, max_batches=READ_AT_ONCE)
-            trained |= {one.batch.batch_id: one.digest for one in arrived}
+            trained |= {arrival.batch.batch_id: arrival.digest for arrival in arrived}
         done, self._iteration = self._iteration, self._iteration + 1
         self._side.publish_weights(manifest(self._iteration), oldest_kept=done)
         record = self._record(done, trained)
-        made = (self._iteration, DIGEST)
-        self._side.commit(record, trained, event=None, opening=self._following, made=made)
+        version = (self._iteration, DIGEST)
+        self._side.commit(record, trained, event=None, opening=self._following, made=version)
         self._last_link = record_digest(record)
 
     def _opening(self, iteration: int) -> IterationOpening:
@@ -292,8 +292,8 @@ class Round:
             pipe.send("go")
         way.rounds_s.append(timed(lambda: reader.take(order.count * len(self._pipes))))
         done: list[Done] = [pipe.recv() for pipe in self._pipes]
-        way.publish_s += [seconds for one in done for seconds in one.publish_s]
-        way.cpu_s["producers"].append(sum(one.cpu_s for one in done))
+        way.publish_s += [seconds for producer in done for seconds in producer.publish_s]
+        way.cpu_s["producers"].append(sum(producer.cpu_s for producer in done))
         way.cpu_s["reader"].append(time.process_time() - reader_s)
         way.cpu_s["server"].append(self._server_cpu_s() - server_s)
 

@@ -209,11 +209,11 @@ def main() -> None:
         for number in range(arguments.rounds + 1):
             for row in rows[:: -1 if number % 2 else 1]:
                 row.round()
-        found = {str(count): row.medians() for count, row in zip(WAITING, rows, strict=True)}
+        server_ms = {str(count): row.medians() for count, row in zip(WAITING, rows, strict=True)}
         of_first = {str(count): row.times(rows[0]) for count, row in zip(WAITING[1:], rows[1:], strict=True)}
-    for count, medians in found.items():
+    for count, medians in server_ms.items():
         print(count, medians, of_first.get(count, ""), flush=True)
-    result = {"expected": EXPECTED, "size": SIZE, "server_ms": found, "times_the_first_by_round": of_first}
+    result = {"expected": EXPECTED, "size": SIZE, "server_ms": server_ms, "times_the_first_by_round": of_first}
     path = write_result("control-plane", result)
     print(f"written to {path.relative_to(REPOSITORY)}")
 

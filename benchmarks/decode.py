@@ -236,18 +236,18 @@ def measure(rivals: Rivals, name: str, *, case: tuple[int, int, int], rounds: in
         )
         for kind, engine in rivals.vllm.items():
             rates[kind].append(tokens_per_s(partial(rivals.by_vllm, engine, batch), calls))
-    found: dict[str, Any] = {"prompts": num_prompts, "samples": group_size, "max_new_tokens": max_new_tokens}
-    found |= {kind: round(statistics.median(rate[0] for rate in rates[kind][1:])) for kind in rivals.vllm}
+    row: dict[str, Any] = {"prompts": num_prompts, "samples": group_size, "max_new_tokens": max_new_tokens}
+    row |= {kind: round(statistics.median(rate[0] for rate in rates[kind][1:])) for kind in rivals.vllm}
     for at, unit in enumerate(("wall", "cpu")):
         ours, theirs = ([rate[at] for rate in rates[who][1:]] for who in ("ours", "generate"))
         ratios = sorted(mine / other for mine, other in zip(ours, theirs, strict=True))
-        found[unit] = {
+        row[unit] = {
             "ours_tokens_per_s": round(statistics.median(ours)),
             "generate_tokens_per_s": round(statistics.median(theirs)),
             "ratio": round(statistics.median(ratios), 2),
             "ratios": [round(ratio, 2) for ratio in ratios],
         }
-    return found
+    return row
 
 
 def measure_at_once(rivals: Rivals, name: str, *, num_batches: int, max_new_tokens: int, rounds: int) -> dict[str, Any]:
@@ -271,15 +271,15 @@ def measure_at_once(rivals: Rivals, name: str, *, num_batches: int, max_new_toke
             times_ms[way].append((time.process_time() - started_s) * 1000 / calls)
     if len(set(answers)) != 1:
         raise AssertionError("a batch has other bytes in company, or by packed weights")
-    found: dict[str, Any] = {"batches": num_batches, "rows": 8 * num_batches, "max_new_tokens": max_new_tokens}
+    row: dict[str, Any] = {"batches": num_batches, "rows": 8 * num_batches, "max_new_tokens": max_new_tokens}
     for way, times in times_ms.items():
         ratios = sorted(other / mine for mine, other in zip(times_ms["packed"][1:], times[1:], strict=True))
-        found[way] = {
+        row[way] = {
             "cpu_ms": round(statistics.median(times[1:]), 1),
             "ratio": round(statistics.median(ratios), 2),
             "ratios": [round(ratio, 2) for ratio in ratios],
         }
-    return found
+    return row
 
 
 def beside_generate(rounds: int) -> dict[str, list[dict[str, Any]]]:
@@ -290,11 +290,9 @@ def beside_generate(rounds: int) -> dict[str, list[dict[str, Any]]]:
             rivals = Rivals(folder_of(name, Path(scratch)), Path(scratch))
             results[name] = []
             for case in cases:
-                found = measure(rivals, name, case=case, rounds=rounds)
-                results[name].append(found)
-                print(
-                    f"{name:5} {case}  wall {found['wall']['ratio']:.2f}x  cpu {found['cpu']['ratio']:.2f}x", flush=True
-                )
+                row = measure(rivals, name, case=case, rounds=rounds)
+                results[name].append(row)
+                print(f"{name:5} {case}  wall {row['wall']['ratio']:.2f}x  cpu {row['cpu']['ratio']:.2f}x", flush=True)
             rivals.close()
     return results
 
@@ -307,14 +305,14 @@ def at_once(rounds: int) -> dict[str, list[dict[str, Any]]]:
             rivals = Rivals(folder_of(name, Path(scratch)), Path(scratch), dtype)
             results[f"{name} {dtype}"] = []
             for num_batches, max_new_tokens in cases:
-                found = measure_at_once(
+                row = measure_at_once(
                     rivals, name, num_batches=num_batches, max_new_tokens=max_new_tokens, rounds=rounds
                 )
-                results[f"{name} {dtype}"].append(found)
+                results[f"{name} {dtype}"].append(row)
                 print(
-                    f"{name} {dtype}: {num_batches} batches at once  {found['packed']['cpu_ms']:.1f} ms packed, "
-                    f"unpacked {found['unpacked']['ratio']:.2f}x, "
-                    f"one after another {found['one after another']['ratio']:.2f}x",
+                    f"{name} {dtype}: {num_batches} batches at once  {row['packed']['cpu_ms']:.1f} ms packed, "
+                    f"unpacked {row['unpacked']['ratio']:.2f}x, "
+                    f"one after another {row['one after another']['ratio']:.2f}x",
                     flush=True,
                 )
             rivals.close()
@@ -328,8 +326,8 @@ def on_gpu(name: str, rounds: int, vllm: Sequence[VllmOptions]) -> dict[str, lis
         save_model(name, folder, dtype=torch.bfloat16, device=torch.device("cuda"))
         rivals = Rivals(folder, Path(scratch), "bfloat16", "cuda", vllm)
         results = {name: [measure(rivals, name, case=case, rounds=rounds) for case in ON_GPU]}
-        for found in results[name]:
-            print(name, found, flush=True)
+        for row in results[name]:
+            print(name, row, flush=True)
         rivals.close()
     return results
 

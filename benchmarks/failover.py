@@ -64,7 +64,7 @@ class Run:
         waiting = Waiting(f"{count} commits", deadline_s=DEADLINE_S)
         while len(self.seen_s) < count:
             records = self._pipeline.jobs.audit(self.job_id)
-            self.seen_s += [time.monotonic()] * (sum(one.kind == "commit" for one in records) - len(self.seen_s))
+            self.seen_s += [time.monotonic()] * (sum(record.kind == "commit" for record in records) - len(self.seen_s))
             waiting.poke()
             time.sleep(0.005)
 
@@ -118,14 +118,14 @@ def take_over(pipeline: Pipeline, job_id: str) -> None:
 
 
 def measured(fault: str, repeats: int) -> tuple[list[float], list[dict[str, float]]]:
-    found, marks = [], []
+    stills_s, marks = [], []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(prefix="onbeat-bench-") as folder:
             still_s, marked = stands_still_s(fault, Path(folder))
-        found.append(round(still_s, 2))
+        stills_s.append(round(still_s, 2))
         marks.append(marked)
-        print(fault, found[-1], marked, flush=True)
-    return found, marks
+        print(fault, stills_s[-1], marked, flush=True)
+    return stills_s, marks
 
 
 def main() -> None:

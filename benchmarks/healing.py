@@ -62,20 +62,20 @@ class Healing:
     def of_a_generator(self, spec: JobSpec) -> float:
         """Seconds until the batch that it held is published."""
         job_id = self._submit(spec)
-        held: list[tuple[int, str]] = []
+        leased: list[tuple[int, str]] = []
 
         def holds_a_batch() -> bool:
             report = stream_report(self._broker, job_id)
-            held[:] = [
+            leased[:] = [
                 (pid, lease.batch_id)
                 for lease in report.leases
                 for mark, pid in self._generators().items()
                 if mark in lease.generator_id
             ]
-            return bool(held)
+            return bool(leased)
 
         self._until(holds_a_batch, "a lease")
-        pid, batch_id = held[0]
+        pid, batch_id = leased[0]
         os.kill(pid, signal.SIGKILL)
         started_s = time.monotonic()
         iteration = int(batch_id.partition("/")[0])
@@ -88,8 +88,8 @@ class Healing:
         return healed_s
 
     def _is_published(self, job_id: str, batch_id: str) -> bool:
-        held: Any = self._broker.redis.hget(self._broker.job_keys(job_id).slots[0].ledger, batch_id)
-        return held is not None and isinstance(batch_record(held), Published)
+        encoded: Any = self._broker.redis.hget(self._broker.job_keys(job_id).slots[0].ledger, batch_id)
+        return encoded is not None and isinstance(batch_record(encoded), Published)
 
     def of_a_trainer(self, spec: JobSpec) -> float:
         """Seconds until its successor has committed an iteration."""
@@ -132,7 +132,9 @@ class Healing:
         os.kill(find(job_id), signal.SIGKILL)
         started_s = time.monotonic()
         self._until(
-            lambda: any(one.kind == "commit" and one.trainer_epoch > epoch for one in self._jobs.audit(job_id)),
+            lambda: any(
+                record.kind == "commit" and record.trainer_epoch > epoch for record in self._jobs.audit(job_id)
+            ),
             "the successor's first commit",
         )
         healed_s = time.monotonic() - started_s
@@ -179,12 +181,12 @@ def measure(healing: Healing, spec: JobSpec, *, lease_s: float, repeats: int) ->
         "reward service": lambda: healing.of_a_service(leased, "reward_service"),
         "gateway": lambda: healing.of_a_service(leased, "gateway"),
     }
-    found: dict[str, list[float]] = {name: [] for name in cases}
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(repeats):
         for name, case in cases.items():
-            found[name].append(round(case(), 2))
-            print(f"lease {lease_s:g} s, {name}: {found[name][-1]:.2f} s", flush=True)
-    return found
+            seconds[name].append(round(case(), 2))
+            print(f"lease {lease_s:g} s, {name}: {seconds[name][-1]:.2f} s", flush=True)
+    return seconds
 
 
 def main() -> None:

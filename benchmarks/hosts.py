@@ -111,7 +111,7 @@ def iteration_of(num_ranks: int, *, over_hosts: bool, num_iterations: int) -> tu
         began_s, before = commits(machines, job_id, done + 1), sent_bytes(machines, where)
         taken_s = commits(machines, job_id, done + 1 + num_iterations) - began_s
         sent = [after - early for after, early in zip(sent_bytes(machines, where), before, strict=True)]
-        return taken_s / num_iterations, [round(one / num_iterations / 1e6, 3) for one in sent]
+        return taken_s / num_iterations, [round(num_bytes / num_iterations / 1e6, 3) for num_bytes in sent]
 
 
 def sent_bytes(machines: Machines, where: Sequence[str]) -> list[int]:
@@ -163,13 +163,13 @@ def healing_s(lost: int) -> dict[str, float]:
         machines.hosts[(leader, other)[lost]].lose()
         at_s = time.monotonic()
         done = len(machines.jobs.audit(job_id))
-        found = {
+        moments_s = {
             "group ended": until("its end", lambda: group(machines, job_id).formed != before.formed),
             "sealed": until("a seal", lambda: group(machines, job_id).sealed > before.sealed),
             "trainer holds": until("a trainer", lambda: held_epoch(machines, job_id) > epoch),
             "committed": commits(machines, job_id, done + 1),
         }
-        return {name: round(when_s - at_s, 2) for name, when_s in found.items()}
+        return {name: round(when_s - at_s, 2) for name, when_s in moments_s.items()}
 
 
 def group(machines: Machines, job_id: str) -> HostGroup:
@@ -210,14 +210,14 @@ def main() -> None:
             healing[name].append(healing_s(lost))
             print(name, healing[name][-1], flush=True)
     ratios = {
-        number: [round(one / other, 3) for one, other in zip(row["hosts"], row["ranks"], strict=True)]
+        number: [round(hosts_s / ranks_s, 3) for hosts_s, ranks_s in zip(row["hosts"], row["ranks"], strict=True)]
         for number, row in seconds.items()
     }
     result = {
         "expected": EXPECTED,
         "hosts_over_ranks": {number: statistics.median(values) for number, values in ratios.items()},
         "to_the_next_commit_s": {
-            name: statistics.median(one["committed"] for one in found) for name, found in healing.items() if found
+            name: statistics.median(lost["committed"] for lost in losses) for name, losses in healing.items() if losses
         },
         "renewal_ms": renewals,
         "sent_mb": sent,

@@ -117,20 +117,20 @@ def measured(folder: RunFolder, summary: Mapping[str, Any]) -> dict[str, Any]:
         **{key: summary[key] for key in KEPT},
         "evaluations": [
             {
-                "version": one.policy_version,
-                "sampled": one.sampled,
-                "greedy": one.greedy,
-                "prompts": one.num_prompts,
-                **({"by_source": one.by_source} if one.by_source else {}),
+                "version": score.policy_version,
+                "sampled": score.sampled,
+                "greedy": score.greedy,
+                "prompts": score.num_prompts,
+                **({"by_source": score.by_source} if score.by_source else {}),
             }
-            for one in evaluations
+            for score in evaluations
         ],
-        "reward": [round(one.reward_mean, 4) for one in metrics],
-        "zero_advantage_share": [round(one.zero_advantage_share, 3) for one in metrics],
-        "entropy": [round(one.entropy, 3) for one in metrics],
-        "response_tokens": [round(one.response_tokens_mean, 2) for one in metrics],
-        "iteration_s": [round(one.wall_s, 2) for one in metrics],
-        "completions": sum(one.num_completions for one in metrics),
+        "reward": [round(line.reward_mean, 4) for line in metrics],
+        "zero_advantage_share": [round(line.zero_advantage_share, 3) for line in metrics],
+        "entropy": [round(line.entropy, 3) for line in metrics],
+        "response_tokens": [round(line.response_tokens_mean, 2) for line in metrics],
+        "iteration_s": [round(line.wall_s, 2) for line in metrics],
+        "completions": sum(line.num_completions for line in metrics),
     }
 
 
@@ -212,15 +212,17 @@ def draw(runs: Mapping[str, Mapping[str, Any]], path: Path, *, beside: Mapping[s
 
     figure, (held_out, training) = pyplot.subplots(1, 2, figsize=(10.0, 4.0), layout="constrained")
     for (name, run), color in zip(runs.items(), COLORS, strict=False):
-        versions = [one["version"] for one in run["evaluations"]]
+        versions = [evaluation["version"] for evaluation in run["evaluations"]]
         for label, style, scores in curves(run["evaluations"]):
             held_out.plot(versions, scores, style, color=color, markersize=4, label=f"{name}, {label}")
         training.plot(moving_mean(run["reward"], SMOOTHED_OVER), color=color, label=name)
     if beside is not None:
         last = max(len(run["reward"]) for run in runs.values())
-        versions = [one["version"] for one in beside["evaluations"] if one["version"] <= max(last, 25)]
+        versions = [
+            evaluation["version"] for evaluation in beside["evaluations"] if evaluation["version"] <= max(last, 25)
+        ]
         for kind, style in (("greedy", ":o"), ("sampled", ":s")):
-            scores = [one[kind] for one in beside["evaluations"][: len(versions)]]
+            scores = [evaluation[kind] for evaluation in beside["evaluations"][: len(versions)]]
             held_out.plot(versions, scores, style, color="#e0762f", markersize=3, label=f"chain_sum alone, {kind}")
         training.plot(
             moving_mean(beside["reward"], SMOOTHED_OVER)[:last], ":", color="#e0762f", label="chain_sum alone"
@@ -239,8 +241,14 @@ def curves(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, lis
     """(label, style, scores by version): greedy and sampled; of a mixture, each source's sampled ones."""
     if "by_source" in evaluations[0]:
         styles = zip(evaluations[0]["by_source"], ("-o", "--s"), strict=False)
-        return [(f"{name}, sampled", style, [one["by_source"][name] for one in evaluations]) for name, style in styles]
-    return [(kind, style, [one[kind] for one in evaluations]) for kind, style in (("greedy", "-o"), ("sampled", "--o"))]
+        return [
+            (f"{name}, sampled", style, [evaluation["by_source"][name] for evaluation in evaluations])
+            for name, style in styles
+        ]
+    return [
+        (kind, style, [evaluation[kind] for evaluation in evaluations])
+        for kind, style in (("greedy", "-o"), ("sampled", "--o"))
+    ]
 
 
 def main() -> None:
@@ -252,13 +260,13 @@ def main() -> None:
     case = CASES[arguments.name]
     spec_path = arguments.spec or CONFIGS / case.spec
     with tempfile.TemporaryDirectory(prefix="real-model-") as scratch:
-        kept = arguments.runs or Path(scratch)
+        runs_folder = arguments.runs or Path(scratch)
         result: dict[str, Any] = {"expected": case.expected}
         if case.warm_up:
-            result["warm_up"] = warmed_up(case, kept / "warm-up")
+            result["warm_up"] = warmed_up(case, runs_folder / "warm-up")
         runs: dict[str, Any] = {}
         for name, settings in JOBS.items():
-            run, spec, runs[name] = run_of(kept / name, spec_path, settings)
+            run, spec, runs[name] = run_of(runs_folder / name, spec_path, settings)
             if name == "trained":
                 result["samples"] = samples(run, spec, Path(scratch))
     figure = FIGURES / f"{arguments.name}.png"

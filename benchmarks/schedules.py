@@ -155,25 +155,25 @@ class Bench:
 
     def run(self, workload: str, arrangement: str, repeat: int) -> dict[str, Any]:
         """One job: what a planner reads of it, and its measured pipeline. One that was kept is not run again."""
-        kept = self._keep / run_name(workload, arrangement, repeat)
-        if not (kept / "run.json").exists():
-            told = self._run(kept, WORKLOADS[workload], ARRANGEMENTS[arrangement])
-            named = {"workload": workload, "arrangement": arrangement, "repeat": repeat, "folder": kept.name}
-            (kept / "run.json").write_text(json.dumps({**named, **told}) + "\n")
-        return json.loads((kept / "run.json").read_bytes())
+        run_folder = self._keep / run_name(workload, arrangement, repeat)
+        if not (run_folder / "run.json").exists():
+            measured = self._run(run_folder, WORKLOADS[workload], ARRANGEMENTS[arrangement])
+            identity = {"workload": workload, "arrangement": arrangement, "repeat": repeat, "folder": run_folder.name}
+            (run_folder / "run.json").write_text(json.dumps({**identity, **measured}) + "\n")
+        return json.loads((run_folder / "run.json").read_bytes())
 
-    def _run(self, kept: Path, workload: Workload, arrangement: Arrangement) -> dict[str, Any]:
-        folder = self._scratch / kept.name
+    def _run(self, run_folder: Path, workload: Workload, arrangement: Arrangement) -> dict[str, Any]:
+        folder = self._scratch / run_folder.name
         workload.write(folder)
         stack, client, run_root = self._stack(workload.generators)
         settings = [*workload.settings(folder), f"iterations={self._iterations}", *arrangement.settings()]
         spec = load_spec(SPEC, [*settings, *self._extra])
         job_id, digest = run_job(stack, client, spec)
         files = RunFolder(run_root.resolve(), job_id)
-        kept.mkdir(parents=True, exist_ok=True)
+        run_folder.mkdir(parents=True, exist_ok=True)
         for path in (files.path / "spec.json", files.metrics, files.timeline):
-            shutil.copy(path, kept)
-        run = kept_run(kept, arrangement.schedule, workload.generators)
+            shutil.copy(path, run_folder)
+        run = kept_run(run_folder, arrangement.schedule, workload.generators)
         return {
             "schedule": spec.schedule,
             "max_policy_lag": arrangement.lag,
@@ -251,7 +251,7 @@ def medians(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def compared(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Workload → arrangement → medians, and how many times as fast it is as synchronous and as periodic."""
-    found: dict[str, dict[str, Any]] = {}
+    comparison: dict[str, dict[str, Any]] = {}
     done = {run["workload"] for run in runs}
     for workload in (name for name in WORKLOADS if name in done):
         of_it = [run for run in runs if run["workload"] == workload]
@@ -259,12 +259,14 @@ def compared(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
             name: medians([run for run in of_it if run["arrangement"] == name])
             for name in dict.fromkeys(run["arrangement"] for run in of_it)
         }
-        for one in each.values():
+        for medians_of_run in each.values():
             for baseline in ("colocated", "synchronous", "periodic"):
                 if baseline in each:
-                    one[f"over_{baseline}"] = round(each[baseline]["iteration_s"] / one["iteration_s"], 3)
-        found[workload] = each
-    return found
+                    medians_of_run[f"over_{baseline}"] = round(
+                        each[baseline]["iteration_s"] / medians_of_run["iteration_s"], 3
+                    )
+        comparison[workload] = each
+    return comparison
 
 
 def token_differences(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -272,7 +274,7 @@ def token_differences(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
     tokens: dict[str, list[int]] = {}
     for run in runs:
         tokens.setdefault(run["workload"], []).append(sum(run["tokens"][WARM_UP : len(run["tokens"]) - DRAIN]))
-    return {workload: round(max(found) / min(found) - 1, 4) for workload, found in tokens.items()}
+    return {workload: round(max(counts) / min(counts) - 1, 4) for workload, counts in tokens.items()}
 
 
 def same_digests(runs: Sequence[dict[str, Any]]) -> dict[str, bool]:
@@ -281,7 +283,7 @@ def same_digests(runs: Sequence[dict[str, Any]]) -> dict[str, bool]:
     for run in runs:
         if run["schedule"] not in ("bounded", "colocated"):
             digests.setdefault(f"{run['workload']}, lag {run['max_policy_lag']}", set()).add(run["digest"])
-    return {which: len(found) == 1 for which, found in digests.items()}
+    return {which: len(finals) == 1 for which, finals in digests.items()}
 
 
 def main() -> None:
@@ -332,12 +334,13 @@ def _draw(pictures: Path, runs: Sequence[dict[str, Any]], keep: Path) -> None:
 
 
 def _print(run: dict[str, Any]) -> None:
-    one = run["pipeline"]
+    pipeline = run["pipeline"]
     print(
-        f"{run['workload']:15} {run['arrangement']:12} {run['repeat']}  {one['iteration_s']:6.3f} s an iteration, "
-        f"{one['bound_reached']:5.1%} of the bound  T_gen {one['generation_s']:.2f}  T_train {one['training_s']:.2f}  "
-        f"idle {one['generator_idle_share']:.2f} {one['trainer_idle_share']:.2f}  "
-        f"exposed {one['exposed_sync_s']:.3f}",
+        f"{run['workload']:15} {run['arrangement']:12} {run['repeat']}  {pipeline['iteration_s']:6.3f} s an iteration, "
+        f"{pipeline['bound_reached']:5.1%} of the bound  T_gen {pipeline['generation_s']:.2f}  "
+        f"T_train {pipeline['training_s']:.2f}  "
+        f"idle {pipeline['generator_idle_share']:.2f} {pipeline['trainer_idle_share']:.2f}  "
+        f"exposed {pipeline['exposed_sync_s']:.3f}",
         flush=True,
     )
 

@@ -139,14 +139,14 @@ def make_tools(folder: Path, python: str) -> None:
     (folder / ROWS).write_text("".join(lines))
 
 
-def settings_of(case: Case, models: Path, given: Sequence[str], seed: int) -> list[str]:
+def settings_of(case: Case, models: Path, changes: Sequence[str], seed: int) -> list[str]:
     """Returns what is changed in the case's file, for both sides. models: folder of the models that are made."""
     small = "135m" if case is CASES["135m"] else "8m"
-    made = {
+    paths = {
         SPEC_8M: [f"model.path={models / small}"],
         SPEC_TOOLS: [f"model.path={models / 'tools'}", f"dataset.train_path={models / 'tools' / ROWS}"],
     }
-    return [*made.get(case.spec, []), *case.settings, *given, f"seed={seed}"]
+    return [*paths.get(case.spec, []), *case.settings, *changes, f"seed={seed}"]
 
 
 def run_ours(
@@ -175,18 +175,18 @@ def run_ours(
         ended_s=time.time(),
         steps=[
             Step(
-                ended_s=one.started_s + one.wall_s,
-                num_completions=one.num_completions,
-                num_tokens=one.num_tokens,
-                reward_mean=one.reward_mean,
+                ended_s=line.started_s + line.wall_s,
+                num_completions=line.num_completions,
+                num_tokens=line.num_tokens,
+                reward_mean=line.reward_mean,
             )
-            for one in done.metrics
+            for line in done.metrics
         ],
         samples=watch.samples,
     )
-    kept = done.metrics[case.warm_up :]
+    counted = done.metrics[case.warm_up :]
     parts = {
-        name: rounded(sum(getattr(one, name) for one in kept) / len(kept))
+        name: rounded(sum(getattr(line, name) for line in counted) / len(counted))
         for name in ("generation_s", "training_s", "step_s", "publish_s", "zero_advantage_share")
     }
     spec = load_spec(case.spec, settings)
@@ -213,13 +213,13 @@ def run_trl(
         command_s=command_s,
         first_s=steps[0]["started_s"],
         ended_s=time.time(),
-        steps=[Step(**{name: one[name] for name in Step.__dataclass_fields__}) for one in steps],
+        steps=[Step(**{name: step[name] for name in Step.__dataclass_fields__}) for step in steps],
         samples=watch.samples,
     )
-    kept = steps[case.warm_up :]
+    counted = steps[case.warm_up :]
     parts = {
-        "generation_s": rounded(sum(one["generated_s"] - one["started_s"] for one in kept) / len(kept)),
-        "training_s": rounded(sum(one["ended_s"] - one["generated_s"] for one in kept) / len(kept)),
+        "generation_s": rounded(sum(step["generated_s"] - step["started_s"] for step in counted) / len(counted)),
+        "training_s": rounded(sum(step["ended_s"] - step["generated_s"] for step in counted) / len(counted)),
     }
     return run, {"parts": parts}, folder / "model"
 
@@ -241,7 +241,7 @@ def held_out_rewards(spec: JobSpec, folder: Path) -> dict[str, float]:
 
 
 def _mean_reward(spec: JobSpec, source: PromptSource, model: Any, tokenizer: Any, *, do_sample: bool) -> float:
-    prompts, found = source.evaluation_prompts(), []
+    prompts, rewards = source.evaluation_prompts(), []
     for start in range(0, len(prompts), spec.evaluation.prompts_per_batch):
         chunk = prompts[start : start + spec.evaluation.prompts_per_batch]
         encoded = tokenizer([prompt.text for prompt in chunk], return_tensors="pt", padding=True, padding_side="left")
@@ -256,8 +256,8 @@ def _mean_reward(spec: JobSpec, source: PromptSource, model: Any, tokenizer: Any
             scored = score_item(spec.reward.components, item)
             if not isinstance(scored, Scored):
                 raise RuntimeError(f"a completion could not be scored: {scored}")
-            found.append(scored.reward)
-    return sum(found) / len(found)
+            rewards.append(scored.reward)
+    return sum(rewards) / len(rewards)
 
 
 def measure(name: str, models: Path, scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -288,7 +288,7 @@ def measure(name: str, models: Path, scratch: Path, arguments: argparse.Namespac
             shown = {key: value if value is None else rounded(value) for key, value in figures.items()}
             of_sides[side].append({"seed": seed, "figures": shown, "rewards": run.rewards(), **more})
             print(f"{name:6} {side:4} seed {seed}", shown, more, flush=True)
-    figures_of = {side: [one["figures"] for one in found] for side, found in of_sides.items()}
+    figures_of = {side: [run["figures"] for run in runs] for side, runs in of_sides.items()}
     return {
         "job": job,
         "reward_level": case.level,
@@ -314,7 +314,10 @@ def table(name: str, case: dict[str, Any]) -> str:
     """Returns a case's rows: min, median and max of ours, of TRL's, and of ours over TRL's."""
     lines = [f"{name}: {case['job']}", f"{'':30} {'ours':>24} {'TRL':>24} {'ours / TRL':>22}"]
     for figure, sides in case["compared"].items():
-        cells = ["-" if one is None else " ".join(f"{value:.4g}" for value in one.values()) for one in sides.values()]
+        cells = [
+            "-" if spread_of is None else " ".join(f"{value:.4g}" for value in spread_of.values())
+            for spread_of in sides.values()
+        ]
         lines.append(f"{figure:30} {cells[0]:>24} {cells[1]:>24} {cells[2]:>22}")
     return "\n".join(lines)
 
@@ -364,7 +367,7 @@ def main() -> None:
     check(arguments)
     if arguments.device == "cpu":
         keep_to_two_cores()
-    found: dict[str, Any] = {}
+    cases: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="trl-") as folder:
         models = (arguments.models or Path(folder) / "models").resolve()
         make_8m(models / "8m")
@@ -373,15 +376,15 @@ def main() -> None:
         if "tools" in arguments.cases:
             make_tools(models / "tools", arguments.trl)
         for name in arguments.cases:
-            found[name] = measure(name, models, Path(folder), arguments)
-            print(table(name, found[name]), flush=True)
+            cases[name] = measure(name, models, Path(folder), arguments)
+            print(table(name, cases[name]), flush=True)
     if arguments.picture:
         name = arguments.cases[-1]
-        of_sides = {NAMES[side]: [one["rewards"] for one in runs] for side, runs in found[name]["runs"].items()}
+        of_sides = {NAMES[side]: [run["rewards"] for run in runs] for side, runs in cases[name]["runs"].items()}
         level, title = CASES[name].level, f"{name}: reward against wall time, two cores"
         draw_rewards(arguments.picture, of_sides, level=level, title=title)
     kind = "trl" if len(arguments.cases) == len(ON_CPU) else "-".join(["trl", *arguments.cases])
-    path = write_result(kind, {"expected": EXPECTED, "versions": versions(arguments.trl), "cases": found})
+    path = write_result(kind, {"expected": EXPECTED, "versions": versions(arguments.trl), "cases": cases})
     print(f"written to {path.relative_to(REPOSITORY)}")
 
 

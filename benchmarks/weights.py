@@ -150,7 +150,7 @@ def baselines(model: Model, folders: dict[str, Path], rounds: int) -> dict[str, 
     """A plain copy, a hash, and one write and read of the version's bytes, from and to memory that is there already."""
     sources = [tensor.view(torch.int16).reshape(-1).numpy().view(np.uint8) for tensor in model.tensors.values()]
     copy = np.zeros(max(map(len, sources)), dtype=np.uint8)
-    found: dict[str, Times] = {}
+    times: dict[str, Times] = {}
 
     def copied() -> None:
         for source in sources:
@@ -183,8 +183,8 @@ def baselines(model: Model, folders: dict[str, Path], rounds: int) -> dict[str, 
             with clock.phase(name):
                 work()
             taken.append(clock.times)
-        found[name] = best(taken)
-    return found
+        times[name] = best(taken)
+    return times
 
 
 def best(taken: list[Times]) -> Times:
@@ -259,11 +259,11 @@ def ratios(result: dict[str, Any]) -> dict[str, float]:
     def slowdown(lane: str) -> float:
         return max(0.0, transports[lane]["step_s"] - plain["step_alone"]["step_alone_s"])
 
-    found: dict[str, float] = {}
+    ratios: dict[str, float] = {}
     for kind in ("tmpfs", "disk"):
         after, file, delta = f"file_after_{kind}", f"file_{kind}", f"delta_{kind}"
         written = plain[f"write_read_{kind}"][f"write_read_{kind}_s"]
-        found |= {
+        ratios |= {
             f"{after} / write_read": sync(after) / written,
             f"{file} / write_read": sync(file) / written,
             f"{after} / {delta}": sync(after) / sync(delta),
@@ -274,9 +274,9 @@ def ratios(result: dict[str, Any]) -> dict[str, float]:
             f"{file} / {delta}, with what the step is slower": (sync(file) + slowdown(file))
             / (sync(delta) + slowdown(delta)),
         }
-    found["file_after_tmpfs / memcpy"] = sync("file_after_tmpfs") / plain["memcpy"]["memcpy_s"]
-    found["bytes of file / delta"] = transports["file_tmpfs"]["bytes"] / transports["delta_tmpfs"]["bytes"]
-    return found
+    ratios["file_after_tmpfs / memcpy"] = sync("file_after_tmpfs") / plain["memcpy"]["memcpy_s"]
+    ratios["bytes of file / delta"] = transports["file_tmpfs"]["bytes"] / transports["delta_tmpfs"]["bytes"]
+    return ratios
 
 
 def main() -> None:
