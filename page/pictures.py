@@ -104,9 +104,13 @@ def events(page: Page) -> None:
     page.mouse.wheel(0, DESK[1])
 
 
-def wrong(page: Page) -> None:
-    page.locator('[id="field-iterations"]').fill("0")
-    page.locator('[id="field-model.path"]').fill("configs/models/two-digits")
+def refused(page: Page) -> None:
+    """Types a value that the gateway refuses, and waits until it is underlined."""
+    page.get_by_role("textbox", name="Spec of the job").focus()
+    page.keyboard.press("Control+End")
+    page.keyboard.type("every_iterations = -5")
+    page.locator(".findings").wait_for()
+    page.mouse.wheel(0, -DESK[1])
 
 
 def first_batch(page: Page) -> None:
@@ -126,7 +130,7 @@ def take_all(camera: Camera, job_id: str, other_id: str) -> None:
     camera.take("compare-dark", f"{job}?compare={other_id}", scheme="dark", ready=".chart", pose=smoothed)
     camera.take("events", job, ready=".chart", pose=events)
     camera.take("overview-phone", job, size=PHONE, ready=".chart")
-    camera.take("new", "new", ready=".sections", pose=wrong)
+    camera.take("new", "new", ready=".editor", pose=refused)
     camera.take("lanes", f"{job}/lanes")
     camera.take("fence-dark", f"{job}/fence", scheme="dark")
     camera.take("rollouts", f"{job}/rollouts", pose=first_batch)

@@ -10,22 +10,30 @@ const out = join(here, "..", "gateway", "page", "static");
 /** Types are erased, and a test compares them with the records. */
 const ERASED = "src/types.ts";
 const SOURCES = ["index.html", "package.json", "package-lock.json", "tsconfig.json", "vite.config.ts", "src"];
+/** Specs that a new job can begin with: `src/submit/templates.ts` takes their text into the page. */
+const TEMPLATES = join(here, "..", "configs");
 
-/** Files of the page, by name, in the order in which tests/unit/gateway/page/test_files.py reads them too. */
+/** Lists the files of a folder of the page, or the file itself. */
 function sources(name: string): string[] {
   const path = join(here, name);
   if (!statSync(path).isDirectory()) return [path];
   return readdirSync(path).flatMap((inner) => sources(join(name, inner)));
 }
 
-/** Writes down of which sources the build is. */
+function templates(): string[] {
+  return readdirSync(TEMPLATES)
+    .filter((name) => name.endsWith(".toml"))
+    .map((name) => join(TEMPLATES, name));
+}
+
+/** Records the digest of the sources that the build was made of; tests/unit/gateway/page/test_files.py computes it too. */
 function recordSources(): Plugin {
   return {
     name: "record-sources",
     apply: "build",
     closeBundle() {
       const digest = createHash("sha256");
-      const files = SOURCES.flatMap(sources).map((path) => [relative(here, path).replaceAll("\\", "/"), path] as const);
+      const files = [...SOURCES.flatMap(sources), ...templates()].map((path) => [relative(here, path).replaceAll("\\", "/"), path] as const);
       const built = files.filter(([name]) => name !== ERASED);
       for (const [name, path] of built.sort(([a], [b]) => (a < b ? -1 : 1))) {
         const content = readFileSync(path);
@@ -48,6 +56,7 @@ export default defineConfig({
     reportCompressedSize: false,
   },
   server: {
+    fs: { allow: [here, TEMPLATES] },
     proxy: { "/v1": "http://127.0.0.1:8000", "/openapi.json": "http://127.0.0.1:8000" },
   },
 });

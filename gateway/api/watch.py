@@ -15,6 +15,7 @@ from broker.monitor import stack_state
 from broker.presence import Presence
 from contracts.answers import JobStory, LogPart, StackState, ToldEvent
 from contracts.encoding.wire import MAX_ITERATIONS
+from contracts.encoding.without_defaults import without_defaults
 from contracts.events import AuditRecord, IterationCommitted, IterationMetrics, JobEvent, record_digest
 from contracts.jobs import EvaluationScore
 from contracts.monitor import GeneratorSeen
@@ -62,9 +63,13 @@ def generators(services: HasServices) -> Response:
 
 
 @router.get("/jobs/{job_id}/spec", **SPEC)
-def spec(job_id: KnownJob, services: HasServices) -> Response:
-    """Show the job's spec, every key with its value: a submission of it makes the same job again."""
-    return json_answer(services.jobs.spec(job_id))
+def spec(job_id: KnownJob, services: HasServices, defaults: bool = True) -> Response:
+    """Show the job's spec: a submission of it makes the same job again.
+
+    With `defaults=false` keys that have their default are left out; otherwise every key stands there with its value.
+    """
+    job_spec = services.jobs.spec(job_id)
+    return json_answer(job_spec if defaults else without_defaults(job_spec))
 
 
 @router.get("/jobs/{job_id}/evaluations", **SCORES)

@@ -7,11 +7,14 @@ import { JobsPage } from "./jobs/page";
 import { link, usePlace } from "./router";
 import { useStore } from "./store";
 import { StackPage } from "./stack/page";
-import { SubmitPage } from "./submit/page";
 import { clock } from "./ui/format";
 import { Guard } from "./ui/guard";
+import { lazy } from "./ui/lazy";
 import { Empty } from "./ui/parts";
 import mark from "./mark.svg";
+
+/** Its editor is larger than the rest of the page. */
+const SubmitPage = lazy(async () => (await import("./submit/page")).SubmitPage);
 
 export function App(): JSX.Element {
   const place = usePlace();

@@ -113,6 +113,10 @@ def test_a_spec_that_is_read_back_makes_the_same_job_again(ask: Ask) -> None:
     as_submitted = replace(read, model=replace(read.model, matmul=UNSET, file_digests=UNSET))
     assert as_submitted == job_spec(name="cloned", seed=7), "what the gateway adds is by what the job is repeated"
     assert ask("POST", "/v1/jobs", content=answer.content, headers=rig.JSON).status_code == 201
+    short = ask("GET", f"/v1/jobs/{job_id}/spec?defaults=false")
+    assert convert(short.json(), JobSpec) == read, "keys with their default are left out, and nothing else"
+    assert "deterministic" not in short.json()
+    assert ask("POST", "/v1/jobs", content=short.content, headers=rig.JSON).status_code == 201
 
 
 def test_a_check_of_a_good_spec_creates_nothing(ask: Ask, services: Services) -> None:

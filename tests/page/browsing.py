@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
 PHONE = {"width": 390, "height": 844}
@@ -58,9 +58,27 @@ def opened(
     page.goto(f"{url}/#/{place}")
     try:
         yield page
-        assert [text for text in said if not (may_log and text.startswith(may_log))] == []
+        unexpected = [text for text in said if not (may_log and text.startswith(may_log))]
+        assert unexpected == []
     finally:
         context.close()
+
+
+def spec_editor(page: Page) -> Locator:
+    """Returns the text of the screen New job, which is no input: read it by `spec_text`, write it by `write_spec`."""
+    return page.get_by_role("textbox", name="Spec of the job")
+
+
+def write_spec(page: Page, text: str) -> None:
+    """Replaces the whole text of the editor, as a person who pastes does."""
+    spec_editor(page).focus()
+    page.keyboard.press("Control+a")
+    page.keyboard.insert_text(text)
+
+
+def spec_text(page: Page) -> str:
+    """Returns the whole text that the tab keeps: the editor has only the lines that are in sight."""
+    return str(page.evaluate("JSON.parse(sessionStorage.getItem('onbeat.draft')).text"))
 
 
 def _is_fault(message: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The page over a whole stack: a job is submitted by the form, trains as one looks, and outlives a killed gateway."""
+"""The page over a whole stack: a job is submitted in the editor, trains as one looks, and outlives a killed gateway."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
 from tests.chaos.short_job import long_variant
-from tests.page.browsing import chromium, opened
+from tests.page.browsing import chromium, opened, spec_editor, write_spec
 
 if TYPE_CHECKING:
     from playwright.sync_api import expect
@@ -25,6 +25,13 @@ else:
 
 REPOSITORY = Path(__file__).parents[2]
 MINUTES = 180_000
+SPEC = """name = "{name}"
+iterations = {iterations}
+model.path = "configs/models/two-digit-addition"
+dataset.type = "addition"
+reward.components = [{{ type = "exact" }}]
+rollout = {{ batches_per_iteration = 4, prompts_per_batch = 8, group_size = 8, sampling = {{ max_new_tokens = 5 }} }}
+"""
 
 
 @contextmanager
@@ -47,7 +54,7 @@ def ticking(stack: EmbeddedStack) -> Iterator[EmbeddedStack]:
 
 
 @long_variant
-def test_a_job_from_the_form_to_its_deletion_with_a_gateway_that_is_killed(tmp_path: Path) -> None:
+def test_a_job_from_the_editor_to_its_deletion_with_a_gateway_that_is_killed(tmp_path: Path) -> None:
     plan = StackPlan(run_root=tmp_path / "runs", model_root=REPOSITORY, threads=1)
     with (
         chromium() as browser,
@@ -57,8 +64,8 @@ def test_a_job_from_the_form_to_its_deletion_with_a_gateway_that_is_killed(tmp_p
         expect.set_options(timeout=MINUTES)
         for name, iterations in (("first", "6"), ("second", "200")):
             page.goto(f"{stack.gateway_url}/#/new")
-            page.locator('[id="field-name"]').fill(name)
-            page.locator('[id="field-iterations"]').fill(iterations)
+            expect(spec_editor(page)).to_be_visible()
+            write_spec(page, SPEC.format(name=name, iterations=iterations))
             page.get_by_role("button", name="Submit job").click()
             page.wait_for_url("**/#/jobs/job-*")
             if name == "first":

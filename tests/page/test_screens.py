@@ -1,30 +1,37 @@
-"""The screens over a real gateway: jobs, the form, a job's curves; with hostile names and a gateway that dies."""
+"""The screens over a real gateway: jobs, the editor of a spec, curves; with hostile names and a gateway that dies."""
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 from msgspec.structs import replace
 
 from broker.connection.client import connect
 from broker.job_store import JobStore
 from contracts.encoding.json_lines import append_json_lines, read_json_lines
+from contracts.encoding.wire import convert, encode_json
 from contracts.events import HealthChanged, IterationCommitted, IterationMetrics, MismatchAlarm
 from contracts.jobs import HealthProblem, JobState
+from contracts.rewards import PluginReward, RewardSpec
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
+from contracts.spec.datasets import JsonlDataset
+from contracts.spec.job import JobSpec
 from gateway.app import create_app
 from onbeat.stack.access import page_address
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec, stub_model
 from tests.contract.golden_files import iteration_metrics, trajectory_metrics
-from tests.page.browsing import PHONE, chromium, opened
+from tests.page.browsing import PHONE, chromium, opened, spec_editor, spec_text, write_spec
 from tests.served import services_over, serving
 
 if TYPE_CHECKING:
@@ -33,6 +40,9 @@ else:
     expect = pytest.importorskip("playwright.sync_api").expect
 
 HOSTILE = "<img src=x onerror=\"document.title='run'\">"
+ACCEPTED = "The gateway accepts this spec."
+REPOSITORY = Path(__file__).parents[2]
+JSONL = JsonlDataset(train_path="rows.jsonl", evaluation_path="held-out.jsonl")
 BANNER = "The gateway does not answer since"
 
 
@@ -100,8 +110,32 @@ def at(browser: Browser, gateway: Gateway, place: str, **options: Any) -> Iterat
         yield page
 
 
-def field(page: Page, path: str) -> Locator:
-    return page.locator(f'[id="field-{path}"]')
+def toml(*, name: str = "typed", iterations: str = "3", model: str = "qwen3") -> str:
+    """A spec as a person types it, of the model that the gateway of these tests has."""
+    return f"""name = {json.dumps(name)}
+iterations = {iterations}
+
+[model]
+path = "{model}"
+
+[dataset]
+type = "addition"
+
+[rollout]
+sampling = {{ max_new_tokens = 6 }}
+
+[reward]
+components = [{{ type = "exact" }}]
+"""
+
+
+def findings(page: Page) -> Locator:
+    """The list beside the editor: line, field, problem and cure of each refusal."""
+    return page.locator(".findings")
+
+
+def underlined(page: Page) -> Locator:
+    return page.locator(".cm-lintRange-error")
 
 
 def row(page: Page, name: str) -> Locator:
@@ -225,26 +259,28 @@ def test_a_refused_question_says_why_and_stays(gateway: Gateway, browser: Browse
         expect(page.get_by_role("alert")).to_contain_text("a succeeded job cannot be cancelled")
 
 
-def test_the_form_marks_what_the_schema_forbids_and_what_only_the_gateway_knows(
+def test_a_refused_field_is_underlined_with_its_cure_and_the_spec_is_submitted_once_it_is_fixed(
     gateway: Gateway, browser: Browser
 ) -> None:
     with at(browser, gateway, "new") as page:
         submit = page.get_by_role("button", name="Submit job")
-        field(page, "model.path").fill("nowhere")
-        expect(field(page, "model.path")).to_have_attribute("aria-invalid", "true")
-        expect(page.locator("#field-model\\.path-help")).to_contain_text("name a Hugging Face causal LM folder")
-        field(page, "model.path").fill("qwen3")
-        expect(page.get_by_text("The gateway would take it.")).to_be_visible()
-        field(page, "iterations").fill("0")
-        expect(field(page, "iterations")).to_have_attribute("aria-invalid", "true")
-        expect(page.locator("#field-iterations-help")).to_contain_text("must be at least 1")
+        write_spec(page, toml(model="nowhere"))
+        expect(underlined(page)).to_have_text('path = "nowhere"')
+        expect(findings(page)).to_contain_text("line 5: model.path")
+        expect(findings(page)).to_contain_text("name a Hugging Face causal LM folder")
         expect(submit).to_be_disabled()
-        field(page, "iterations").fill("1e")
-        expect(page.locator("#field-iterations-help")).to_contain_text("must be a whole number")
-        field(page, "iterations").fill("12")
-        field(page, "name").fill("")
-        expect(page.locator("#field-name-help")).to_contain_text("is needed")
-        field(page, "name").fill(HOSTILE)
+        write_spec(page, toml(iterations="0"))
+        expect(underlined(page)).to_have_text("iterations = 0")
+        expect(findings(page)).to_contain_text("line 2: iterations")
+        findings(page).get_by_role("button").click()
+        expect(spec_editor(page)).to_be_focused()
+        page.keyboard.press("End")
+        page.keyboard.press("Backspace")
+        page.keyboard.type("12")
+        expect(page.get_by_text(ACCEPTED)).to_be_visible()
+        expect(underlined(page)).to_have_count(0)
+        write_spec(page, toml(name=HOSTILE, iterations="12"))
+        expect(page.get_by_text(ACCEPTED)).to_be_visible()
         submit.click()
         page.wait_for_url("**/#/jobs/job-*")
         job_id = page.url.rpartition("/")[2]
@@ -255,36 +291,127 @@ def test_the_form_marks_what_the_schema_forbids_and_what_only_the_gateway_knows(
     gateway.jobs.move(job_id, JobState.CANCELLED)
 
 
-def test_form_and_text_are_the_same_spec_both_ways(gateway: Gateway, browser: Browser) -> None:
+def test_all_refusals_of_an_answer_are_listed_and_underlined_in_order(gateway: Gateway, browser: Browser) -> None:
+    refusals = [
+        {"field": "model.path", "problem": f"no such folder {HOSTILE}", "cure": "put the model there"},
+        {"field": "rollout.sampling.top_k", "problem": "must be above 1", "cure": ""},
+        {"field": "", "problem": "the spec asks for too much", "cure": "ask for less"},
+    ]
+    problem = {"type": "about:blank", "title": "Unprocessable", "status": 422, "detail": "no such folder", "cure": None}
+    body = json.dumps(problem | {"field": "model.path", "refusals": refusals})
     with at(browser, gateway, "new") as page:
-        text = page.get_by_label("The same as JSON")
-        field(page, "dataset.type").select_option(label="reasoning_gym")
-        field(page, "dataset.task").fill("chain_sum")
-        assert json.loads(text.input_value())["dataset"] == {"type": "reasoning_gym", "task": "chain_sum"}
-        page.get_by_role("button", name="Add components").click()
-        field(page, "reward.components[1].type").select_option(label="length")
-        assert [one["type"] for one in json.loads(text.input_value())["reward"]["components"]] == ["exact", "length"]
-        spec = json.loads(text.input_value()) | {"iterations": 77}
-        text.fill(json.dumps(spec))
-        expect(field(page, "iterations")).to_have_value("77")
-        text.fill('{"iterations": ')
-        page.get_by_text("This is no JSON object yet").wait_for()
-        expect(field(page, "iterations")).to_have_value("77")
+        page.route(
+            "**/v1/jobs/check",
+            lambda route: route.fulfill(status=422, content_type="application/problem+json", body=body),
+        )
+        write_spec(page, toml())
+        expect(findings(page).get_by_role("button")).to_have_text(
+            ["line 5: model.path", "line 11: rollout.sampling.top_k", "line 1"]
+        )
+        expect(findings(page)).to_contain_text(HOSTILE)
+        expect(findings(page).locator(".cure")).to_have_text(["put the model there", "ask for less"])
+        # A refusal of the whole spec stands at the first line, a key that the text leaves out at the table around it.
+        expect(underlined(page)).to_have_text(['name = "typed"', 'path = "qwen3"', "sampling = { max_new_tokens = 6 }"])
+        assert page.locator("aside img").count() == 0
+        assert page.title() == "Onbeat"
+
+
+def test_a_text_that_is_neither_toml_nor_json_yet_is_said_so_and_survives_a_reload(
+    gateway: Gateway, browser: Browser
+) -> None:
+    with at(browser, gateway, "new") as page:
+        write_spec(page, '{"iterations": ')
+        expect(findings(page)).to_contain_text("The text is not JSON yet")
+        expect(page.get_by_role("button", name="Submit job")).to_be_disabled()
         page.reload()
-        expect(text).to_have_value('{"iterations": ')
+        expect(spec_editor(page)).to_have_text('{"iterations": ')
+        write_spec(page, 'name = "unfinished')
+        expect(findings(page)).to_contain_text("The text is not TOML yet")
 
 
-def test_a_clone_has_what_was_told_and_what_was_typed_before_comes_back(gateway: Gateway, browser: Browser) -> None:
+def test_toml_and_json_are_the_same_spec_both_ways(gateway: Gateway, browser: Browser) -> None:
+    with at(browser, gateway, "new") as page:
+        write_spec(page, toml(name="in two languages"))
+        spec = tomllib.loads(toml(name="in two languages"))
+        page.get_by_role("button", name="JSON").click()
+        expect(spec_editor(page)).to_contain_text('"name": "in two languages"')
+        assert json.loads(spec_text(page)) == spec
+        page.get_by_role("button", name="TOML").click()
+        expect(spec_editor(page)).to_contain_text('name = "in two languages"')
+        assert tomllib.loads(spec_text(page)) == spec
+
+
+def test_keys_are_offered_at_the_cursor_with_what_they_mean(gateway: Gateway, browser: Browser) -> None:
+    with at(browser, gateway, "new") as page:
+        with page.expect_response("**/openapi.json"):
+            write_spec(page, toml())
+        page.keyboard.press("Control+End")
+        page.keyboard.type("\n[algorithm]\nkl_coeff")
+        option = page.get_by_role("option", name=re.compile("^kl_coefficient"))
+        expect(option).to_have_attribute("aria-selected", "true")
+        expect(page.locator(".cm-completionInfo")).not_to_be_empty()
+        option.click()
+        page.keyboard.type(" = 0.5")
+        expect(page.get_by_text(ACCEPTED)).to_be_visible()
+        assert tomllib.loads(spec_text(page))["algorithm"] == {"kl_coefficient": 0.5}
+
+
+def test_a_template_takes_the_place_of_the_text_and_the_text_comes_back(gateway: Gateway, browser: Browser) -> None:
+    with at(browser, gateway, "new") as page:
+        expect(spec_editor(page)).to_contain_text('name = "two-digit addition"')
+        write_spec(page, toml(name="typed before"))
+        page.get_by_label("Begin from a template").select_option("dapo")
+        expect(spec_editor(page)).not_to_contain_text("typed before")
+        assert spec_text(page) == (REPOSITORY / "configs" / "dapo.toml").read_text()
+        page.get_by_role("button", name="Bring back the earlier text").click()
+        expect(spec_editor(page)).to_contain_text("typed before")
+        assert spec_text(page) == toml(name="typed before")
+
+
+def test_a_clone_has_what_was_set_and_what_was_typed_before_comes_back(gateway: Gateway, browser: Browser) -> None:
     job_id, _ = gateway.jobs.create(job_spec(name="the original", seed=41))
     with at(browser, gateway, "new") as page:
-        field(page, "name").fill("typed before")
+        write_spec(page, toml(name="typed before"))
         page.goto(f"{gateway.url}/#/new?from={job_id}")
-        expect(field(page, "name")).to_have_value("the original")
-        expect(field(page, "seed")).to_have_value("41")
-        assert "deterministic" not in page.get_by_label("The same as JSON").input_value()
-        page.get_by_role("button", name="Bring back what I had typed").click()
-        expect(field(page, "name")).to_have_value("typed before")
+        expect(spec_editor(page)).to_contain_text('name = "the original"')
+        assert convert(tomllib.loads(spec_text(page)), JobSpec) == gateway.jobs.spec(job_id)
+        assert "deterministic" not in spec_text(page)
+        page.get_by_role("button", name="Bring back the earlier text").click()
+        expect(spec_editor(page)).to_contain_text('name = "typed before"')
     gateway.jobs.move(job_id, JobState.CANCELLED)
+
+
+def test_a_clone_of_a_job_with_files_and_a_plug_in_is_submitted_as_it_is(gateway: Gateway, browser: Browser) -> None:
+    """The gateway wrote digests of the files into the first job's spec. A clone keeps them, and means the same files."""
+    folder = Path(gateway.settings.model_root)
+    (folder / "rows.jsonl").write_text('{"prompt": "1+1=", "reference": "2"}\n' * 8)
+    (folder / "held-out.jsonl").write_text('{"prompt": "2+2=", "reference": "4"}\n' * 8)
+    (folder / "score.py").write_text("def brief(completion: str) -> float:\n    return 1.0 / (1 + len(completion))\n")
+    of_file = PluginReward(entry_point="brief", file="score.py")
+    of_package = PluginReward(entry_point="polite", package="manners 1.0")
+    reward = RewardSpec(components=(of_file, of_package))
+    spec = job_spec(name="with files", dataset=JSONL, reward=reward)
+    first = httpx.post(
+        f"{gateway.url}/v1/jobs",
+        content=encode_json(spec),
+        headers={"Authorization": f"Bearer {gateway.settings.api_key}", "Content-Type": "application/json"},
+        timeout=60.0,
+    )
+    assert first.status_code == 201, first.text
+    first_id = first.json()["job_id"]
+    with at(browser, gateway, f"jobs/{first_id}") as page:
+        page.get_by_role("link", name="Clone with files").click()
+        expect(page.get_by_text(ACCEPTED)).to_be_visible()
+        page.get_by_role("button", name="Submit job").click()
+        page.wait_for_url(re.compile(f"/#/jobs/job-(?!{first_id[4:]})"))
+        second_id = page.url.rpartition("/")[2]
+    clone = gateway.jobs.spec(second_id)
+    assert clone == gateway.jobs.spec(first_id)
+    assert isinstance(clone.reward.components[0], PluginReward)
+    assert "def brief" in clone.reward.components[0].source
+    assert set(clone.file_digests) >= {"rows.jsonl", "held-out.jsonl"}
+    for job_id in (first_id, second_id):
+        gateway.jobs.move(job_id, JobState.CANCELLED)
 
 
 def test_a_gateway_that_dies_and_comes_back_costs_nothing_that_was_seen_or_typed(
@@ -301,14 +428,14 @@ def test_a_gateway_that_dies_and_comes_back_costs_nothing_that_was_seen_or_typed
         expect(row(page, "outlives its gateway")).to_contain_text("cancelled")
         expect(page.get_by_text(BANNER)).to_have_count(0)
         page.goto(f"{gateway.url}/#/new")
-        field(page, "model.path").fill("qwen3")
+        expect(spec_editor(page)).to_be_visible()
         gateway.stop()
-        field(page, "name").fill("typed while it was away")
+        write_spec(page, toml(name="typed while it was away"))
         page.get_by_role("button", name="Submit job").click()
         page.get_by_role("alert").get_by_text("the gateway does not answer").wait_for()
         gateway.start()
         page.reload()
-        expect(field(page, "name")).to_have_value("typed while it was away")
+        expect(spec_editor(page)).to_contain_text("typed while it was away")
         page.get_by_role("button", name="Submit job").click()
         page.wait_for_url("**/#/jobs/job-*")
         made = page.url.rpartition("/")[2]
@@ -462,12 +589,13 @@ def test_a_job_is_submitted_with_the_keyboard_alone(gateway: Gateway, browser: B
     with at(browser, gateway, "jobs?name=by-keyboard") as page:
         page.get_by_role("link", name="New job").first.focus()
         page.keyboard.press("Enter")
-        field(page, "name").wait_for()
-        for path, text in (("name", "by-keyboard"), ("model.path", "qwen3")):
-            tab_to(page, f"field-{path}")
-            page.keyboard.press("Control+a")
-            page.keyboard.type(text)
-        expect(page.get_by_text("The gateway would take it.")).to_be_visible()
+        expect(spec_editor(page)).to_be_visible()
+        tab_until(page, "document.activeElement.shadowRoot !== null")
+        page.keyboard.press("Control+a")
+        page.keyboard.insert_text(toml(name="by-keyboard"))
+        expect(page.get_by_text(ACCEPTED)).to_be_visible()
+        # Tab leaves the editor, too.
+        tab_until(page, "document.activeElement.textContent === 'Submit job'")
         page.keyboard.press("Enter")
         page.wait_for_url("**/#/jobs/job-*")
         job_id = page.url.rpartition("/")[2]
@@ -475,13 +603,13 @@ def test_a_job_is_submitted_with_the_keyboard_alone(gateway: Gateway, browser: B
     gateway.jobs.move(job_id, JobState.CANCELLED)
 
 
-def tab_to(page: Page, element_id: str) -> None:
-    """Presses Tab until the element has the focus, as a person would."""
+def tab_until(page: Page, condition: str) -> None:
+    """Presses Tab until the element with the focus is the one that is meant, as a person would."""
     for _ in range(60):
-        if page.evaluate("document.activeElement.id") == element_id:
+        if page.evaluate(condition):
             return
         page.keyboard.press("Tab")
-    pytest.fail(f"Tab does not reach {element_id}")
+    pytest.fail(f"Tab never leads to {condition}")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -493,7 +621,7 @@ def test_no_screen_is_wider_than_a_phone(scheme: str, gateway: Gateway, browser:
         row(page, name).wait_for()
         ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
         assert ground == ("rgb(18, 19, 22)" if scheme == "dark" else "rgb(250, 250, 248)")
-        for place, landmark in ((None, "main"), (f"jobs/{job_id}", ".charts"), ("new", ".sections")):
+        for place, landmark in ((None, "main"), (f"jobs/{job_id}", ".charts"), ("new", ".editor")):
             if place:
                 page.goto(f"{gateway.url}/#/{place}")
             else:

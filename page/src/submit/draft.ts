@@ -1,34 +1,18 @@
-// What was typed outlives an error, a reload, and a gateway that is away: it stays in this tab until a job is made of it.
-import type { Json } from "./schema";
-import { isTable, type Table } from "./schema";
+// Keeps the text of a new job in this tab through an error, a reload, and a gateway that is away, until it is submitted.
+import type { Table } from "./spec_text";
+import { START } from "./templates";
 
 const DRAFT = "onbeat.draft";
 const EARLIER = "onbeat.draft.earlier";
 const SENT = "onbeat.draft.sent";
 
 export interface Draft {
-  spec: Table;
-  /** The text as it was typed; null where the form was used last. */
-  text: string | null;
-  /** Whether the text is no JSON yet; the spec is then the last one that was. */
-  broken: boolean;
-  /** The job that this was taken from. */
+  text: string;
+  /** Id of the job that the text was taken from. */
   from: string | null;
 }
 
-export const START: Draft = {
-  spec: {
-    name: "two-digit addition",
-    iterations: 30,
-    model: { path: "configs/models/two-digit-addition" },
-    dataset: { type: "addition" },
-    reward: { components: [{ type: "exact" }] },
-    rollout: { batches_per_iteration: 4, prompts_per_batch: 8, group_size: 8, sampling: { max_new_tokens: 5 } },
-  },
-  text: null,
-  broken: false,
-  from: null,
-};
+export const FIRST_DRAFT: Draft = { text: START.text, from: null };
 
 export function readDraft(): Draft | null {
   return read(DRAFT);
@@ -38,7 +22,7 @@ export function keepDraft(draft: Draft): void {
   sessionStorage.setItem(DRAFT, JSON.stringify(draft));
 }
 
-/** The draft that another one took the place of. */
+/** The draft that a template, a clone or a fresh start replaced. */
 export function readEarlier(): Draft | null {
   return read(EARLIER);
 }
@@ -52,12 +36,12 @@ export function forgetDraft(): void {
   for (const name of [DRAFT, EARLIER, SENT]) sessionStorage.removeItem(name);
 }
 
-/** The same key for the same spec, so that a submission whose answer was lost makes no second job. */
-export function idempotencyKey(spec: Json): string {
+/** The same key for the same spec: a submission whose answer was lost makes no second job when it is sent again. */
+export function idempotencyKey(spec: Table): string {
   const body = JSON.stringify(spec);
   const sent = sessionStorage.getItem(SENT);
-  const [key, of] = sent ? (JSON.parse(sent) as [string, string]) : ["", ""];
-  if (key && of === body) return key;
+  const [key, keyBody] = sent ? (JSON.parse(sent) as [string, string]) : ["", ""];
+  if (key && keyBody === body) return key;
   const fresh = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
   sessionStorage.setItem(SENT, JSON.stringify([fresh, body]));
   return fresh;
@@ -66,7 +50,7 @@ export function idempotencyKey(spec: Json): string {
 function read(name: string): Draft | null {
   try {
     const draft = JSON.parse(sessionStorage.getItem(name) ?? "null") as Draft | null;
-    return draft && isTable(draft.spec) ? draft : null;
+    return typeof draft?.text === "string" ? draft : null;
   } catch {
     return null;
   }

@@ -1,240 +1,237 @@
-// A new job: the form, its text, and what the gateway says about it before it is one.
+// A new job: the text of its spec, and what the gateway says about it before it is submitted.
 //
-//   form ◀─▶ spec ◀─▶ text        spec ─ schema.ts ─▶ faults ─▶ the fields that they name
-//              └─ POST /v1/jobs/check, when the schema has no fault and the typing pauses ─▶ a fault, with its cure
+//   template ─┐
+//   clone ────┴▶ draft ─▶ text ─ spec_text.ts ─▶ spec ─ check.ts ─▶ refusals ─▶ underlined in the text, listed beside it
+//                         └ kept in this tab                └▶ POST /v1/jobs
 import type { JSX } from "preact";
-import { useEffect, useMemo, useState } from "preact/hooks";
-import { ask, get, post, Refused, words } from "../api";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { ask, get, Refused } from "../api";
 import { useResource } from "../live";
 import { go } from "../router";
-import type { JobStatus, ProblemDetails } from "../types";
-import { plural, spoken } from "../ui/format";
+import type { JobStatus } from "../types";
+import { plural } from "../ui/format";
 import { Failure } from "../ui/parts";
-import { forgetDraft, idempotencyKey, keepDraft, keepEarlier, readDraft, readEarlier, START, type Draft } from "./draft";
-import { Field, Form } from "./fields";
-import { faults, isTable, resolved, told, type Fault, type Json, type Schema, type Schemas, type Table } from "./schema";
+import { isAboutSpec, refusalsOf, useCheck, type CheckResult, type SpecRefusal } from "./check";
+import { specCompletion, type Schemas } from "./completion";
+import { FIRST_DRAFT, forgetDraft, idempotencyKey, keepDraft, keepEarlier, readDraft, readEarlier, type Draft } from "./draft";
+import { Editor, type Marker } from "./editor";
+import { lineOf, placeOfField, readSpecText, writeSpecText, type Language, type SpecText, type Table } from "./spec_text";
+import { TEMPLATES } from "./templates";
 
-const PAUSE_MS = 500;
-const OPEN = ["model", "dataset", "reward"];
-const ROOT: Schema = { $ref: "#/components/schemas/JobSpec" };
+/** The most refusals that are listed; all are underlined. */
+const MOST_LISTED = 20;
 
 interface OpenApi {
   components: { schemas: Schemas };
 }
 
 export function SubmitPage({ from }: { from: string | null }): JSX.Element {
-  const api = useResource<OpenApi>("/openapi.json");
-  const [draft, setDraft] = useState<Draft>(() => readDraft() ?? START);
+  const [draft, setDraft] = useState<Draft>(() => readDraft() ?? FIRST_DRAFT);
+  const [revision, setRevision] = useState(0);
   const [problem, setProblem] = useState<unknown>(null);
-  const schemas = api.value?.components.schemas;
+  const specText = useMemo(() => readSpecText(draft.text), [draft.text]);
+  const check = useCheck(specText.spec);
+  const findings = useMemo(() => findingsOf(specText, check), [specText, check]);
+  const completion = useCompletion(specText);
+  const goTo = useRef<(offset: number) => void>(() => {});
+
   const change = (next: Draft): void => {
     keepDraft(next);
     setDraft(next);
+    setProblem(null);
   };
-  useClone(from, schemas, draft, change, setProblem);
-  const found = useMemo(() => (schemas ? faults(ROOT, draft.spec, schemas) : []), [draft.spec, schemas]);
-  const checked = useCheck(draft, found, Boolean(schemas));
-  const marks = useMemo(() => marked(found, checked), [found, checked]);
+  const rewrite = (next: Draft): void => {
+    change(next);
+    setRevision((count) => count + 1);
+  };
+  /** Puts another text in place of the one that was typed, which can be brought back. */
+  const replace = (next: Draft): void => {
+    keepEarlier(readDraft());
+    rewrite(next);
+  };
+  useClone(from, draft, replace, setProblem);
 
-  const submit = async (event: Event): Promise<void> => {
-    event.preventDefault();
+  const submit = async (): Promise<void> => {
+    if (specText.spec === null) return;
     try {
-      const headers = { "Idempotency-Key": idempotencyKey(draft.spec) };
-      const status = await ask<JobStatus>("POST", "/v1/jobs", { body: draft.spec, headers });
+      const headers = { "Idempotency-Key": idempotencyKey(specText.spec) };
+      const status = await ask<JobStatus>("POST", "/v1/jobs", { body: specText.spec, headers });
       forgetDraft();
       go(["jobs", status.job_id]);
-    } catch (failed) {
-      setProblem(failed);
-      if (failed instanceof Refused) focusField(failed.problem.field);
+    } catch (error) {
+      setProblem(error);
+      if (error instanceof Refused && isAboutSpec(error.problem)) {
+        const field = refusalsOf(error.problem)[0]?.field;
+        if (field) goTo.current(placeOfField(specText, field).from);
+      }
     }
   };
-  if (!schemas) return api.error ? <Failure error={api.error} /> : <p class="quiet">…</p>;
-  const wrong = marks.size;
   return (
-    <Form.Provider value={{ schemas, faults: marks }}>
-      <form class="submit" onSubmit={(event) => void submit(event)} noValidate>
-        <div class="head">
-          <h1>New job</h1>
-          <Earlier draft={draft} onBack={change} />
-        </div>
-        <div class="sections">
-          <SpecForm schemas={schemas} spec={draft.spec} onChange={(spec) => change({ ...draft, spec, text: null, broken: false })} />
-        </div>
-        <aside class="beside">
-          <SpecText draft={draft} onChange={change} />
-          <Verdict wrong={wrong} marks={marks} checked={checked} />
-          <Failure error={problem} />
-          <button type="submit" class="button primary wide" disabled={draft.broken || found.length > 0}>
-            Submit job
-          </button>
-        </aside>
-      </form>
-    </Form.Provider>
-  );
-}
-
-/** Takes the spec of the job named in the address, once; a draft that was typed is kept beside it. */
-function useClone(from: string | null, schemas: Schemas | undefined, draft: Draft, change: (draft: Draft) => void, fail: (error: unknown) => void): void {
-  useEffect(() => {
-    if (!from || !schemas || draft.from === from) return;
-    const stop = new AbortController();
-    get<Table>(`/v1/jobs/${encodeURIComponent(from)}/spec`, { signal: stop.signal })
-      .then((spec) => {
-        keepEarlier(readDraft());
-        change({ spec: told(ROOT, spec, schemas) as Table, text: null, broken: false, from });
-      })
-      .catch((failed) => stop.signal.aborted || fail(failed));
-    return () => stop.abort();
-  }, [from, Boolean(schemas)]);
-}
-
-type Checked = "waiting" | "valid" | ProblemDetails | { away: string };
-
-/** What the gateway says of a spec in which the schema finds nothing wrong; asked when the typing pauses. */
-function useCheck(draft: Draft, found: Fault[], ready: boolean): Checked {
-  const [checked, setChecked] = useState<Checked>("waiting");
-  const body = JSON.stringify(draft.spec);
-  useEffect(() => {
-    setChecked("waiting");
-    if (!ready || found.length || draft.broken) return;
-    const stop = new AbortController();
-    const timer = setTimeout(() => {
-      post("/v1/jobs/check", draft.spec, { signal: stop.signal })
-        .then(() => setChecked("valid"))
-        .catch((failed) => {
-          if (!stop.signal.aborted) setChecked(failed instanceof Refused ? failed.problem : { away: words(failed) });
-        });
-    }, PAUSE_MS);
-    return () => {
-      clearTimeout(timer);
-      stop.abort();
-    };
-  }, [body, draft.broken, found.length, ready]);
-  return checked;
-}
-
-function marked(found: Fault[], checked: Checked): Map<string, string> {
-  const marks = new Map(found.map(({ path, text }) => [path, text]));
-  if (typeof checked === "object" && "detail" in checked && checked.field)
-    marks.set(checked.field, checked.detail + (checked.cure ? `; ${checked.cure}` : ""));
-  return marks;
-}
-
-function focusField(path: string | null): void {
-  if (path) document.getElementById(`field-${path}`)?.focus();
-}
-
-/** The root's own fields first, then a section a table; the ones that every job sets are open. */
-function SpecForm({ schemas, spec, onChange }: { schemas: Schemas; spec: Table; onChange: (spec: Table) => void }): JSX.Element {
-  const root = resolved(ROOT, schemas);
-  const all = Object.entries(root.properties ?? {});
-  const isSection = (schema: Schema): boolean => {
-    const own = resolved(schema, schemas);
-    return own.type === "object" || own.type === "array" || Boolean(own.anyOf);
-  };
-  const set = (name: string, value: Json | undefined): void => {
-    const { [name]: _, ...rest } = spec;
-    const order = all.map(([key]) => key).filter((key) => key === name || key in rest);
-    const next = { ...rest, ...(value === undefined ? {} : { [name]: value }) };
-    onChange(Object.fromEntries([...order, ...Object.keys(rest)].filter((key) => key in next).map((key) => [key, next[key] as Json])));
-  };
-  const field = ([name, schema]: [string, Schema]): JSX.Element => (
-    <Field key={name} schema={schema} name={name} path={name} value={spec[name]} required={root.required?.includes(name) ?? false} onChange={(value) => set(name, value)} />
-  );
-  return (
-    <>
-      <section class="card">
-        <div class="fields">{all.filter(([, schema]) => !isSection(schema)).map(field)}</div>
-      </section>
-      {all
-        .filter(([, schema]) => isSection(schema))
-        .map((entry) => (
-          <Section key={entry[0]} name={entry[0]} schema={resolved(entry[1], schemas)} value={spec[entry[0]]}>
-            {field(entry)}
-          </Section>
-        ))}
-    </>
-  );
-}
-
-function Section(props: { name: string; schema: Schema; value: Json | undefined; children: JSX.Element }): JSX.Element {
-  const { name, schema, value } = props;
-  const set = isTable(value) ? Object.keys(value).length : Array.isArray(value) ? value.length : 0;
-  return (
-    <details class="card section" open={OPEN.includes(name)}>
-      <summary>
-        <h2>{spoken(name)}</h2>
-        <span class="faint small">{set ? `${set} set` : "defaults"}</span>
-        <span class="quiet small about">{schema.description}</span>
-      </summary>
-      {props.children}
-    </details>
-  );
-}
-
-function SpecText({ draft, onChange }: { draft: Draft; onChange: (draft: Draft) => void }): JSX.Element {
-  const shown = draft.text ?? JSON.stringify(draft.spec, null, 2);
-  const take = (text: string): void => {
-    try {
-      const spec = JSON.parse(text) as Json;
-      if (isTable(spec)) return onChange({ ...draft, spec, text, broken: false });
-    } catch {
-      // It is kept as a text until it is JSON.
-    }
-    onChange({ ...draft, text, broken: true });
-  };
-  return (
-    <div class="field">
-      <label for="spec-text">The same as JSON</label>
-      <textarea id="spec-text" class="mono" rows={Math.min(24, shown.split("\n").length + 1)} spellcheck={false} aria-invalid={draft.broken ? "true" : undefined} value={shown} onInput={(event) => take(event.currentTarget.value)} />
-      {draft.broken && (
+    <form
+      class="submit"
+      onSubmit={(event) => {
+        event.preventDefault();
+        void submit();
+      }}
+    >
+      <div class="head">
+        <h1>New job</h1>
+        <Beginnings draft={draft} onReplace={replace} />
+      </div>
+      <div class="card spec-card">
+        <Editor
+          label="Spec of the job"
+          text={draft.text}
+          revision={revision}
+          markers={findings}
+          completion={completion}
+          onChange={(text) => change({ ...draft, text })}
+          onSubmit={() => void submit()}
+          onReady={(move) => (goTo.current = move)}
+        />
+      </div>
+      <aside class="beside">
+        <Verdict check={check} findings={findings} onGo={(offset) => goTo.current(offset)} />
+        <Failure error={problem} />
+        <button type="submit" class="button primary wide" disabled={specText.spec === null || check.state === "refused"}>
+          Submit job
+        </button>
+        <LanguageChoice specText={specText} onChange={(text) => rewrite({ ...draft, text })} />
         <p class="help">
-          <strong class="fault">This is no JSON object yet; the form shows the last one.</strong>
+          A key that is left out has its default. Ctrl-Space lists the keys that may stand at the cursor, each with what it means; F8 goes to the next
+          refusal, Ctrl-Enter submits.
         </p>
-      )}
-    </div>
+      </aside>
+    </form>
   );
 }
 
-function Verdict({ wrong, marks, checked }: { wrong: number; marks: Map<string, string>; checked: Checked }): JSX.Element {
-  if (typeof checked === "object" && "away" in checked) return <p class="note warn">{checked.away}: what you typed is kept.</p>;
-  if (wrong)
+/** Takes the spec of the job in the address, once. Keys with their defaults are left out; digests of files are kept. */
+function useClone(from: string | null, draft: Draft, replace: (draft: Draft) => void, onError: (error: unknown) => void): void {
+  useEffect(() => {
+    if (!from || draft.from === from) return;
+    const stop = new AbortController();
+    get<Table>(`/v1/jobs/${encodeURIComponent(from)}/spec?defaults=false`, { signal: stop.signal })
+      .then((spec) => replace({ text: writeSpecText(spec, "toml"), from }))
+      .catch((error) => stop.signal.aborted || onError(error));
+    return () => stop.abort();
+  }, [from]);
+}
+
+/** Offers keys by the schema of the gateway that runs; nothing until it has answered. */
+function useCompletion(specText: SpecText): ReturnType<typeof specCompletion> {
+  const api = useResource<OpenApi>("/openapi.json");
+  const schemas = useRef<Schemas | null>(null);
+  schemas.current = api.value?.components.schemas ?? null;
+  // While a line is typed the text is often unreadable: the tables of the last readable one still say which kind they are.
+  const readable = useRef<Table>({});
+  if (specText.spec) readable.current = specText.spec;
+  return useMemo(() => specCompletion(() => schemas.current, () => readable.current), []);
+}
+
+interface Finding extends Marker {
+  line: number;
+  field: string;
+  problem: string;
+  cure: string;
+}
+
+/** A fault of the text alone, or the gateway's refusals, each with its place in the text. */
+function findingsOf(specText: SpecText, check: CheckResult): Finding[] {
+  const { text } = specText;
+  if (specText.fault) {
+    const { problem, from, to } = specText.fault;
+    return [{ line: lineOf(text, from), field: "", problem, cure: "", from, to, message: problem }];
+  }
+  if (check.state !== "refused") return [];
+  return check.refusals.map((refusal) => {
+    const { from, to } = placeOfField(specText, refusal.field);
+    return { ...refusal, line: lineOf(text, from), from, to, message: sentenceOf(refusal) };
+  });
+}
+
+function sentenceOf({ field, problem, cure }: SpecRefusal): string {
+  const subject = field ? `${field}: ` : "";
+  return `${subject}${problem}${cure ? `\nTo fix it: ${cure}` : ""}`;
+}
+
+function Verdict({ check, findings, onGo }: { check: CheckResult; findings: readonly Finding[]; onGo: (offset: number) => void }): JSX.Element {
+  if (findings.length) {
     return (
       <div class="note bad" role="status">
-        <p>{plural(wrong, "thing")} to mend</p>
-        <ul class="mend">
-          {[...marks].slice(0, 8).map(([path, text]) => (
-            <li key={path}>
-              <button type="button" class="copy" onClick={() => focusField(path)}>
-                {path || "the spec"}
+        <p>{plural(findings.length, "thing")} to fix</p>
+        <ul class="findings">
+          {findings.slice(0, MOST_LISTED).map((finding) => (
+            <li key={`${finding.field} ${finding.problem}`}>
+              <button type="button" class="copy" onClick={() => onGo(finding.from)}>
+                line {finding.line}
+                {finding.field && `: ${finding.field}`}
               </button>{" "}
-              {text}
+              {finding.problem}
+              {finding.cure && <span class="cure">{finding.cure}</span>}
             </li>
           ))}
         </ul>
       </div>
     );
-  if (typeof checked === "object") return <p class="note bad" role="status">{`${checked.detail}${checked.cure ? ` — ${checked.cure}` : ""}`}</p>;
+  }
+  if (check.state === "unknown") {
+    return (
+      <p class="note warn" role="status">
+        Not checked: {check.reason}. What you typed is kept.
+      </p>
+    );
+  }
+  const isValid = check.state === "valid";
   return (
-    <p class={`note ${checked === "valid" ? "good" : ""}`} role="status">
-      {checked === "valid" ? "The gateway would take it." : "…"}
+    <p class={`note ${isValid ? "good" : ""}`} role="status">
+      {isValid ? "The gateway accepts this spec." : "Checking…"}
     </p>
   );
 }
 
-function Earlier({ draft, onBack }: { draft: Draft; onBack: (draft: Draft) => void }): JSX.Element | null {
+/** What a new job begins with: a template, or what was typed before one was chosen. */
+function Beginnings({ draft, onReplace }: { draft: Draft; onReplace: (draft: Draft) => void }): JSX.Element {
   const earlier = readEarlier();
+  const begin = (id: string): void => {
+    const template = TEMPLATES.find((candidate) => candidate.id === id);
+    if (template) onReplace({ text: template.text, from: null });
+  };
   return (
-    <span class="row small quiet">
-      {draft.from && <span>Taken from {draft.from}</span>}
+    <span class="row small quiet beginnings">
+      {draft.from && <span>Cloned from {draft.from}</span>}
       {earlier && (
-        <button type="button" class="button little" onClick={() => (keepEarlier(draft), onBack(earlier))}>
-          Bring back what I had typed
+        <button type="button" class="button little" onClick={() => onReplace(earlier)}>
+          Bring back the earlier text
         </button>
       )}
-      <button type="button" class="button little" onClick={() => (keepEarlier(draft), onBack({ ...START }))}>
-        Start over
-      </button>
+      <select aria-label="Begin from a template" value="" onChange={(event) => begin(event.currentTarget.value)}>
+        <option value="">Begin from a template…</option>
+        {TEMPLATES.map(({ id, title }) => (
+          <option key={id} value={id}>
+            {id} — {title}
+          </option>
+        ))}
+      </select>
     </span>
+  );
+}
+
+function LanguageChoice({ specText, onChange }: { specText: SpecText; onChange: (text: string) => void }): JSX.Element {
+  const { language, spec } = specText;
+  const choose = (next: Language): void => {
+    if (spec && next !== language) onChange(writeSpecText(spec, next));
+  };
+  return (
+    <div class="row small">
+      <div class="segments" role="group" aria-label="Language of the text">
+        {(["toml", "json"] as const).map((choice) => (
+          <button key={choice} type="button" aria-pressed={choice === language} disabled={spec === null} onClick={() => choose(choice)}>
+            {choice.toUpperCase()}
+          </button>
+        ))}
+      </div>
+      <span class="quiet">A change drops the comments.</span>
+    </div>
   );
 }

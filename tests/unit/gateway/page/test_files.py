@@ -93,16 +93,20 @@ def test_a_gateway_without_a_built_page_says_how_to_build_it(tmp_path: Path) -> 
 
 
 def test_the_committed_build_is_of_the_present_sources() -> None:
-    """As `recordSources` of page/vite.config.ts does it."""
-    files = [path for name in SOURCES for path in [ROOT / "page" / name, *(ROOT / "page" / name).rglob("*")]]
+    """The digest is computed as `recordSources` of page/vite.config.ts does it: over names, lengths and contents."""
+    page = ROOT / "page"
+    paths = [path for name in SOURCES for path in [page / name, *(page / name).rglob("*")] if path.is_file()]
+    files = [(path.relative_to(page).as_posix(), path) for path in paths]
+    # The specs that a new job can begin with are in the build, too.
+    files += [(f"../configs/{path.name}", path) for path in (ROOT / "configs").glob("*.toml")]
     digest = hashlib.sha256()
-    for name, path in sorted((path.relative_to(ROOT / "page").as_posix(), path) for path in files if path.is_file()):
+    for name, path in sorted(files):
         if name == ERASED:
             continue
         content = path.read_bytes()
         digest.update(f"{name} {len(content)}\n".encode() + content)
     built = json.loads((STATIC / "sources.json").read_bytes())["sha256"]
-    assert built == digest.hexdigest(), "page/ has changed: `make page` builds it"
+    assert built == digest.hexdigest(), "page/ or a spec of configs/ has changed: `make page` builds the page"
 
 
 def test_the_wheel_carries_the_page(tmp_path: Path) -> None:
