@@ -382,7 +382,7 @@ def test_a_clone_has_what_was_set_and_what_was_typed_before_comes_back(gateway: 
 
 
 def test_a_clone_of_a_job_with_files_and_a_plug_in_is_submitted_as_it_is(gateway: Gateway, browser: Browser) -> None:
-    """The gateway wrote digests of the files into the first job's spec. A clone keeps them, and means the same files."""
+    """The first job's spec has the digests of its files. A clone keeps them, so it means the same files."""
     folder = Path(gateway.settings.model_root)
     (folder / "rows.jsonl").write_text('{"prompt": "1+1=", "reference": "2"}\n' * 8)
     (folder / "held-out.jsonl").write_text('{"prompt": "2+2=", "reference": "4"}\n' * 8)
