@@ -68,6 +68,17 @@ class StackState(Record, frozen=True, kw_only=True):
     max_jobs: int
 
 
+class SpecFiles(Record, frozen=True, kw_only=True):
+    """The answer to `GET /v1/files`: the models and rows below the stack's model root that a spec may name."""
+
+    models: tuple[str, ...]
+    """Paths of folders with a `config.json`, relative to the model root, in the order of their names."""
+    rows: tuple[str, ...]
+    """Paths of files of rows, the same way."""
+    is_complete: bool
+    """False where the model root has more than is looked at for one answer: others may be named, too."""
+
+
 class AuditVerdict(Record, frozen=True, kw_only=True):
     """What `onbeat verify --json` prints: the audit chain and the weights on disk, checked again."""
 

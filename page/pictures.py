@@ -107,10 +107,9 @@ def events(page: Page) -> None:
 def refused(page: Page) -> None:
     """Types a value that the gateway refuses, and waits until it is underlined."""
     page.get_by_role("textbox", name="Spec of the job").focus()
-    page.keyboard.press("Control+End")
-    page.keyboard.type("every_iterations = -5")
+    page.keyboard.press("Control+Home")
+    page.keyboard.type('tags = "learning rate"\n')
     page.locator(".findings").wait_for()
-    page.mouse.wheel(0, -DESK[1])
 
 
 def first_batch(page: Page) -> None:

@@ -13,7 +13,7 @@ from msgspec import Struct, to_builtins
 from broker.fence import read_fence
 from broker.monitor import stack_state
 from broker.presence import Presence
-from contracts.answers import JobStory, LogPart, StackState, ToldEvent
+from contracts.answers import JobStory, LogPart, SpecFiles, StackState, ToldEvent
 from contracts.encoding.wire import MAX_ITERATIONS
 from contracts.encoding.without_defaults import without_defaults
 from contracts.events import AuditRecord, IterationCommitted, IterationMetrics, JobEvent, record_digest
@@ -24,6 +24,7 @@ from gateway import openapi
 from gateway.event_stream import CountedStream, EventStream, resume_point
 from gateway.run_files import columns_of, evaluations, iteration_metrics, streamed, trainer_log
 from gateway.services import HasCaller, HasServices, KnownJob
+from gateway.spec_files import spec_files
 from onbeat.base.http.bodies import json_answer
 
 EVENTS_READ = 1000
@@ -54,6 +55,12 @@ router = APIRouter(prefix="/v1", tags=["jobs"])
 def stack(services: HasServices) -> Response:
     """Show what all jobs share: Redis' memory, the live processes, how many jobs are kept."""
     return json_answer(stack_state(services.broker, max_jobs=services.settings.max_jobs))
+
+
+@router.get("/files", **openapi.answers(openapi.record(SpecFiles)))
+def files(services: HasServices) -> Response:
+    """List the models and files of rows below the model root, by the paths that a spec names them by."""
+    return json_answer(spec_files(services.settings.spec_root))
 
 
 @router.get("/generators", **GENERATORS)

@@ -1001,6 +1001,12 @@ export interface SpecCheck {
   valid: boolean;
 }
 
+export interface SpecFiles {
+  models: string[];
+  rows: string[];
+  is_complete: boolean;
+}
+
 export interface StackReport {
   redis: RedisSeen;
   disk: DiskSeen;

@@ -119,6 +119,12 @@ def test_a_spec_that_is_read_back_makes_the_same_job_again(ask: Ask) -> None:
     assert ask("POST", "/v1/jobs", content=short.content, headers=rig.JSON).status_code == 201
 
 
+def test_the_models_and_rows_that_a_spec_may_name_are_listed(ask: Ask) -> None:
+    files = ask("GET", "/v1/files").json()
+    assert "qwen3" in files["models"]
+    assert files["is_complete"] is True
+
+
 def test_a_check_of_a_good_spec_creates_nothing(ask: Ask, services: Services) -> None:
     before = services.jobs.job_ids()
     good = ask("POST", "/v1/jobs/check", content=encode_json(job_spec()), headers=rig.JSON)

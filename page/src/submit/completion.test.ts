@@ -3,7 +3,7 @@ import { EditorState } from "@codemirror/state";
 import { json } from "@codemirror/lang-json";
 import { ensureSyntaxTree } from "@codemirror/language";
 import { expect, test } from "vitest";
-import { jsonPosition, optionsAt, tomlPosition, type Position, type Schemas } from "./completion";
+import { filesAt, jsonPosition, optionsAt, tomlPosition, type Position, type Schemas } from "./completion";
 
 const SCHEMAS: Schemas = {
   JobSpec: {
@@ -79,4 +79,12 @@ test("the words of a key are offered, all kinds where it is the kind", () => {
   expect(labels({ table: ["rollout", "sampling"], key: "kind" })).toEqual(['"plain"', '"greedy"']);
   expect(labels({ table: ["rollout", "sampling"], key: "seeded" })).toEqual(["true", "false"]);
   expect(labels({ table: ["dataset"], key: "type" }, { dataset: { type: "addition" } })).toEqual(['"addition"', '"jsonl"']);
+});
+
+test("a key that names a model or a file of rows offers those of the stack", () => {
+  const files = { models: ["models/tiny"], rows: ["sums.jsonl"], is_complete: true };
+  expect(filesAt({ table: ["model"], key: "path" }, files)).toMatchObject([{ label: '"models/tiny"' }]);
+  expect(filesAt({ table: ["dataset"], key: "train_path" }, files)).toMatchObject([{ label: '"sums.jsonl"' }]);
+  expect(filesAt({ table: [], key: "name" }, files)).toEqual([]);
+  expect(filesAt({ table: ["model"], key: "path" }, null)).toEqual([]);
 });

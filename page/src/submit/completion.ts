@@ -7,6 +7,7 @@ import { autocompletion, type Completion, type CompletionContext, type Completio
 import { syntaxTree } from "@codemirror/language";
 import type { Extension, Text } from "@codemirror/state";
 import type { SyntaxNode } from "@lezer/common";
+import type { SpecFiles } from "../types";
 import { isTable, languageOf, type Json, type Table } from "./spec_text";
 
 /** The part of a JSON schema that is read here. */
@@ -34,15 +35,27 @@ export interface Position {
 
 const ROOT: Schema = { $ref: "#/components/schemas/JobSpec" };
 
-export function specCompletion(schemas: () => Schemas | null, spec: () => Table): Extension {
+/** Keys that name a folder of a model, and those that name a file of rows. */
+const MODEL_KEYS = ["path", "model"];
+const ROW_KEYS = ["train_path", "evaluation_path"];
+
+/** What completions are made of; each part is null until the gateway has answered. */
+export interface Sources {
+  schemas: Schemas | null;
+  files: SpecFiles | null;
+  /** The last text that could be read, by which a table's kind is known. */
+  spec: Table;
+}
+
+export function specCompletion(sources: () => Sources): Extension {
   const source = (context: CompletionContext): CompletionResult | null => {
-    const known = schemas();
-    const word = context.matchBefore(/["']?[\w-]*/);
-    if (!known || !word || (word.from === word.to && !context.explicit)) return null;
+    const { schemas, files, spec } = sources();
+    const word = context.matchBefore(/["']?[\w./-]*/);
+    if (!schemas || !word || (word.from === word.to && !context.explicit)) return null;
     const language = languageOf(context.state.doc.toString());
     const position = language === "json" ? jsonPosition(syntaxTree(context.state).resolveInner(word.from, -1), context.state.doc) : tomlPosition(context.state.doc, word.from);
-    const options = optionsAt(position, known, spec(), language === "json");
-    return options.length ? { from: word.from, options, validFor: /^["']?[\w-]*$/ } : null;
+    const options = [...optionsAt(position, schemas, spec, language === "json"), ...filesAt(position, files)];
+    return options.length ? { from: word.from, options, validFor: /^["']?[\w./-]*$/ } : null;
   };
   return autocompletion({ override: [source], icons: false });
 }
@@ -107,6 +120,13 @@ export function optionsAt(position: Position, schemas: Schemas, spec: Table, isJ
   if (position.key !== null) return wordsOf(variants.flatMap((variant) => propertyOf(variant, position.key!)), schemas);
   const properties = new Map(variants.flatMap((variant) => Object.entries(variant.properties ?? {})));
   return [...properties].map(([name, property]) => keyOption(name, property, variants, schemas, isJson));
+}
+
+/** The stack's models or files of rows, where the key at the cursor names one. */
+export function filesAt({ key }: Position, files: SpecFiles | null): Completion[] {
+  if (key === null || files === null) return [];
+  const paths = MODEL_KEYS.includes(key) ? files.models : ROW_KEYS.includes(key) ? files.rows : [];
+  return paths.map((path) => ({ label: JSON.stringify(path), type: "text" }));
 }
 
 function keyOption(name: string, property: Schema, variants: readonly Schema[], schemas: Schemas, isJson: boolean): Completion {

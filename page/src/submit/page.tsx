@@ -8,11 +8,11 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { ask, get, Refused } from "../api";
 import { useResource } from "../live";
 import { go } from "../router";
-import type { JobStatus } from "../types";
+import type { JobStatus, SpecFiles } from "../types";
 import { plural } from "../ui/format";
 import { Failure } from "../ui/parts";
 import { isAboutSpec, refusalsOf, useCheck, type CheckResult, type SpecRefusal } from "./check";
-import { specCompletion, type Schemas } from "./completion";
+import { specCompletion, type Schemas, type Sources } from "./completion";
 import { FIRST_DRAFT, forgetDraft, idempotencyKey, keepDraft, keepEarlier, readDraft, readEarlier, type Draft } from "./draft";
 import { Editor, type Marker } from "./editor";
 import { lineOf, placeOfField, readSpecText, writeSpecText, type Language, type SpecText, type Table } from "./spec_text";
@@ -98,8 +98,8 @@ export function SubmitPage({ from }: { from: string | null }): JSX.Element {
         </button>
         <LanguageChoice specText={specText} onChange={(text) => rewrite({ ...draft, text })} />
         <p class="help">
-          A key that is left out has its default. Ctrl-Space lists the keys that may stand at the cursor, each with what it means; F8 goes to the next
-          refusal, Ctrl-Enter submits.
+          A key that is left out has its default. Ctrl-Space lists the keys and values that may stand at the cursor, with what they mean, and the stack’s models
+          and files of rows. F8 goes to the next refusal, and Ctrl-Enter submits.
         </p>
       </aside>
     </form>
@@ -118,15 +118,16 @@ function useClone(from: string | null, draft: Draft, replace: (draft: Draft) => 
   }, [from]);
 }
 
-/** Offers keys by the schema of the gateway that runs; nothing until it has answered. */
+/** Offers keys by the schema of the gateway that runs, and its files; nothing until it has answered. */
 function useCompletion(specText: SpecText): ReturnType<typeof specCompletion> {
   const api = useResource<OpenApi>("/openapi.json");
-  const schemas = useRef<Schemas | null>(null);
-  schemas.current = api.value?.components.schemas ?? null;
+  const files = useResource<SpecFiles>("/v1/files");
+  const sources = useRef<Sources>({ schemas: null, files: null, spec: {} });
+  sources.current.schemas = api.value?.components.schemas ?? null;
+  sources.current.files = files.value;
   // While a line is typed the text is often unreadable: the tables of the last readable one still say which kind they are.
-  const readable = useRef<Table>({});
-  if (specText.spec) readable.current = specText.spec;
-  return useMemo(() => specCompletion(() => schemas.current, () => readable.current), []);
+  if (specText.spec) sources.current.spec = specText.spec;
+  return useMemo(() => specCompletion(() => sources.current), []);
 }
 
 interface Finding extends Marker {
