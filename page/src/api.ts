@@ -61,38 +61,38 @@ export function sawNone(): void {
   if (awaySince.value === null) awaySince.set(Date.now());
 }
 
-export interface Asked {
+export interface RequestOptions {
   body?: unknown;
   headers?: Record<string, string>;
   deadlineMs?: number;
   signal?: AbortSignal;
 }
 
-export async function ask<T>(method: string, path: string, asked: Asked = {}): Promise<T> {
-  const response = await send(method, path, asked);
+export async function ask<T>(method: string, path: string, options: RequestOptions = {}): Promise<T> {
+  const response = await send(method, path, options);
   if (response.status === 204) return undefined as T;
   try {
     return (await response.json()) as T;
   } catch (error) {
-    if (asked.signal?.aborted) throw error;
+    if (options.signal?.aborted) throw error;
     throw new Away("the answer of the gateway broke off");
   }
 }
 
-export const get = <T>(path: string, asked?: Asked): Promise<T> => ask<T>("GET", path, asked);
-export const post = <T>(path: string, body?: unknown, asked?: Asked): Promise<T> =>
-  ask<T>("POST", path, { ...asked, body });
+export const get = <T>(path: string, options?: RequestOptions): Promise<T> => ask<T>("GET", path, options);
+export const post = <T>(path: string, body?: unknown, options?: RequestOptions): Promise<T> =>
+  ask<T>("POST", path, { ...options, body });
 
 /** Answers the response. Throws Refused or Away, and the abort of the caller's own signal. */
-export async function send(method: string, path: string, asked: Asked = {}): Promise<Response> {
-  const deadline = AbortSignal.timeout(asked.deadlineMs ?? DEADLINE_MS);
-  const signal = asked.signal ? AbortSignal.any([asked.signal, deadline]) : deadline;
-  const headers = keyed(asked.headers);
-  if (asked.body !== undefined) headers["Content-Type"] = "application/json";
-  const body = asked.body === undefined ? undefined : JSON.stringify(asked.body);
-  const done = asked.deadlineMs ? () => {} : sayWhenLate();
+export async function send(method: string, path: string, options: RequestOptions = {}): Promise<Response> {
+  const deadline = AbortSignal.timeout(options.deadlineMs ?? DEADLINE_MS);
+  const signal = options.signal ? AbortSignal.any([options.signal, deadline]) : deadline;
+  const headers = keyed(options.headers);
+  if (options.body !== undefined) headers["Content-Type"] = "application/json";
+  const body = options.body === undefined ? undefined : JSON.stringify(options.body);
+  const done = options.deadlineMs ? () => {} : sayWhenLate();
   try {
-    return await checked(await reach(path, { method, headers, body, signal }, asked.signal));
+    return await checked(await reach(path, { method, headers, body, signal }, options.signal));
   } finally {
     done();
   }

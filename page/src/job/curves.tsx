@@ -19,7 +19,7 @@ export interface View {
 }
 
 interface CardProps {
-  told: Run[];
+  runs: Run[];
   view: View;
   onHover: (x: number | null) => void;
 }
@@ -31,47 +31,47 @@ export function colourOf(index: number): string {
 }
 
 export function CurveCard(props: CardProps & { title: string; name: string; onRemove?: () => void }): JSX.Element {
-  const { title, name, told, view, onHover, onRemove } = props;
+  const { title, name, runs, view, onHover, onRemove } = props;
   const curves = useMemo(
     () =>
-      told.flatMap(({ status, story }, index) =>
-        drawn(metricPoints(story, name, xsOf(story, view.axis)), { label: isNamed(told) ? status.name : title, index, smooth: view.smooth }),
+      runs.flatMap(({ status, story }, index) =>
+        drawn(metricPoints(story, name, xsOf(story, view.axis)), { label: isNamed(runs) ? status.name : title, index, smooth: view.smooth }),
       ),
-    [...told.map((one) => one.story), told.length, name, view.axis, view.smooth],
+    [...runs.map((one) => one.story), runs.length, name, view.axis, view.smooth],
   );
-  const column = told[0]?.story.columns.get(name);
+  const column = runs[0]?.story.columns.get(name);
   const last = column?.findLast((value) => value !== null);
   return (
-    <CardOf title={title} curves={curves} told={told} view={view} onHover={onHover} onRemove={onRemove}>
+    <CardOf title={title} curves={curves} runs={runs} view={view} onHover={onHover} onRemove={onRemove}>
       {last != null && <span class="latest">{number(last)}</span>}
     </CardOf>
   );
 }
 
 /** The further sets of the jobs' evaluations, by name. */
-export function setsOf(told: readonly Run[]): string[] {
-  return [...new Set(told.flatMap(({ story }) => story.evaluations.flatMap((score) => Object.keys(score.sets ?? {}))))];
+export function setsOf(runs: readonly Run[]): string[] {
+  return [...new Set(runs.flatMap(({ story }) => story.evaluations.flatMap((score) => Object.keys(score.sets ?? {}))))];
 }
 
-export function HeldOutCard({ told, view, onHover, set = "" }: CardProps & { set?: string }): JSX.Element | null {
+export function HeldOutCard({ runs, view, onHover, set = "" }: CardProps & { set?: string }): JSX.Element | null {
   const curves = useMemo(
     () =>
-      told.flatMap(({ status, story }, index): Curve[] => {
-        const label = isNamed(told) ? `${status.name}, ` : "";
+      runs.flatMap(({ status, story }, index): Curve[] => {
+        const label = isNamed(runs) ? `${status.name}, ` : "";
         const colour = colourOf(index);
         return [
           { label: `${label}sampled`, colour, points: evaluationPoints(story, "sampled", view.axis, set), dots: true },
           { label: `${label}greedy`, colour, points: evaluationPoints(story, "greedy", view.axis, set), dashed: true, dots: true },
         ];
       }),
-    [...told.map((one) => one.story), told.length, view.axis, set],
+    [...runs.map((one) => one.story), runs.length, view.axis, set],
   );
   if (!curves.some((curve) => curve.points.length)) return null;
-  const newest = told[0]?.story.evaluations.at(-1);
+  const newest = runs[0]?.story.evaluations.at(-1);
   const last = set ? newest?.sets?.[set] : newest;
   const title = set ? `Held-out: ${set}` : "Held-out";
   return (
-    <CardOf title={title} spokenTitle={title.replace("Held-out", "Held-out reward")} hasTwoLines curves={curves} told={told} view={view} onHover={onHover}>
+    <CardOf title={title} spokenTitle={title.replace("Held-out", "Held-out reward")} hasTwoLines curves={curves} runs={runs} view={view} onHover={onHover}>
       {last && <span class="latest">{number(last.sampled)}</span>}
     </CardOf>
   );
@@ -86,16 +86,16 @@ interface CardOfProps extends CardProps {
   children?: JSX.Element | null | false | (JSX.Element | null | undefined | false)[];
 }
 
-function CardOf({ title, spokenTitle, hasTwoLines, curves, told, view, onHover, onRemove, children }: CardOfProps): JSX.Element {
+function CardOf({ title, spokenTitle, hasTwoLines, curves, runs, view, onHover, onRemove, children }: CardOfProps): JSX.Element {
   const plot = useRef<uPlot | null>(null);
   const { axis } = view;
-  const file = `${told[0]?.status.job_id ?? "job"}-${title.toLowerCase().replaceAll(/[^a-z0-9]+/g, "-")}`;
+  const file = `${runs[0]?.status.job_id ?? "job"}-${title.toLowerCase().replaceAll(/[^a-z0-9]+/g, "-")}`;
   const keepCsv = (): void => save(`${file}.csv`, new Blob([csvOf(axis === "time" ? "seconds" : axis, curves)], { type: "text/csv" }));
   const keepPng = async (): Promise<void> => {
     if (plot.current) save(`${file}.png`, await picture(plot.current.ctx.canvas, title, curves));
   };
-  const isThinned = told.some(({ story }) => story.isThinned);
-  const marks = useMemo(() => (told[0] ? marksOf(told[0].story, axis) : []), [told[0]?.story, axis]);
+  const isThinned = runs.some(({ story }) => story.isThinned);
+  const marks = useMemo(() => (runs[0] ? marksOf(runs[0].story, axis) : []), [runs[0]?.story, axis]);
   return (
     <section class="card">
       <div class="card-head">
@@ -120,14 +120,14 @@ function CardOf({ title, spokenTitle, hasTwoLines, curves, told, view, onHover, 
           <span class="key-line" /> sampled <span class="key-line dashed" /> greedy
         </p>
       )}
-      <Legend told={told} />
+      <Legend runs={runs} />
       <Chart
         title={spokenTitle ?? title}
         curves={curves}
         group="job"
         isLog={view.isLog}
         isBusy={isThinned}
-        lastX={lastX(told, axis)}
+        lastX={lastX(runs, axis)}
         marks={marks}
         onHover={onHover}
         plot={plot}
@@ -138,13 +138,13 @@ function CardOf({ title, spokenTitle, hasTwoLines, curves, told, view, onHover, 
 }
 
 /** Whether a curve needs to say whose it is. */
-function isNamed(told: readonly Run[]): boolean {
-  return told.length > 1 || told[0]?.numRuns !== undefined;
+function isNamed(runs: readonly Run[]): boolean {
+  return runs.length > 1 || runs[0]?.numRuns !== undefined;
 }
 
 /** All charts of the screen end at the same x. */
-function lastX(told: Run[], axis: Axis): number {
-  return Math.max(1, ...told.map(({ story }) => Math.max(xsOf(story, axis).at(-1) ?? 0, axis === "iteration" ? (story.evaluations.at(-1)?.iteration ?? 0) : 0)));
+function lastX(runs: Run[], axis: Axis): number {
+  return Math.max(1, ...runs.map(({ story }) => Math.max(xsOf(story, axis).at(-1) ?? 0, axis === "iteration" ? (story.evaluations.at(-1)?.iteration ?? 0) : 0)));
 }
 
 /** Where a trainer had to go on from another's checkpoint: killed processes and lost leases are seen here. */
@@ -169,11 +169,11 @@ function drawn(points: Points, { label, index, smooth }: { label: string; index:
   ];
 }
 
-function Legend({ told }: { told: Run[] }): JSX.Element | null {
-  if (!isNamed(told)) return null;
+function Legend({ runs }: { runs: Run[] }): JSX.Element | null {
+  if (!isNamed(runs)) return null;
   return (
     <p class="row small quiet legend">
-      {told.map(({ status }, index) => (
+      {runs.map(({ status }, index) => (
         <span key={status.job_id} class={`key-of c${(index % COLOURS.length) + 1}`} title={status.job_id}>
           {status.name}
         </span>

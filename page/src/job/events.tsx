@@ -40,7 +40,7 @@ export function Events({ events, numReclaimed, isToCome }: { events: Told[]; num
               {clock(event.at_s)}
             </time>
             <span class={`badge ${tone(event)}`}>{spoken(event.type)}</span>
-            <span class="quiet">{told(event, later.has(event.id))}</span>
+            <span class="quiet">{sentenceOf(event, later.has(event.id))}</span>
           </li>
         ))}
       </ol>
@@ -62,7 +62,7 @@ function toneOf(event: Told): string {
 }
 
 /** The event's fields as a sentence; of one that is not known here, its fields as they are. */
-function told(event: Told, isLater: boolean): string {
+function sentenceOf(event: Told, isLater: boolean): string {
   const text = (name: string): string => String(event[name] ?? "");
   const value = (name: string): string => number(Number(event[name]));
   switch (event.type) {

@@ -5,7 +5,7 @@ import { useNow, useResource } from "../live";
 import { download } from "../tasks/download";
 import { useJobTask } from "../tasks/job_task";
 import { Asked, Bar, EndedTask, OpenTask, taskPath } from "../tasks/parts";
-import { askedFor, isOpen } from "../tasks/tasks";
+import { requestOf, isOpen } from "../tasks/tasks";
 import type { ExportedFiles, JobSpec, JobStatus, TaskStatus } from "../types";
 import { bytes, date, plural } from "../ui/format";
 import { Digest, Failure } from "../ui/parts";
@@ -67,11 +67,11 @@ export function Export({ status }: { status: JobStatus }): JSX.Element {
 }
 
 function Exported({ task, files }: { task: TaskStatus; files: ExportedFiles }): JSX.Element {
-  const asked = askedFor(task);
+  const request = requestOf(task);
   return (
     <p class="note good">
       <strong>Exported.</strong> Version {files.policy_version}
-      {asked && asked !== `version ${files.policy_version}` && ` (${asked})`}, {plural(Object.keys(files.files).length, "file")} of{" "}
+      {request && request !== `version ${files.policy_version}` && ` (${request})`}, {plural(Object.keys(files.files).length, "file")} of{" "}
       {bytes(files.num_bytes)}, digest <Digest value={files.weights_digest} length={12} />
       {files.has_chain ? ", which the audit chain has, too." : ". There was no audit chain to compare it with."}
     </p>

@@ -12,9 +12,9 @@ import type { TabProps } from "./tab";
 const EVERY_MS = 1000;
 
 export function Fence({ jobId, status }: TabProps): JSX.Element {
-  const asked = useResource<StreamReport>(`/v1/jobs/${encodeURIComponent(jobId)}/streams`, { everyMs: EVERY_MS });
-  const streams = asked.value;
-  if (!streams) return asked.error ? <Failure error={asked.error} /> : <Empty title="Waiting for the gateway" />;
+  const answer = useResource<StreamReport>(`/v1/jobs/${encodeURIComponent(jobId)}/streams`, { everyMs: EVERY_MS });
+  const streams = answer.value;
+  if (!streams) return answer.error ? <Failure error={answer.error} /> : <Empty title="Waiting for the gateway" />;
   return (
     <div class="stack fence">
       <section class="card" aria-labelledby="fence-title">

@@ -16,8 +16,8 @@ const SHOWN = [1, 3, 10, 30];
 const NEW_EVERY_MS = 3000;
 
 export function Lanes({ jobId, status, query }: TabProps): JSX.Element {
-  const asked = Number(query.get("last"));
-  const last = Number.isInteger(asked) && asked >= 1 && asked <= 100 ? asked : 3;
+  const number = Number(query.get("last"));
+  const last = Number.isInteger(number) && number >= 1 && number <= 100 ? number : 3;
   const [paused, setPaused] = useState(false);
   const isFinal = FINAL.includes(status.state);
   const everyMs = isFinal || paused ? undefined : NEW_EVERY_MS;

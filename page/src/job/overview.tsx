@@ -31,12 +31,15 @@ export function Overview({ jobId, status, query }: TabProps): JSX.Element {
   const [chosen, setChosen] = useState<string[] | null>(() => JSON.parse(localStorage.getItem(SHOWN_AT) ?? "null") as string[] | null);
   const [hovered, setHovered] = useState<number | null>(null);
   const own = stories.get(jobId) ?? NOTHING;
-  const told = useMemo(() => {
-    const runs: Run[] = [{ status, story: own }];
-    for (const one of otherIds) if (others.has(one)) runs.push({ status: others.get(one)!, story: stories.get(one) ?? NOTHING });
-    return view.isGrouped && otherIds.length ? byTags(runs) : runs;
+  const runs = useMemo(() => {
+    const single: Run[] = [{ status, story: own }];
+    for (const otherId of otherIds) {
+      const other = others.get(otherId);
+      if (other) single.push({ status: other, story: stories.get(otherId) ?? NOTHING });
+    }
+    return view.isGrouped && otherIds.length ? byTags(single) : single;
   }, [status, stories, others, otherIds.join(), view.isGrouped]);
-  const { story } = told[0]!;
+  const { story } = runs[0]!;
   const names = useMemo(() => metricNames([...stories.values()]), [stories]);
   const ofKind = names.filter((name) => OF_A_KIND.has(name) || name.startsWith("environment: ")).slice(0, MOST_OF_A_KIND);
   const shown = chosen ?? [...ofKind, ...FIRST_SHOWN];
@@ -49,9 +52,9 @@ export function Overview({ jobId, status, query }: TabProps): JSX.Element {
     setChosen(next);
   };
   const xs = xsOf(story, view.axis);
-  const shared = Math.min(...told.map((one) => one.story.iterations.at(-1) ?? Infinity));
+  const shared = Math.min(...runs.map((one) => one.story.iterations.at(-1) ?? Infinity));
   const place = hovered === null ? story.iterations.findLastIndex((one) => one <= shared) : placeAt(xs, hovered);
-  const hasCurves = told.some((one) => one.story.iterations.length || one.story.evaluations.length);
+  const hasCurves = runs.some((one) => one.story.iterations.length || one.story.evaluations.length);
   return (
     <div class="overview">
       <div class="stack">
@@ -81,12 +84,12 @@ export function Overview({ jobId, status, query }: TabProps): JSX.Element {
         </div>
         {hasCurves ? (
           <div class="charts">
-            <CurveCard title="Reward" name="reward_mean" told={told} view={view} onHover={setHovered} />
-            {["", ...setsOf(told)].map((set) => (
-              <HeldOutCard key={set} set={set} told={told} view={view} onHover={setHovered} />
+            <CurveCard title="Reward" name="reward_mean" runs={runs} view={view} onHover={setHovered} />
+            {["", ...setsOf(runs)].map((set) => (
+              <HeldOutCard key={set} set={set} runs={runs} view={view} onHover={setHovered} />
             ))}
             {shown.filter((name) => names.includes(name)).map((name) => (
-              <CurveCard key={name} title={spoken(name)} name={name} told={told} view={view} onHover={setHovered} onRemove={() => show(shown.filter((one) => one !== name))} />
+              <CurveCard key={name} title={spoken(name)} name={name} runs={runs} view={view} onHover={setHovered} onRemove={() => show(shown.filter((one) => one !== name))} />
             ))}
           </div>
         ) : (
@@ -103,7 +106,7 @@ export function Overview({ jobId, status, query }: TabProps): JSX.Element {
         <Model status={status} />
         <Events events={own.events} numReclaimed={status.batches_reclaimed} isToCome={own.isThinned} />
       </div>
-      <Readout iteration={story.iterations[place] ?? -1} told={told} isHovered={hovered !== null} />
+      <Readout iteration={story.iterations[place] ?? -1} runs={runs} isHovered={hovered !== null} />
     </div>
   );
 }

@@ -6,12 +6,12 @@ import { numbersAt, type Story } from "./series";
 
 export interface ReadoutProps {
   iteration: number;
-  told: { status: JobStatus; story: Story }[];
+  runs: { status: JobStatus; story: Story }[];
   isHovered: boolean;
 }
 
-export function Readout({ iteration, told, isHovered }: ReadoutProps): JSX.Element {
-  const columns = told.map(({ story }) => {
+export function Readout({ iteration, runs, isHovered }: ReadoutProps): JSX.Element {
+  const columns = runs.map(({ story }) => {
     const place = story.iterations.indexOf(iteration);
     const score = story.evaluations.find((one) => one.iteration === iteration);
     const found = new Map<string, number>();
@@ -30,19 +30,19 @@ export function Readout({ iteration, told, isHovered }: ReadoutProps): JSX.Eleme
     <aside class="card readout" aria-label="Numbers of one iteration">
       <div class="card-head">
         <h2>{iteration < 0 ? "No iteration" : `Iteration ${iteration}`}</h2>
-        {iteration >= 0 && <span class="small faint">{isHovered ? "under the cursor" : told.length > 1 ? "the newest of all" : "the newest"}</span>}
+        {iteration >= 0 && <span class="small faint">{isHovered ? "under the cursor" : runs.length > 1 ? "the newest of all" : "the newest"}</span>}
       </div>
       {started != null && <p class="small quiet when">{date(started)}</p>}
       <div class="scroll">
         <table class="small">
-          {told.length > 1 && (
+          {runs.length > 1 && (
             <thead>
               <tr>
                 <th />
-                {told.map(({ status }, index) => (
+                {runs.map(({ status }, index) => (
                   <th key={status.job_id} class="num">
                     <span class={`key-of c${(index % 6) + 1}`} title={status.name}>
-                      {index ? (told.length > 2 ? index : "other") : "this"}
+                      {index ? (runs.length > 2 ? index : "other") : "this"}
                     </span>
                   </th>
                 ))}

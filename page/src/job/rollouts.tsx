@@ -23,10 +23,10 @@ export function Rollouts({ jobId, status, query }: TabProps): JSX.Element {
   if (isAbsent(list.error)) return <Absent what="rollouts" />;
   if (!list.value) return list.error ? <Failure error={list.error} /> : <Empty title="…" />;
   if (list.value.recording === null && list.value.iterations.length === 0) return <NotRecorded jobId={jobId} />;
-  const asked = query.get("batch") ?? "";
+  const named = query.get("batch") ?? "";
   // The newest at first, and then that one: what is read must not change because the job goes on.
   opened.current ??= list.value.iterations[0]?.batches[0]?.batch_id;
-  const batchId = BATCH_ID.test(asked) ? asked : opened.current;
+  const batchId = BATCH_ID.test(named) ? named : opened.current;
   const sample = query.has("sample") ? Number(query.get("sample")) : null;
   return (
     <div class="rollouts">

@@ -2,14 +2,14 @@
 import { expect, it } from "vitest";
 import type { JobStory } from "../types";
 import { evaluationPoints, inWords, placeAt, shortly, xsOf } from "./axes";
-import { metricPoints, NOTHING, numbersAt, restarts, told, type Story } from "./series";
+import { metricPoints, NOTHING, numbersAt, restarts, withAnswer, type Story } from "./series";
 
 function answer(after: string, iterations: number[], columns: Record<string, (number | null)[]>, events: object[] = [], thinned = false): JobStory {
   return { after, iterations, columns, thinned, events: events.map((event, place) => ({ id: `${after}${place}`, event })) } as unknown as JobStory;
 }
 
 function storyOf(...answers: JobStory[]): Story {
-  return answers.reduce((story, one) => told(story, one).now, NOTHING);
+  return answers.reduce((story, one) => withAnswer(story, one).now, NOTHING);
 }
 
 it("grows by what is new, and a number that comes later has no value before", () => {
@@ -18,16 +18,16 @@ it("grows by what is new, and a number that comes later has no value before", ()
   expect(metricPoints(story, "reward_mean")).toEqual([[0, 0.1], [1, 0.2], [2, 0.3]]);
   expect(metricPoints(story, "kl")).toEqual([[2, 0.5]]);
   expect([...numbersAt(story, 1)]).toEqual([["reward_mean", 0.2]]);
-  expect(told(story, answer("2", [], {})).now).toBe(story);
+  expect(withAnswer(story, answer("2", [], {})).now).toBe(story);
 });
 
 it("forgets what a rewind took back, with the rows that came beside it, and asks for it again", () => {
   const before = storyOf(answer("1", [0, 1, 2], { reward_mean: [0.1, 0.2, 0.3] }));
-  const rewound = told(before, answer("2", [3], { reward_mean: [0.9] }, [{ type: "rewound", iteration: 1, committed: 2 }]));
+  const rewound = withAnswer(before, answer("2", [3], { reward_mean: [0.9] }, [{ type: "rewound", iteration: 1, committed: 2 }]));
   expect(rewound.isRewound).toBe(true);
   expect(rewound.now.iterations).toEqual([0]);
   expect(rewound.now.events.map(({ type }) => type)).toEqual(["rewound"]);
-  const again = told(rewound.now, answer("2", [1, 2, 3], { reward_mean: [0.2, 0.3, 0.4] }));
+  const again = withAnswer(rewound.now, answer("2", [1, 2, 3], { reward_mean: [0.2, 0.3, 0.4] }));
   expect(again.isRewound).toBe(false);
   expect(metricPoints(again.now, "reward_mean").at(-1)).toEqual([3, 0.4]);
 });
@@ -35,13 +35,13 @@ it("forgets what a rewind took back, with the rows that came beside it, and asks
 it("shows some iterations of a long job at once, over about as many tokens, and then all", () => {
   const thinned = storyOf(answer("1", [0, 2, 4], { num_tokens: [10, 30, 50] }, [{ type: "health_changed" }], true));
   expect([thinned.isThinned, xsOf(thinned, "tokens")]).toEqual([true, [10, 70, 170]]);
-  const { now } = told(thinned, answer("1", [0, 1, 2, 3, 4], { num_tokens: [10, 20, 30, 40, 50] }));
+  const { now } = withAnswer(thinned, answer("1", [0, 1, 2, 3, 4], { num_tokens: [10, 20, 30, 40, 50] }));
   expect([now.isThinned, now.iterations, now.events.length, xsOf(now, "tokens")]).toEqual([false, [0, 1, 2, 3, 4], 1, [10, 30, 60, 100, 150]]);
-  expect(told(thinned, answer("1", [], {})).now).toMatchObject({ isThinned: false, iterations: [] });
+  expect(withAnswer(thinned, answer("1", [], {})).now).toMatchObject({ isThinned: false, iterations: [] });
 });
 
 it("takes the first answer whole, though it tells of a rewind long ago", () => {
-  const { now, isRewound } = told(NOTHING, answer("9", [0, 1, 2], { reward_mean: [1, 2, 3] }, [{ type: "rewound", iteration: 1, committed: 2 }]));
+  const { now, isRewound } = withAnswer(NOTHING, answer("9", [0, 1, 2], { reward_mean: [1, 2, 3] }, [{ type: "rewound", iteration: 1, committed: 2 }]));
   expect([isRewound, now.iterations]).toEqual([false, [0, 1, 2]]);
 });
 

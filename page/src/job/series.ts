@@ -50,12 +50,12 @@ export function columnNames(story: Story): string[] {
 
 /** Every number of the iteration at this place, by name. */
 export function numbersAt(story: Story, place: number): Map<string, number> {
-  const found = new Map<string, number>();
+  const numbers = new Map<string, number>();
   for (const name of columnNames(story)) {
     const value = story.columns.get(name)?.[place];
-    if (value != null) found.set(name, value);
+    if (value != null) numbers.set(name, value);
   }
-  return found;
+  return numbers;
 }
 
 /** The stories of some jobs, each followed from its first event. ended: whether a job's state is final. */
@@ -64,29 +64,29 @@ export function useStories(jobIds: readonly string[], ended: (jobId: string) => 
   const bearer = useStore(key);
   const isEnded = useRef(ended);
   isEnded.current = ended;
-  const kept = useRef(new Map<string, Story>());
+  const newest = useRef(new Map<string, Story>());
   const wanted = jobIds.join(" ");
   useEffect(() => {
     if (!bearer) return;
-    kept.current = new Map([...kept.current].filter(([jobId]) => jobIds.includes(jobId)));
-    setStories(new Map(kept.current));
+    newest.current = new Map([...newest.current].filter(([jobId]) => jobIds.includes(jobId)));
+    setStories(new Map(newest.current));
     const all = jobIds.map((jobId) => {
-      let story = kept.current.get(jobId) ?? NOTHING;
+      let story = newest.current.get(jobId) ?? NOTHING;
       return asking(async (stop) => {
         const path = `/v1/jobs/${encodeURIComponent(jobId)}`;
-        const isFirst = !kept.current.has(jobId);
-        const asked = new URLSearchParams({ after: story.after, iteration: String(nextIteration(story)) });
-        if (isFirst) asked.set("most", String(FIRST_ITERATIONS));
+        const isFirst = !newest.current.has(jobId);
+        const query = new URLSearchParams({ after: story.after, iteration: String(nextIteration(story)) });
+        if (isFirst) query.set("most", String(FIRST_ITERATIONS));
         const scored = (): Promise<EvaluationList> => get(`${path}/evaluations`, { signal: stop });
-        const [answer, first] = await Promise.all([get<JobStory>(`${path}/story?${asked}`, { signal: stop }), isFirst ? scored() : null]);
-        const { now, isRewound } = told(story, answer);
+        const [answer, first] = await Promise.all([get<JobStory>(`${path}/story?${query}`, { signal: stop }), isFirst ? scored() : null]);
+        const { now, isRewound } = withAnswer(story, answer);
         const isScored = isRewound || answer.events.some(({ event }) => event.type === "evaluation_finished");
         const scores = first ?? (isScored ? await scored() : null);
         if (stop.aborted) return Infinity;
         if (now !== story || scores) {
           story = scores ? { ...now, evaluations: scores.evaluations } : now;
-          kept.current.set(jobId, story);
-          setStories(new Map(kept.current));
+          newest.current.set(jobId, story);
+          setStories(new Map(newest.current));
         }
         if (story.isThinned) return DRAWN_MS;
         if (isRewound) return 0;
@@ -105,7 +105,7 @@ function nextIteration(story: Story): number {
 
 /** The story with an answer behind it. After a rewind what it took back is asked for again, and the rows that came with
  * it, which begin behind that, are left out. What follows a thinned story is the whole of it. */
-export function told(story: Story, answer: JobStory): { now: Story; isRewound: boolean } {
+export function withAnswer(story: Story, answer: JobStory): { now: Story; isRewound: boolean } {
   const events = answer.events.map(({ id, event }) => ({ ...event, id }) as unknown as Told);
   const back = Math.min(...events.filter(({ type }) => type === "rewound").map(({ iteration }) => iteration as number));
   const isRewound = back < nextIteration(story);

@@ -29,9 +29,9 @@ export function JobsPage({ query }: { query: URLSearchParams }): JSX.Element {
   const filter = (next: Chosen): void =>
     go(["jobs"], { name: next.name ?? name, state: (next.states ?? states).join(","), tag: next.tag ?? tag });
   // The newest hundred are asked for often; of more, the gateway itself looks through the rest.
-  const asked = new URLSearchParams([["limit", String(MAX_LISTED)], ...states.map((state) => ["state", state]), ...(name ? [["name", name]] : [])]);
+  const filters = new URLSearchParams([["limit", String(MAX_LISTED)], ...states.map((state) => ["state", state]), ...(name ? [["name", name]] : [])]);
   const more = (live?.length ?? 0) >= NUM_NEWEST && (states.length > 0 || name !== "" || tag !== "");
-  const older = useResource<JobList>(more ? `/v1/jobs?${asked}` : null, { everyMs: 5000 });
+  const older = useResource<JobList>(more ? `/v1/jobs?${filters}` : null, { everyMs: 5000 });
   const known = new Set(live?.map((job) => job.job_id));
   const all = [...(live ?? []), ...(older.value?.jobs.filter((job) => !known.has(job.job_id)) ?? [])];
   const shown = all.filter((job) => !gone.includes(job.job_id) && matches(job, name, states) && (!tag || job.tags.includes(tag)));

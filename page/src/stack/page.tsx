@@ -15,16 +15,16 @@ const EVERY_MS = 2000;
 const FULL_FROM = 0.85;
 
 export function StackPage(): JSX.Element {
-  const asked = useResource<StackReport>("/v1/stack/report", { everyMs: EVERY_MS });
-  const report = asked.value;
-  if (isAbsent(asked.error)) return <Absent what="stack" />;
-  if (!report) return asked.error ? <Failure error={asked.error} /> : <Empty title="Waiting for the gateway" />;
+  const answer = useResource<StackReport>("/v1/stack/report", { everyMs: EVERY_MS });
+  const report = answer.value;
+  if (isAbsent(answer.error)) return <Absent what="stack" />;
+  if (!report) return answer.error ? <Failure error={answer.error} /> : <Empty title="Waiting for the gateway" />;
   return (
     <>
       <div class="head">
         <h1>Stack</h1>
       </div>
-      <Failure error={asked.error} />
+      <Failure error={answer.error} />
       <div class="stack">
         <Redis redis={report.redis} />
         <Disk disk={report.disk} />

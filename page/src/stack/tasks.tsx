@@ -6,7 +6,7 @@ import { Plain } from "../job/plain";
 import { useNow, useResource } from "../live";
 import { link } from "../router";
 import { CancelTask, TaskBadge, TaskBar } from "../tasks/parts";
-import { askedFor, interval, isOpen, kindInWords, nextRun } from "../tasks/tasks";
+import { requestOf, interval, isOpen, kindInWords, nextRun } from "../tasks/tasks";
 import type { ClockEntry, ClockReport, QueueList, QueueSeen, TaskList, TaskStatus, TaskWorkerSeen } from "../types";
 import { duration } from "../ui/format";
 import { Age, Card, Digest, Failure } from "../ui/parts";
@@ -99,12 +99,12 @@ function Newest({ tasks, onChange }: { tasks: readonly TaskStatus[]; onChange: (
 
 function Row({ task, onChange }: { task: TaskStatus; onChange: () => void }): JSX.Element {
   const jobId = task.arguments?.job_id ?? "";
-  const asked = askedFor(task);
+  const request = requestOf(task);
   return (
     <tr>
       <td>
         {kindInWords(task.kind)}
-        {asked && <span class="quiet small">, {asked}</span>}
+        {request && <span class="quiet small">, {request}</span>}
         <div class="faint small task-id"><Digest value={task.task_id} length={17} /></div>
       </td>
       <td class="nowrap">{jobId ? <a href={link(["jobs", jobId])}><Plain text={jobId} /></a> : "—"}</td>

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import type { ClockEntry, TaskKind, TaskStatus } from "../types";
-import { askedFor, badgeOf, interval, kindInWords, mayCancel, measured, nextRun } from "./tasks";
+import { requestOf, badgeOf, interval, kindInWords, mayCancel, measured, nextRun } from "./tasks";
 
 const NOTHING = { files_done: 0, files_total: 0, bytes_done: 0, bytes_total: 0 };
 
@@ -51,12 +51,12 @@ test("a kind of a newer gateway has its own name", () => {
   expect(kindInWords("score_offline" as TaskKind)).toBe("score offline");
 });
 
-test("what an export was asked for is said, and nothing where it is the newest version", () => {
-  const asked = { job_id: "job-1", version: null, best: false, adapters: false };
-  expect(askedFor(task({}))).toBe("");
-  expect(askedFor(task({ arguments: asked }))).toBe("");
-  expect(askedFor(task({ arguments: { ...asked, version: 0 } }))).toBe("version 0");
-  expect(askedFor(task({ arguments: { ...asked, best: true, adapters: true } }))).toBe("best held-out score, LoRA adapters");
+test("an export names its version or choice, and nothing where it is the newest version", () => {
+  const request = { job_id: "job-1", version: null, best: false, adapters: false };
+  expect(requestOf(task({}))).toBe("");
+  expect(requestOf(task({ arguments: request }))).toBe("");
+  expect(requestOf(task({ arguments: { ...request, version: 0 } }))).toBe("version 0");
+  expect(requestOf(task({ arguments: { ...request, best: true, adapters: true } }))).toBe("best held-out score, LoRA adapters");
 });
 
 test("an interval is told without zeros, and a run that is due is now", () => {

@@ -46,9 +46,9 @@ export function measured({ files_done, files_total, bytes_done, bytes_total }: T
 }
 
 /** What tells it from others of its kind: "version 5, LoRA adapters"; "" where it was asked for nothing in particular. */
-export function askedFor({ arguments: asked }: TaskStatus): string {
-  if (!asked) return "";
-  const parts = [asked.best && "best held-out score", asked.version !== null && `version ${asked.version}`, asked.adapters && "LoRA adapters"];
+export function requestOf({ arguments: request }: TaskStatus): string {
+  if (!request) return "";
+  const parts = [request.best && "best held-out score", request.version !== null && `version ${request.version}`, request.adapters && "LoRA adapters"];
   return parts.filter(Boolean).join(", ");
 }
 

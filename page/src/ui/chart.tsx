@@ -86,7 +86,7 @@ export function Chart({ title, curves, x, isLog = false, isBusy = false, marks =
         lastX: () => end.current,
         marks: () => marked.current,
         onHover: tell,
-        onReady: (made) => stood.current !== null && pointed(made, stood.current),
+        onReady: (ready) => stood.current !== null && pointed(ready, stood.current),
       });
       plot.current = new uPlot(options, latest.current, element);
     };

@@ -3,8 +3,8 @@ import { nearest, walked, wordsAt, type Key } from "./walk";
 
 const XS = [0, 1, 2, 5, 10, 11, 12, 13, 14, 15, 16, 17, 40];
 
-function key(name: string, held: Partial<Key> = {}): Key {
-  return { key: name, shiftKey: false, ctrlKey: false, metaKey: false, altKey: false, ...held };
+function key(name: string, modifiers: Partial<Key> = {}): Key {
+  return { key: name, shiftKey: false, ctrlKey: false, metaKey: false, altKey: false, ...modifiers };
 }
 
 test("the arrows go from point to point and stop at both ends", () => {

@@ -55,8 +55,8 @@ interface Named {
 /** "iteration 12; Reward: 0.412; other: 0.300": the curves that have a point there. */
 export function wordsAt(curves: readonly Named[], x: number, where: (x: number) => string): string {
   const values = curves.flatMap(({ label, points }) => {
-    const found = points.find(([at]) => at === x);
-    return found ? [`${label}: ${number(found[1])}`] : [];
+    const point = points.find(([pointX]) => pointX === x);
+    return point ? [`${label}: ${number(point[1])}`] : [];
   });
   return [where(x), ...values].join("; ");
 }

@@ -13,11 +13,11 @@ const BADGE: Record<Presence, string> = { live: "good", silent: "warn", gone: "b
 const EVERY_MS = 2000;
 
 export function Generators({ streams }: { streams?: StreamReport }): JSX.Element {
-  const asked = useResource<{ generators: GeneratorSeen[] }>("/v1/generators", { everyMs: EVERY_MS });
+  const answer = useResource<{ generators: GeneratorSeen[] }>("/v1/generators", { everyMs: EVERY_MS });
   const seen = useRef<KnownGenerator[]>([]);
   const now = useNow();
-  seen.current = known(seen.current, asked.value?.generators ?? streams?.generators ?? [], now);
-  const held = new Map((streams?.leases ?? []).map((lease) => [lease.generator_id, lease.batch_id]));
+  seen.current = known(seen.current, answer.value?.generators ?? streams?.generators ?? [], now);
+  const batches = new Map((streams?.leases ?? []).map((lease) => [lease.generator_id, lease.batch_id]));
   return (
     <section class="card" aria-labelledby="generators-title">
       <div class="card-head">
@@ -28,8 +28,8 @@ export function Generators({ streams }: { streams?: StreamReport }): JSX.Element
         <p class="note warn">No generator lives: nothing is sampled until one starts.</p>
       ) : (
         <Table caption="Generators" heads={["Generator", "State", "Does", "Version held", "#Tokens/s", "#Last heartbeat"]}>
-          {seen.current.map((one) => (
-            <Row key={one.seen.worker_id} one={one} held={held.get(one.seen.worker_id)} now_s={now} />
+          {seen.current.map((generator) => (
+            <Row key={generator.seen.worker_id} generator={generator} batchId={batches.get(generator.seen.worker_id)} now_s={now} />
           ))}
         </Table>
       )}
@@ -38,13 +38,13 @@ export function Generators({ streams }: { streams?: StreamReport }): JSX.Element
 }
 
 interface RowProps {
-  one: KnownGenerator;
-  held: string | undefined;
+  generator: KnownGenerator;
+  batchId: string | undefined;
   now_s: number;
 }
 
-function Row({ one, held, now_s }: RowProps): JSX.Element {
-  const { seen, presence } = one;
+function Row({ generator, batchId, now_s }: RowProps): JSX.Element {
+  const { seen, presence } = generator;
   const isGone = presence === "gone";
   return (
     <tr class={isGone ? "generator-gone" : ""}>
@@ -59,10 +59,10 @@ function Row({ one, held, now_s }: RowProps): JSX.Element {
         </details>
       </td>
       <td><span class={`badge ${BADGE[presence]}`}>{presence}</span></td>
-      <td>{isGone ? "—" : <Plain text={doing(seen, held)} />}</td>
+      <td>{isGone ? "—" : <Plain text={doing(seen, batchId)} />}</td>
       <td>{isGone ? "—" : versionHeld(seen)}</td>
       <td class="num">{isGone ? "—" : speed(seen)}</td>
-      <td class="num">{isGone ? `gone, found ${age(now_s - (one.gone_s ?? now_s))}` : `${duration(seen.seen_s)} ago`}</td>
+      <td class="num">{isGone ? `gone, found ${age(now_s - (generator.gone_s ?? now_s))}` : `${duration(seen.seen_s)} ago`}</td>
     </tr>
   );
 }

@@ -102,10 +102,10 @@ function inWords(value: GeneratorSeen[keyof GeneratorSeen]): string {
 }
 
 /** What a generator does, in its own words; one that says nothing is known by the lease that it holds. */
-export function doing(seen: GeneratorSeen, held: string | undefined): string {
+export function doing(seen: GeneratorSeen, batchId: string | undefined): string {
   if (seen.doing) return seen.doing;
   if (seen.loading_weights.length) return `loading ${seen.loading_weights.join(" ")}`;
-  return held ? `holds ${held}` : "waiting";
+  return batchId ? `holds ${batchId}` : "waiting";
 }
 
 export function versionHeld(seen: GeneratorSeen): string {

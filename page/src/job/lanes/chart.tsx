@@ -23,11 +23,11 @@ export function LaneChart({ report }: { report: TimelineReport }) {
   const whole: View = drawing;
   const canvas = useRef<HTMLCanvasElement>(null);
   const width = useWidth(canvas);
-  const [given, setView] = useState<View | null>(null);
+  const [chosenView, setView] = useState<View | null>(null);
   const [follows, setFollows] = useState(true);
   const [marked, setMarked] = useState<number | null>(null);
   const [chosen, setChosen] = useState<string | null>(null);
-  const view = given === null ? whole : follows ? followed(given, whole) : within(given, whole);
+  const view = chosenView === null ? whole : follows ? followed(chosenView, whole) : within(chosenView, whole);
   const shown: Shown = { drawing, boxes, view, width };
 
   const show = useCallback(
@@ -40,7 +40,7 @@ export function LaneChart({ report }: { report: TimelineReport }) {
   const marks = useMemo(() => drawing.lanes.flatMap((lane) => lane.spans), [drawing]);
   const selected = useMemo(() => marks.find((placed) => nameOf(placed) === chosen) ?? null, [marks, chosen]);
   const hovered = marked === null ? null : (marks.find((placed) => placed.index === marked) ?? null);
-  const told = hovered ?? selected;
+  const pointed = hovered ?? selected;
 
   const choose = (placed: PlacedSpan | null) => {
     setChosen(placed && nameOf(placed));
@@ -53,7 +53,7 @@ export function LaneChart({ report }: { report: TimelineReport }) {
     leave: () => setMarked(null),
     press: (x, y) => choose(hit(shown, x, y)),
   });
-  usePainted(canvas, shown, told);
+  usePainted(canvas, shown, pointed);
 
   const onKeyDown = (event: KeyboardEvent) => {
     const done = keyed(event, { drawing, view, whole, selected });
@@ -69,7 +69,7 @@ export function LaneChart({ report }: { report: TimelineReport }) {
         <button type="button" class="button" onClick={() => show(zoomed(view, whole, 2))} aria-label="Zoom out">−</button>
         <button type="button" class="button" onClick={() => show(panned(view, whole, -0.25))} aria-label="Earlier">←</button>
         <button type="button" class="button" onClick={() => show(panned(view, whole, 0.25))} aria-label="Later">→</button>
-        <button type="button" class="button" onClick={() => show(whole)} disabled={given === null}>all of it</button>
+        <button type="button" class="button" onClick={() => show(whole)} disabled={chosenView === null}>all of it</button>
       </div>
       <div class="lanes-drawn">
         <LaneLabels drawing={drawing} boxes={boxes} />
@@ -88,7 +88,7 @@ export function LaneChart({ report }: { report: TimelineReport }) {
       {drawing.numLeftOut > 0 && (
         <p class="quiet small">{plural(drawing.numLeftOut, "more lane")} without a part in the critical path: the trace for Perfetto has all.</p>
       )}
-      <SpanFacts placed={told} zero_s={drawing.from_s} />
+      <SpanFacts placed={pointed} zero_s={drawing.from_s} />
       <p class="quiet small" id="lanes-keys">
         Drag or pinch; the wheel zooms with Ctrl, or once the lanes have the focus. Keys: <kbd>←</kbd> <kbd>→</kbd> the
         next span of a lane, <kbd>↑</kbd> <kbd>↓</kbd> another lane, <kbd>+</kbd> <kbd>−</kbd> zoom, with{" "}
@@ -118,7 +118,7 @@ function useWidth(canvas: { current: HTMLCanvasElement | null }): number {
 }
 
 /** Paints once a frame at most, and again when the device goes from light to dark. */
-function usePainted(canvas: { current: HTMLCanvasElement | null }, shown: Shown, told: PlacedSpan | null): void {
+function usePainted(canvas: { current: HTMLCanvasElement | null }, shown: Shown, pointed: PlacedSpan | null): void {
   const [theme, setTheme] = useState(0);
   useEffect(() => {
     const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -136,10 +136,10 @@ function usePainted(canvas: { current: HTMLCanvasElement | null }, shown: Shown,
       const [wide, high] = [Math.round(shown.width * scale), Math.round(height * scale)];
       if (element.width !== wide || element.height !== high) [element.width, element.height] = [wide, high];
       pen.setTransform(scale, 0, 0, scale, 0, 0);
-      paint(pen, shown, inkOf(element), told);
+      paint(pen, shown, inkOf(element), pointed);
     });
     return () => cancelAnimationFrame(frame);
-  }, [canvas, shown.drawing, shown.width, shown.view.from_s, shown.view.to_s, told, theme]);
+  }, [canvas, shown.drawing, shown.width, shown.view.from_s, shown.view.to_s, pointed, theme]);
 }
 
 /** The page's own colours, which differ by light and dark. */

@@ -28,9 +28,9 @@ test("what overlaps more often than there are rows is in the last one", () => {
 
 test("the critical spans are in their order over all lanes, and a lane without a span stays", () => {
   const spans = [span("a", "generate", 0, 2), span("trainer", "train", 2, 3), span("a", "wait", 2, 4)];
-  const given = report(spans, [0, 1]);
-  given.lanes.push({ who: "idle one", kind: "generator", busy_s: 0, idle_share: 1 });
-  const drawing = drawingOf(given);
+  const timeline = report(spans, [0, 1]);
+  timeline.lanes.push({ who: "idle one", kind: "generator", busy_s: 0, idle_share: 1 });
+  const drawing = drawingOf(timeline);
   expect(drawing.critical.map((placed) => [placed.lane, placed.index])).toEqual([[0, 0], [1, 1]]);
   expect(drawing.lanes[2]?.spans).toEqual([]);
 });

@@ -20,8 +20,8 @@ export function Search({ jobId }: { jobId: string }): JSX.Element {
     if (!text) return setFound(null);
     setBusy(true);
     try {
-      const asked = new URLSearchParams({ text, limit: String(MOST) });
-      setFound(await get<FoundTexts>(`/v1/jobs/${encodeURIComponent(jobId)}/rollouts/search?${asked}`, { deadlineMs: 60_000 }));
+      const query = new URLSearchParams({ text, limit: String(MOST) });
+      setFound(await get<FoundTexts>(`/v1/jobs/${encodeURIComponent(jobId)}/rollouts/search?${query}`, { deadlineMs: 60_000 }));
       setError(null);
     } catch (failed) {
       setError(failed);
