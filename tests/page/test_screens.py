@@ -378,6 +378,8 @@ def test_a_clone_has_what_was_set_and_what_was_typed_before_comes_back(gateway: 
         assert "deterministic" not in spec_text(page)
         page.get_by_role("button", name="Bring back the earlier text").click()
         expect(spec_editor(page)).to_contain_text('name = "typed before"')
+        page.reload()
+        expect(spec_editor(page)).to_contain_text('name = "typed before"')
     gateway.jobs.move(job_id, JobState.CANCELLED)
 
 
@@ -433,7 +435,9 @@ def test_a_gateway_that_dies_and_comes_back_costs_nothing_that_was_seen_or_typed
         write_spec(page, toml(name="typed while it was away"))
         page.get_by_role("button", name="Submit job").click()
         page.get_by_role("alert").get_by_text("the gateway does not answer").wait_for()
+        page.get_by_text("Not checked: the gateway does not answer").wait_for()
         gateway.start()
+        expect(page.get_by_text(ACCEPTED)).to_be_visible()
         page.reload()
         expect(spec_editor(page)).to_contain_text("typed while it was away")
         page.get_by_role("button", name="Submit job").click()

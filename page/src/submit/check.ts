@@ -1,6 +1,8 @@
 // Asks the gateway about a spec as one types: POST /v1/jobs/check answers all refusals of it at once.
 import { useEffect, useState } from "preact/hooks";
-import { post, Refused, words } from "../api";
+import { key, post, Refused, words } from "../api";
+import { asking, type Asking } from "../asking";
+import { useStore } from "../store";
 import type { ProblemDetails } from "../types";
 import type { Table } from "./spec_text";
 
@@ -35,25 +37,31 @@ export function isAboutSpec(problem: ProblemDetails): boolean {
 /** Follows a spec: the newest verdict on it, or "waiting" until there is one. A null spec is not asked about. */
 export function useCheck(spec: Table | null): CheckResult {
   const [result, setResult] = useState<CheckResult>({ state: "waiting" });
+  const bearer = useStore(key);
   const body = spec && JSON.stringify(spec);
   useEffect(() => {
     setResult({ state: "waiting" });
-    if (spec === null) return;
-    const stop = new AbortController();
-    const ask = async (): Promise<void> => {
-      try {
-        await post("/v1/jobs/check", spec, { signal: stop.signal });
-        setResult({ state: "valid" });
-      } catch (error) {
-        if (!stop.signal.aborted) setResult(resultOf(error));
-      }
+    if (spec === null || !bearer) return;
+    let check: Asking | null = null;
+    // Without an answer it is asked again; a refusal is final, until the text is another.
+    const start = (): void => {
+      check = asking(async (stop) => {
+        try {
+          await post("/v1/jobs/check", spec, { signal: stop });
+          if (!stop.aborted) setResult({ state: "valid" });
+          return Infinity;
+        } catch (error) {
+          if (!stop.aborted) setResult(resultOf(error));
+          throw error;
+        }
+      });
     };
-    const timer = setTimeout(() => void ask(), PAUSE_MS);
+    const timer = setTimeout(start, PAUSE_MS);
     return () => {
       clearTimeout(timer);
-      stop.abort();
+      check?.stop();
     };
-  }, [body]);
+  }, [body, bearer]);
   return result;
 }
 

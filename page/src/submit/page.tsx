@@ -5,9 +5,10 @@
 //                         └ kept in this tab                └▶ POST /v1/jobs
 import type { JSX } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { ask, get, Refused } from "../api";
+import { ask, get, key, Refused } from "../api";
 import { useResource } from "../live";
 import { go } from "../router";
+import { useStore } from "../store";
 import type { JobStatus, SpecFiles } from "../types";
 import { plural } from "../ui/format";
 import { Failure } from "../ui/parts";
@@ -50,6 +51,11 @@ export function SubmitPage({ from }: { from: string | null }): JSX.Element {
     rewrite(next);
   };
   useClone(from, draft, replace, setProblem);
+  /** The address no longer names the job that was cloned: a reload keeps the text. */
+  const begin = (next: Draft): void => {
+    replace(next);
+    go(["new"]);
+  };
 
   const submit = async (): Promise<void> => {
     if (specText.spec === null) return;
@@ -76,7 +82,7 @@ export function SubmitPage({ from }: { from: string | null }): JSX.Element {
     >
       <div class="head">
         <h1>New job</h1>
-        <Beginnings draft={draft} onReplace={replace} />
+        <Beginnings draft={draft} onReplace={begin} />
       </div>
       <div class="card spec-card">
         <Editor
@@ -108,14 +114,15 @@ export function SubmitPage({ from }: { from: string | null }): JSX.Element {
 
 /** Takes the spec of the job in the address, once. Keys with their defaults are left out; digests of files are kept. */
 function useClone(from: string | null, draft: Draft, replace: (draft: Draft) => void, onError: (error: unknown) => void): void {
+  const bearer = useStore(key);
   useEffect(() => {
-    if (!from || draft.from === from) return;
+    if (!from || !bearer || draft.from === from) return;
     const stop = new AbortController();
     get<Table>(`/v1/jobs/${encodeURIComponent(from)}/spec?defaults=false`, { signal: stop.signal })
       .then((spec) => replace({ text: writeSpecText(spec, "toml"), from }))
       .catch((error) => stop.signal.aborted || onError(error));
     return () => stop.abort();
-  }, [from]);
+  }, [from, bearer]);
 }
 
 /** Offers keys by the schema of the gateway that runs, and its files; nothing until it has answered. */
