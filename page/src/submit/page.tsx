@@ -99,7 +99,8 @@ export function SubmitPage({ from }: { from: string | null }): JSX.Element {
       <aside class="beside">
         <Verdict check={check} findings={findings} onGo={(offset) => goTo.current(offset)} />
         <Failure error={problem} />
-        <button type="submit" class="button primary wide" disabled={specText.spec === null || check.state === "refused"}>
+        {/* A refused spec may be submitted: what it was refused for, as a folder that was missing, can have changed since. */}
+        <button type="submit" class="button primary wide" disabled={specText.spec === null}>
           Submit job
         </button>
         <LanguageChoice specText={specText} onChange={(text) => rewrite({ ...draft, text })} />
