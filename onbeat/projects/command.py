@@ -17,7 +17,7 @@ from onbeat.terminal.output import tell
 
 MODEL = Path("configs/models/two-digit-addition")
 """The demo's, which comes with a clone: small enough to be copied, and it knows what the rows ask. It keeps its place,
-at which the page's form and the examples of docs look for it."""
+at which the page's templates and the examples of docs look for it."""
 NUM_ROWS = 10
 
 
