@@ -68,7 +68,7 @@ export function Log({ jobId, status }: TabProps): JSX.Element {
         <h2 id="log-title">The trainers’ log</h2>
         {seen && (
           <span class="quiet small">
-            {isCut && "the end of "}{bytes(seen.size)}, in a terminal: <code>onbeat logs {jobId} --follow</code>
+            {isCut && "the end of "}{bytes(seen.size)}, in a terminal: <code>onbeat watch {jobId} --log</code>
           </span>
         )}
       </div>
