@@ -11,9 +11,9 @@ from broker.monitor import job_status
 from contracts.dead_letters import DeadLetters
 from contracts.jobs import JobStatus
 from gateway import openapi
-from gateway.dead_letters import DeadLetterBox
 from gateway.services import HasServices, KnownJob, OwnJob
-from gateway.stack_report import StackReport, stack_report
+from gateway.views.dead_letters import DeadLetterBox
+from gateway.views.stack_report import StackReport, stack_report
 from onbeat.base.http.bodies import json_answer
 
 MAX_LISTED = 1000

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Path, Query, Response
 from contracts.errors import ContractViolation, NotFound, Unavailable
 from contracts.rollouts import Purpose
 from gateway import openapi
-from gateway.batch_view import Search, batch_view
 from gateway.run_files import readable
 from gateway.services import HasServices, KnownJob, Services
+from gateway.views.batch_view import Search, batch_view
 from onbeat.base.http.bodies import json_answer
 from onbeat.recording.files import RecordedFiles, why_not_again
 from onbeat.recording.recorder import recording_of

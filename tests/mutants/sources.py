@@ -181,7 +181,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/integration/test_broker_restart.py",
     ),
     "broker/hosts_side.py": ("tests/integration/test_hosts.py", *HOSTS),
-    "gateway/dead_letters.py": DEAD,
+    "gateway/views/dead_letters.py": DEAD,
     "contracts/spec/recording.py": ("tests/unit/contracts/test_recording.py",),
     "onbeat/tasks/removal/sweeper.py": REMOVAL,
     "onbeat/tasks/removal/trees.py": REMOVAL,

@@ -17,8 +17,8 @@ from contracts.errors import Conflict, NotFound
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from gateway.app import create_app
-from gateway.dead_letters import DeadLetterBox
 from gateway.services import Services
+from gateway.views.dead_letters import DeadLetterBox
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import commit_record, prompt_batch
 from tests.integration.dead_batches import bury, running

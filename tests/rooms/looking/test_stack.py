@@ -9,7 +9,7 @@ from contracts.monitor import ConsumerSeen, GeneratorSeen, ServiceSeen, StageWor
 from contracts.settings import StackSettings
 from gateway.app import create_app
 from gateway.services import Services
-from gateway.stack_report import StackReport, stack_report
+from gateway.views.stack_report import StackReport, stack_report
 from tests.builders import job_spec
 from tests.integration.dead_batches import running
 from tests.served import asked

@@ -16,8 +16,8 @@ from contracts.encoding.wire import encode_json
 from contracts.rollouts import batch_digest
 from contracts.run_folder import RunFolder
 from gateway.api import rollouts as routes
-from gateway.batch_view import place_of
 from gateway.services import Services
+from gateway.views.batch_view import place_of
 from onbeat.recording.files import INDEX, RecordedFiles
 from tests.builders import batch_of, job_spec, rollout, stub_model
 from tests.integration.test_gateway import ask, services, submit  # noqa: F401
