@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock audit sbom site page page-pictures demo up test setup-trl test-trl setup-verifiers test-verifiers bench-trl fuzz soak model mutants celery-defaults chaos lint types style imports bench setup-vllm demo-vllm test-vllm test-gpu
+.PHONY: setup lock audit sbom site page page-pictures demo up test test-fast test-compiled setup-trl test-trl setup-verifiers test-verifiers bench-trl fuzz soak model mutants celery-defaults chaos lint types style imports bench setup-vllm demo-vllm test-vllm test-gpu
 
 setup: $(STAMP)
 
@@ -62,9 +62,16 @@ demo: $(STAMP)
 up: $(STAMP)
 	$(BIN)/onbeat up
 
+# The rules of the house, the documents, the page's files and the golden bytes: a wrong word shows in seconds.
+FAST := tests/unit/test_house.py tests/unit/docs tests/unit/gateway/page tests/page/test_logic.py tests/contract/test_golden_bytes.py
+
+test-fast: $(STAMP)
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile $(FAST)
+
 # Five modules at a time, also on two cores: half of what they do is to wait. Each of the processes has a Redis of its own.
-test: $(STAMP)
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
+test: test-fast
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder \
+		$(addprefix --ignore=,$(FAST))
 
 # TRL, in an environment of its own that sees the packages of the first: it is no dependency.
 setup-trl: $(STAMP)
@@ -119,14 +126,14 @@ celery-defaults: $(STAMP)
 mutants: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants
 
-# Every fault test with its long variants, then random kills and pauses on a real stack: about an hour.
-# `onbeat chaos --spec FILE` does the second with a job of your own.
+# Every long variant of a test, and longer outages and more examples where a test has them; then random kills and pauses
+# on a real stack: some hours. `onbeat chaos --spec FILE` does the second with a job of your own.
+WIDENED := tests/chaos tests/hosts tests/integration/test_hostile_roles.py tests/contract/test_trajectories.py \
+	tests/rooms/tasks/test_task_model.py
+
 chaos: $(STAMP)
-	OMP_NUM_THREADS=1 CHAOS_LONG=1 $(BIN)/python -m pytest tests/chaos tests/hosts \
-		tests/e2e/test_same_weights_lagging.py tests/e2e/test_same_weights_variants.py tests/e2e/test_examples.py \
-		tests/integration/test_ends_of_a_consumer.py tests/integration/test_hostile_roles.py \
-		tests/e2e/test_turns.py tests/e2e/test_stage_workers.py tests/e2e/test_slurm.py tests/unit/onbeat/data/rendering \
-		tests/rooms/doctor/test_containers.py tests/rooms/tasks
+	OMP_NUM_THREADS=1 CHAOS_LONG=1 $(BIN)/python -m pytest $(WIDENED)
+	OMP_NUM_THREADS=1 CHAOS_LONG=1 $(BIN)/python -m pytest -m long_variant $(addprefix --ignore=,$(WIDENED))
 	$(BIN)/onbeat chaos --rounds 100
 	$(BIN)/onbeat chaos --rounds 50 --schedule delayed --max-policy-lag 1 --correction tis
 	$(BIN)/onbeat chaos --rounds 50 --schedule delayed --max-policy-lag 2 --correction tis --generators 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import logging
 import os
@@ -53,14 +54,28 @@ else:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mixes modules that wait with those that compute, so that workers beside each other do both, and none is left
-    with a long one at the end. It needs xdist's --no-loadscope-reorder, which puts long modules of few tests last."""
+    """Leaves the long variants to `make chaos`, and orders the modules.
+
+    Those that wait are mixed with those that compute, so that workers next to each other do both, and no worker is left
+    with a long module at the end. The order needs xdist's --no-loadscope-reorder: xdist's own has long modules of few
+    tests last.
+    """
+    if not os.environ.get("CHAOS_LONG"):
+        for item in items:
+            if item.get_closest_marker("long_variant"):
+                item.add_marker(pytest.mark.skip(reason="another case of a promise: `make chaos` runs it"))
     modules = list(dict.fromkeys(item.path for item in items))
     long = [one for folder in LONG for one in modules if one.is_relative_to(TESTS / folder)]
     others = [one for one in modules if one not in long]
     place = {one: LONG_SHARE * number / len(long) for number, one in enumerate(long)}
     place |= {one: number / len(others) for number, one in enumerate(others)}
     items.sort(key=lambda item: place[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """Takes ten thousand collected tests and the imported libraries from the garbage collector's walks."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

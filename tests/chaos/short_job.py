@@ -25,7 +25,8 @@ DEADLINE_S = 300.0
 ITERATIONS = 8
 IS_LONG = bool(os.environ.get("CHAOS_LONG"))
 """`make chaos` sets it."""
-long_variant = pytest.mark.skipif(not IS_LONG, reason="a variant of another test: `make chaos` runs it")
+long_variant = pytest.mark.long_variant
+"""Marks a case of a promise that another test of `make test` holds: tests/conftest.py leaves it to `make chaos`."""
 
 
 def short_job(**changes: Any) -> JobSpec:

@@ -25,6 +25,7 @@ from contracts.spec.job import ModelSpec
 from onbeat.base.kernels import use_onednn
 from producer.engine.transformers.engine import TransformersEngine
 from tests.builders import batch_of, char_tokenizer, rollout
+from tests.building.pairs import pairwise
 from tests.contract.engine_rigs import Rig, reference_model, rig_of, setup
 from tests.contract.test_shared_prompts import small_model
 
@@ -40,13 +41,16 @@ SAMPLINGS = {
     ),
 }
 RAGGED = ([5, 6, 7], [8], [4, 9, 10, 11, 12, 3, 2, 5, 6, 7, 8, 9, 4, 4, 5, 6, 7, 8], [13, 5])
-ONE = ([3 + number % 20 for number in range(33)],)
-EVEN = tuple([prompt[0], 6, 7, 8, 9] for prompt in RAGGED)
+PROMPTS = {
+    "ragged": RAGGED,
+    "even": tuple([prompt[0], 6, 7, 8, 9] for prompt in RAGGED),
+    "one": ([3 + number % 20 for number in range(33)],),
+}
 NAMES = ("llama", "qwen2", "qwen3", "qwen3 by oneDNN", "gemma", "granite", "mistral")
 BY_ONEDNN = " by oneDNN"
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module")
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     folder = tmp_path_factory.mktemp("as-sampled") / request.param.replace(" ", "-")
     model = small_model(
@@ -94,15 +98,13 @@ def logprobs_of(
     return found, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("max_tokens", [10_000, 60])
-@pytest.mark.parametrize("prompts", [RAGGED, EVEN, ONE], ids=["ragged", "even", "one"])
-@pytest.mark.parametrize("name", SAMPLINGS)
+@pairwise(indirect=["rig"], rig=NAMES, sampling_name=SAMPLINGS, prompts_name=PROMPTS, max_tokens=[10_000, 60])
 def test_log_probs_are_those_that_the_generator_sampled_with(
-    rig: Rig, name: str, prompts: Any, max_tokens: int, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, sampling_name: str, prompts_name: str, max_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a batch goes through in several passes, and the head takes few tokens at a time."""
-    sampling = SAMPLINGS[name]
-    batch = sampled(rig, prompts, sampling)
+    sampling = SAMPLINGS[sampling_name]
+    batch = sampled(rig, PROMPTS[prompts_name], sampling)
     assert rig.folder is not None
     model = reference_model(rig.folder)
     if rig.kind.endswith(BY_ONEDNN):
@@ -114,8 +116,8 @@ def test_log_probs_are_those_that_the_generator_sampled_with(
     assert actual == [one.completion.generator_logprobs for group in batch.groups for one in group.rollouts]
     packed, expected = logprobs_of(model, batch, "shared_prompt", sampling, max_tokens=max_tokens)
     assert packed != actual
-    for name_of, gradient in gradients.items():
-        assert (gradient - expected[name_of]).norm() <= 1e-5 * expected[name_of].norm(), name_of
+    for name, gradient in gradients.items():
+        assert (gradient - expected[name]).norm() <= 1e-5 * expected[name].norm(), name
 
 
 def test_what_cannot_have_the_bits_is_refused_by_name() -> None:

@@ -25,6 +25,7 @@ def signalled(processes: list[int], number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
+@long_variant
 def test_two_hosts_with_two_ranks_each_make_the_weights_of_one_process(machines: Machines, tmp_path: Path) -> None:
     spec = job(ranks=2, iterations=8)
     job_id, _ = machines.jobs.create(spec)

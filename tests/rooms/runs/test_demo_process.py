@@ -25,6 +25,7 @@ from contracts.spec.root import SpecRoot
 from onbeat.audit.folder import read_spec
 from onbeat.audit.weights import digest_of, digests_on_disk
 from onbeat.base.process import child_process
+from tests.chaos.short_job import long_variant
 from tests.until import until
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -136,6 +137,7 @@ def assert_exported_model_answers_as_the_policy(folder: RunFolder, summary: dict
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the processes through /proc")
+@long_variant
 def test_a_demo_that_is_interrupted_in_the_middle_stops_every_process(tmp_path: Path) -> None:
     run_dir = tmp_path / "runs"
     demo = start_demo(run_dir, ("--iterations", "100000", "--generators", "2"))

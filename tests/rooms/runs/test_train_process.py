@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import onbeat
 from contracts.encoding.digests import content_digest
 from contracts.jobs import JobState
@@ -19,6 +21,7 @@ from onbeat.audit.weights import digest_of
 from onbeat.base.process import child_process
 from onbeat.commands.exports.kept_audit import read_audit
 from tests.builders import tiny_model_folder
+from tests.chaos.short_job import long_variant
 from tests.unit.onbeat.data.rendering.chat_models import CHATML, chat_tokenizer
 
 REPOSITORY = Path(__file__).parents[3]
@@ -162,32 +165,33 @@ TABLE = {"max_turns": 2, "max_tokens": 48}
 ROWS = [{"prompt": f"{a}+{a}=", "reference": str(a + a)[::-1]} for a in range(40)]
 TASKS = {"type": "environment", "num_train_prompts": 64}
 OF_CLASS = {"dataset": TASKS, "environment": {"name": Sums, "params": {"largest": 8}, "renderer": "text", **TABLE}}
-OF_TOOLS = {"dataset": ROWS, "environment": TABLE, "tools": [remember], "model": "qwen3", "model_root": sys.argv[1]}
-for given in (OF_CLASS, OF_TOOLS):
-    JOB["rollout"]["max_prompt_tokens"] = 8 if given is OF_CLASS else 900
-    with onbeat.train(**JOB | given) as run:
-        print(run.result().state.value, run.verify().verified, run.id)
+OF_TOOLS = {"dataset": ROWS, "environment": TABLE, "tools": [remember], "model": "qwen3", "model_root": sys.argv[2]}
+KEYS = {"Sums": OF_CLASS, "ToolsOfProgram": OF_TOOLS}
+name = sys.argv[1]
+JOB["rollout"]["max_prompt_tokens"] = 8 if name == "Sums" else 900
+with onbeat.train(**JOB | KEYS[name]) as run:
+    print(run.result().state.value, run.verify().verified, run.id)
 """
 
 
-def test_a_class_and_tools_of_a_program_are_played_in_their_cage_and_their_digest_is_in_the_chain(
-    tmp_path: Path,
+@pytest.mark.parametrize("name", ["Sums", pytest.param("ToolsOfProgram", marks=long_variant)])
+def test_a_class_or_tools_of_a_program_are_played_in_their_cage_and_their_digest_is_in_the_chain(
+    tmp_path: Path, name: str
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(PLAYED)
     tiny_model_folder(tmp_path, context_tokens=1024, tokenizer=chat_tokenizer(CHATML))
-    process = start(program, str(tmp_path), run_root=tmp_path / "runs")
+    process = start(program, name, str(tmp_path), run_root=tmp_path / "runs")
     out, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, err
-    ended = [line.split() for line in out.splitlines()]
-    assert [words[:2] for words in ended] == [["succeeded", "True"]] * 2
-    for (_, _, job), name in zip(ended, ("Sums", "ToolsOfProgram"), strict=True):
-        (folder,) = (tmp_path / "runs").glob(f"*/{job}")
-        run = onbeat.attach(job, run_dir=folder.parent)
-        environment = read_spec(run.folder).environment
-        assert environment is not None
-        assert Path(environment.file).read_text() == environment.source
-        version = f"{name} {content_digest(environment.source.encode())}"
-        records = [entry.record for entry in read_audit(run.folder)[1]]
-        assert {record.environment for record in records} == {version}
-        assert name == "ToolsOfProgram" or any(record.reward_mean > 0.0 for record in records)
+    state, verified, job = out.split()
+    assert (state, verified) == ("succeeded", "True")
+    (folder,) = (tmp_path / "runs").glob(f"*/{job}")
+    run = onbeat.attach(job, run_dir=folder.parent)
+    environment = read_spec(run.folder).environment
+    assert environment is not None
+    assert Path(environment.file).read_text() == environment.source
+    version = f"{name} {content_digest(environment.source.encode())}"
+    records = [entry.record for entry in read_audit(run.folder)[1]]
+    assert {record.environment for record in records} == {version}
+    assert name == "ToolsOfProgram" or any(record.reward_mean > 0.0 for record in records)

@@ -23,6 +23,8 @@ from tests.chaos.short_job import long_variant
 from tests.refusals import refusal_of
 from tests.unit.onbeat.data.rendering.chat_models import CHATML, COUNTING, FORGETFUL, WITH_TOOLS, chat_tokenizer
 
+pytestmark = pytest.mark.usefixtures("shared_template_processes")
+
 TOOL = Tool(name="look_up", description="Looks a word up.")
 TEXTS = st.text(st.sampled_from("ab 7?\n\té<|>{}\"'") | st.characters(codec="utf-8"), max_size=24)
 TURNS = st.lists(st.tuples(TEXTS, st.sampled_from(["user", "tool"]), TEXTS), min_size=1, max_size=4)
