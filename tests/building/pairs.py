@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from tests.chaos.short_job import long_variant
 
@@ -25,20 +26,28 @@ def pairwise(*, indirect: Sequence[str] = (), **choices: Collection[Any]) -> pyt
     Returns:
         the mark for the test.
     """
-    few = set(covering(list(choices.values())))
-    params = []
-    for values in itertools.product(*choices.values()):
-        marks = () if values in few else long_variant
-        params.append(pytest.param(*values, id="-".join(map(str, values)), marks=marks))
-    return pytest.mark.parametrize(list(choices), params, indirect=list(indirect))
+    combinations = list(itertools.product(*choices.values()))
+    return pytest.mark.parametrize(list(choices), few_of(combinations), indirect=list(indirect))
 
 
-def covering(choices: Sequence[Collection[Any]]) -> Iterator[Combination]:
-    """Yields combinations until each pair of two arguments' values was in one; the same ones in each run.
+def few_of(combinations: Sequence[Combination]) -> list[ParameterSet]:
+    """Returns a test's parameters: all combinations, of which those that cover no new pair are long variants.
+
+    Args:
+        combinations: those that are allowed; their values can be hashed and have a text of their own.
+    """
+    few = set(covering(combinations))
+    return [
+        pytest.param(*values, id="-".join(map(str, values)), marks=() if values in few else long_variant)
+        for values in combinations
+    ]
+
+
+def covering(combinations: Sequence[Combination]) -> Iterator[Combination]:
+    """Yields some of the combinations, until each pair that is in one of them was in one; the same ones in each run.
 
     Each is the one that has the most pairs that no combination before it had.
     """
-    combinations = list(itertools.product(*choices))
     missing = {pair for combination in combinations for pair in pairs_of(combination)}
     while missing:
         best = max(combinations, key=lambda combination: len(missing.intersection(pairs_of(combination))))

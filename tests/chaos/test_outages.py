@@ -131,6 +131,7 @@ def test_a_job_outlasts_a_reward_service_that_is_killed_and_stays_away(pipeline:
     assert_undisturbed(pipeline, job_id, undisturbed)
 
 
+@long_variant
 def test_a_job_with_an_environment_outlasts_what_scores_and_plays(pipeline: Pipeline) -> None:
     spec = KINDS["environment"]
     needs("secret_table")

@@ -136,7 +136,9 @@ def endless_data(pipeline: Pipeline) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("sharding", [pytest.param("none", marks=long_variant), "fsdp"])
-@pytest.mark.parametrize("end", ["a cancel", pytest.param("a stop", marks=long_variant), "a kill"])
+@pytest.mark.parametrize(
+    "end", [pytest.param("a cancel", marks=long_variant), pytest.param("a stop", marks=long_variant), "a kill"]
+)
 def test_ranks_that_load_end_at_once_and_leave_no_process(
     pipeline: Pipeline, endless_data: str, sharding: str, end: str
 ) -> None:

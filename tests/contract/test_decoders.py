@@ -29,7 +29,7 @@ from reward_service.endpoints import BodyFormat, decode_request
 from tests.contract.golden_files import NAMES, golden, golden_bytes, kind_of, record_types
 from tests.contract.test_golden_bytes import NEVER_SENT
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "15"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "6"))
 SEARCH = settings(
     max_examples=EXAMPLES,
     deadline=None,

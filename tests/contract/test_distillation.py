@@ -34,6 +34,7 @@ from contracts.spec.stages import NO_LOGPROB
 from onbeat.stages.log_prob_model import frozen_values
 from onbeat.stages.teachers import WholeVocabulary, bits_of, divergence_from, head_digest, likeliest, teacher_of
 from tests.builders import VOCABULARY, job_spec, rollout_batch
+from tests.chaos.short_job import long_variant
 from tests.contract.test_kept_sets import END, PROCESSED, changed_by, kept_iteration
 from tests.contract.test_lagged_losses import AS_SAMPLED, CORRECTIONS, Lagged, asked_again, lagged, updates_of  # noqa: F401
 from tests.contract.test_streamed_gradient import (
@@ -235,8 +236,15 @@ OF_MANY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("is_truncated", [False, True])
-@pytest.mark.parametrize("case", OF_MANY)
+@pytest.mark.parametrize(
+    ("case", "is_truncated"),
+    [
+        # Each case has one of both; the other one is a long variant.
+        pytest.param(case, is_truncated, marks=() if is_truncated == bool(number % 2) else long_variant)
+        for number, case in enumerate(OF_MANY)
+        for is_truncated in (False, True)
+    ],
+)
 def test_a_divergence_of_distributions_is_its_equation_in_both_updates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, is_truncated: bool
 ) -> None:

@@ -29,6 +29,7 @@ from consumer.model.policy import Policy
 from contracts.rollouts import RolloutBatch
 from contracts.spec.job import JobSpec
 from tests.builders import batch_of, give_totals, job_spec, rollout
+from tests.building.pairs import few_of
 from tests.contract.test_streamed_gradient import relative_error, taken_gradients
 from tests.contract.test_streamed_losses import models
 from tests.contract.test_updates import first_update, later_update, responses_of, total
@@ -245,7 +246,7 @@ def updates_of(lagged: Lagged, spec: JobSpec) -> Iterator[tuple[dict[str, Tensor
         move(policy, gradients, UPDATE_STEP)
 
 
-@pytest.mark.parametrize(("loss", "correction", "packing"), CASES)
+@pytest.mark.parametrize(("loss", "correction", "packing"), few_of(CASES))
 def test_each_update_over_lagged_batches_is_its_equation(
     lagged: Lagged, loss: str, correction: str, packing: str
 ) -> None:

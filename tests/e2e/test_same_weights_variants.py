@@ -155,19 +155,20 @@ def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbe
 @needs_ranks
 @long_variant
 @pytest.mark.parametrize(
-    ("variant", "sharding"),
+    ("variant", "changes"),
     [
-        ("gdpo, updates of a mixture", "none"),
-        ("lite_ppo", "none"),
-        ("mini-batches", "fsdp"),
-        ("LoRA", "fsdp"),
-        ("SFT in mini-batches", "none"),
+        ("gdpo, updates of a mixture", {}),
+        ("lite_ppo", {}),
+        ("mini-batches", {"trainer__sharding": "fsdp"}),
+        ("LoRA", {"trainer__sharding": "fsdp"}),
+        ("LoRA", {"trainer__lora": {"rank": 4, "publish": "merged"}}),
+        ("SFT in mini-batches", {}),
     ],
 )
 def test_two_ranks_leave_the_weights_of_one(
-    pipeline: Pipeline, oracles: dict[str, str], variant: str, sharding: str
+    pipeline: Pipeline, oracles: dict[str, str], variant: str, changes: dict[str, object]
 ) -> None:
-    job_id = pipeline.train(spec(variant, trainer__world_size=2, trainer__sharding=sharding))
+    job_id = pipeline.train(spec(variant, trainer__world_size=2, **changes))
     assert pipeline.final_digest(job_id) == pipeline.final_digest(oracles[variant])
     assert pipeline.verdict(job_id).gaps == ()
 
@@ -197,11 +198,10 @@ def test_truncated_sampling_leaves_no_gap_to_the_generator(pipeline: Pipeline, o
         assert metrics.entropy > 0.0
 
 
-@needs_ranks
 def test_merged_weights_and_adapters_through_redis_are_the_same_versions(
     pipeline: Pipeline, oracles: dict[str, str]
 ) -> None:
-    merged = pipeline.train(spec("LoRA", trainer__lora={"rank": 4, "publish": "merged"}, trainer__world_size=2))
+    merged = pipeline.train(spec("LoRA", trainer__lora={"rank": 4, "publish": "merged"}))
     by_redis = pipeline.train(spec("LoRA", weights={"transport": "redis"}))
     for job_id in (merged, by_redis):
         assert pipeline.final_digest(job_id) == pipeline.final_digest(oracles["LoRA"])

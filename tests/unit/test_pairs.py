@@ -10,8 +10,9 @@ CHOICES = ["abc", "xyz", "12", "p"]
 
 
 def test_each_pair_of_two_arguments_choices_is_in_one_of_few_combinations() -> None:
-    few = list(covering(CHOICES))
+    combinations = list(itertools.product(*CHOICES))
+    few = list(covering(combinations))
     pairs = {pair for combination in few for pair in pairs_of(combination)}
-    assert pairs == {pair for combination in itertools.product(*CHOICES) for pair in pairs_of(combination)}
+    assert pairs == {pair for combination in combinations for pair in pairs_of(combination)}
     assert len(few) == 9
-    assert few == list(covering(CHOICES))
+    assert few == list(covering(combinations))
