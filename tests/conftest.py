@@ -29,7 +29,18 @@ if TYPE_CHECKING:
     from tests.pipeline import Pipeline
 
 TESTS = Path(__file__).parent
-LONG = ("hosts", "model", "extras/runs", "extras/projects", "extras/backup", "extras/replay", "e2e", "chaos", "page")
+LONG = (
+    "hosts",
+    "model",
+    "extras/tasks",
+    "extras/runs",
+    "extras/projects",
+    "extras/backup",
+    "extras/replay",
+    "e2e",
+    "chaos",
+    "page",
+)
 """Folders whose modules wait for processes most of the time. Below, the share of a run in which they begin."""
 LONG_SHARE = 0.8
 MEMORY_DISK = Path("/dev/shm")

@@ -16,7 +16,7 @@ from contracts.jobs import JobState
 from contracts.spec.job import JobSpec
 from onbeat.base.process.child_process import ChildProcess
 from tests import until as asked
-from tests.builders import job_spec
+from tests.building.specs import trained_job
 from tests.pipeline import Pipeline, wait_for_exit
 from tests.sequential_execution import digests_of_versions
 
@@ -29,18 +29,8 @@ long_variant = pytest.mark.long_variant
 """Marks a case of a promise that another test of `make test` holds: tests/conftest.py leaves it to `make chaos`."""
 
 
-def short_job(**changes: Any) -> JobSpec:
-    """Eight iterations, with leases so short that what is dead is replaced in a second."""
-    fields: dict[str, Any] = {
-        "iterations": ITERATIONS,
-        "model__path": "configs/models/two-digit-addition",
-        "optimizer__learning_rate": 1e-3,
-        "trainer__checkpoint_every_iterations": 2,
-        "timeouts__trainer_lease_s": 1.0,
-        "timeouts__generator_lease_s": 1.0,
-        "rollout__max_attempts": 100,
-    }
-    return job_spec(**(fields | changes))
+short_job = trained_job.but(iterations=ITERATIONS, timeouts__generator_lease_s=1.0, rollout__max_attempts=100)
+"""Jobs of eight iterations, with leases so short that what is dead is replaced in a second."""
 
 
 def lose_last_writes(pipeline: Pipeline, job_id: str) -> None:

@@ -47,8 +47,7 @@ VARIETY: dict[str, Any] = {
 }
 
 
-def job(**changes: Any) -> JobSpec:
-    return short_job(**{"iterations": ITERATIONS, "stages": [VARIETY], **changes})
+job = short_job.but(iterations=ITERATIONS, stages=[VARIETY])
 
 
 OWN = job(

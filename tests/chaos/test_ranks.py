@@ -66,7 +66,8 @@ def test_ranks_that_share_the_model_give_the_same_weights_and_stop_and_resume_as
     assert_undisturbed(pipeline, job_id, undisturbed)
 
 
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=long_variant)])
+@long_variant
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_dies_ends_its_group_and_the_job_goes_on_to_the_same_weights(
     pipeline: Pipeline, undisturbed: str, rank: int
 ) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,21 +16,14 @@ from tests.integration.fence_parts import end_leases
 from tests.pipeline import Pipeline, wait_for_exit
 from tests.sequential_execution import digests_of_versions
 
+NUM_GENERATORS = 1
 FAILED = 2
 """Exit code of a trainer whose job failed."""
 
 
-def spec(**changes: Any) -> JobSpec:
-    """4 training batches an iteration, and 4 evaluation batches before and after."""
-    # Only what a trainer saves at its end, so that a test sees it.
-    return short_job(**({"iterations": 6, "trainer__checkpoint_every_iterations": 100} | changes))
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    with Pipeline(tmp_path_factory.mktemp("resume")) as pipeline:
-        pipeline.start("producer-steady")
-        yield pipeline
+# Only what a trainer saves at its end, so that a test sees it.
+spec = short_job.but(iterations=6, trainer__checkpoint_every_iterations=100)
+"""Jobs of 4 training batches an iteration, and 4 evaluation batches before and after."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +49,7 @@ def test_a_job_that_succeeded_and_is_given_more_iterations_ends_as_if_it_had_had
 def test_a_job_that_was_cancelled_and_one_whose_batches_died_lose_nothing_when_they_are_resumed(
     pipeline: Pipeline, oracle: str
 ) -> None:
-    pipeline.children["producer-steady"].stop(grace_s=10.0)
+    pipeline.children["producer-1"].stop(grace_s=10.0)
     # A copy of what the dead one has claimed would be no attempt; no lease runs out, however slow the machine is.
     alone = {"rollout__max_attempts": 1, "rollout__hedge": False, "timeouts__generator_lease_s": 60.0}
     job_id = cancelled_in_iteration_2(pipeline, spec(**alone, evaluation__num_prompts=0))

@@ -30,6 +30,7 @@ from contracts.rollouts import RolloutBatch
 from contracts.spec.job import JobSpec
 from tests.builders import batch_of, give_totals, job_spec, rollout
 from tests.building.pairs import few_of
+from tests.building.specs import SpecBuilder
 from tests.contract.test_streamed_gradient import relative_error, taken_gradients
 from tests.contract.test_streamed_losses import models
 from tests.contract.test_updates import first_update, later_update, responses_of, total
@@ -205,14 +206,13 @@ def logprobs_of(pair: tuple[Policy, Policy], batches: list[RolloutBatch]) -> lis
     return [response.logprobs.detach() for response in responses_of(pair, batches)]
 
 
+lagged_job = SpecBuilder(
+    schedule="bounded", max_policy_lag=NEWEST, deterministic=False, rollout__sampling__max_new_tokens=6
+)
+
+
 def job(algorithm: dict[str, Any], **changes: Any) -> JobSpec:
-    fields: dict[str, Any] = {
-        "schedule": "bounded",
-        "max_policy_lag": NEWEST,
-        "deterministic": False,
-        "algorithm": algorithm,
-    }
-    return job_spec(**fields, rollout__sampling__max_new_tokens=6, **changes)
+    return lagged_job(algorithm=algorithm, **changes)
 
 
 def asked_again(lagged: Lagged, *, mu: list[Tensor]) -> list[Response]:

@@ -8,30 +8,25 @@ from pathlib import Path
 from contracts.encoding.wire import decode_json
 from contracts.events import TimelineSpan
 from contracts.run_folder import RunFolder
-from contracts.spec.job import JobSpec
 from contracts.timeline import is_of_the_pipeline
-from tests.builders import job_spec
+from tests.building.specs import trained_job
 from tests.chaos.short_job import running, sequential_digest
 from tests.pipeline import Pipeline
 
 TURN_THREADS = 2
 
 
-def spec(schedule: str) -> JobSpec:
-    return job_spec(
-        schedule=schedule,
-        iterations=2,
-        model__path="configs/models/two-digit-addition",
-        rollout__prompts_per_batch=8,
-        optimizer__learning_rate=1e-3,
-        trainer__checkpoint_every_iterations=1,
-        evaluation__num_prompts=0,
-    )
+spec = trained_job.but(
+    iterations=2,
+    rollout__prompts_per_batch=8,
+    trainer__checkpoint_every_iterations=1,
+    evaluation__num_prompts=0,
+)
 
 
 def train(pipeline: Pipeline, schedule: str, **settings: int) -> str:
     """Returns the digest of the weights that the job ends with."""
-    job_id = pipeline.train(spec(schedule), **settings)
+    job_id = pipeline.train(spec(schedule=schedule), **settings)
     assert pipeline.verdict(job_id).gaps == ()
     return pipeline.final_digest(job_id)
 
@@ -45,12 +40,12 @@ def test_a_colocated_job_has_the_weights_of_synchronous_with_as_many_threads_and
         colocated = train(pipeline, "colocated", threads=1, colocated_threads=TURN_THREADS)
         after = train(pipeline, "periodic", threads=1)
     assert colocated == wide
-    assert after == sequential_digest(pipeline, spec("periodic"), tmp_path)
+    assert after == sequential_digest(pipeline, spec(schedule="periodic"), tmp_path)
 
 
 def test_no_generator_samples_while_the_trainer_has_its_turn(pipeline: Pipeline) -> None:
     with running(pipeline, "producer-1", colocated_threads=1), running(pipeline, "producer-2", colocated_threads=1):
-        job_id = pipeline.train(spec("colocated"))
+        job_id = pipeline.train(spec(schedule="colocated"))
     lines = RunFolder(pipeline.settings.run_root_path, job_id).timeline.read_bytes().splitlines()
     spans = [decode_json(line, TimelineSpan) for line in lines]
     for iteration in range(2):

@@ -18,6 +18,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec.job import JobSpec
 from onbeat.audit.chain import AuditEntry, verify_run
 from tests.builders import job_spec
+from tests.chaos.short_job import long_variant
 from tests.needed_extras import needs_ranks
 from tests.pipeline import Pipeline
 
@@ -75,11 +76,20 @@ def test_a_fork_that_is_killed_ends_with_the_weights_of_one_longer_job(pipeline:
     assert all(bool(one.forked) is (one.iteration == 0) for one in others)
 
 
-@needs_ranks
-def test_ranks_and_another_learning_rate_go_on_from_it(pipeline: Pipeline, source: str) -> None:
+def test_another_learning_rate_goes_on_from_it(pipeline: Pipeline, source: str) -> None:
     fork = {"job": source, "version": 2}
-    one = pipeline.train(spec(pipeline, 1, fork=fork, optimizer__learning_rate=1e-3))
-    two = pipeline.train(spec(pipeline, 1, fork=fork, optimizer__learning_rate=1e-3, trainer__world_size=2))
+    digests = {
+        pipeline.final_digest(pipeline.train(spec(pipeline, 1, fork=fork, optimizer__learning_rate=learning_rate)))
+        for learning_rate in (3e-4, 1e-3)
+    }
+    assert len(digests | {pipeline.final_digest(source)}) == 3
+
+
+@needs_ranks
+@long_variant
+def test_two_ranks_go_on_from_it_to_the_weights_of_one(pipeline: Pipeline, source: str) -> None:
+    fork = {"job": source, "version": 2}
+    one, two = (pipeline.train(spec(pipeline, 1, fork=fork, trainer__world_size=ranks)) for ranks in (1, 2))
     assert pipeline.final_digest(one) == pipeline.final_digest(two) != pipeline.final_digest(source)
 
 

@@ -12,9 +12,8 @@ from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
-from contracts.spec.job import JobSpec
 from contracts.weights import DeltaWeights, RedisWeights, WeightsSpec
-from tests.builders import job_spec
+from tests.building.specs import trained_job
 from tests.chaos.short_job import long_variant, sequential_digest
 from tests.pipeline import DEADLINE_S, Pipeline, wait_for_exit
 from tests.until import until
@@ -30,19 +29,14 @@ def oracle(pipeline: Pipeline) -> str:
     return pipeline.final_digest(job_id)
 
 
-def spec(**changes: object) -> JobSpec:
-    fields: dict[str, object] = {
-        "iterations": 6,
-        "model__path": "configs/models/two-digit-addition",
-        "rollout__prompts_per_batch": 8,
-        "optimizer__learning_rate": 1e-3,
-        "trainer__checkpoint_every_iterations": 2,
-        "evaluation__num_prompts": 32,
-        "evaluation__prompts_per_batch": 16,
-        "evaluation__every_iterations": 3,
-        "timeouts__trainer_lease_s": 2.0,
-    }
-    return job_spec(**(fields | changes))
+spec = trained_job.but(
+    iterations=6,
+    rollout__prompts_per_batch=8,
+    evaluation__num_prompts=32,
+    evaluation__prompts_per_batch=16,
+    evaluation__every_iterations=3,
+    timeouts__trainer_lease_s=2.0,
+)
 
 
 def until_committed(pipeline: Pipeline, job_id: str, count: int) -> None:

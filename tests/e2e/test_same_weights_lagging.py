@@ -13,8 +13,8 @@ from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
-from contracts.spec.job import JobSpec
-from tests.builders import CHANGED_LOGITS, job_spec
+from tests.builders import CHANGED_LOGITS
+from tests.building.specs import trained_job
 from tests.chaos.short_job import long_variant, running
 from tests.forked import STAGE_WORKER
 from tests.needed_extras import needs_ranks
@@ -43,28 +43,25 @@ JOBS: dict[str, dict[str, object]] = {
 }
 
 
-def spec(job: str, **changes: object) -> JobSpec:
-    fields: dict[str, object] = {
-        "iterations": ITERATIONS,
-        "schedule": "delayed",
-        "max_policy_lag": 2,
-        "algorithm__correction": "tis",
-        "model__path": "configs/models/two-digit-addition",
-        "rollout__prompts_per_batch": 4,
-        "optimizer__learning_rate": 1e-3,
-        "trainer__checkpoint_every_iterations": 2,
-        "evaluation__num_prompts": 8,
-        "evaluation__prompts_per_batch": 4,
-        "evaluation__every_iterations": 3,
-        "timeouts__trainer_lease_s": 1.0,
-    }
-    return job_spec(**(fields | JOBS[job] | changes))
+lagging_job = trained_job.but(
+    iterations=ITERATIONS,
+    schedule="delayed",
+    max_policy_lag=2,
+    algorithm__correction="tis",
+    rollout__prompts_per_batch=4,
+    evaluation__num_prompts=8,
+    evaluation__prompts_per_batch=4,
+    evaluation__every_iterations=3,
+)
+SPECS = {name: lagging_job.but(**fields) for name, fields in JOBS.items()}
 
 
 @pytest.fixture(scope="module")
 def oracles(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """Job → digest of each version that its sequential execution makes."""
-    return {job: digests_of_versions(spec(job), pipeline.settings, tmp_path_factory.mktemp("oracle")) for job in JOBS}
+    return {
+        job: digests_of_versions(SPECS[job](), pipeline.settings, tmp_path_factory.mktemp("oracle")) for job in JOBS
+    }
 
 
 def assert_versions(pipeline: Pipeline, job_id: str, digests: list[str]) -> None:
@@ -85,11 +82,11 @@ def assert_versions(pipeline: Pipeline, job_id: str, digests: list[str]) -> None
 def test_a_delayed_job_makes_the_versions_of_its_sequential_execution(
     pipeline: Pipeline, oracles: dict[str, list[str]], job: str
 ) -> None:
-    job_id = pipeline.train(spec(job))
+    job_id = pipeline.train(SPECS[job]())
     assert_versions(pipeline, job_id, oracles[job])
     lines = RunFolder(pipeline.settings.run_root_path, job_id).metrics.read_bytes().splitlines()
     lags = [decode_json(line, IterationMetrics).lag_counts for line in lines]
-    largest = spec(job).max_policy_lag
+    largest = SPECS[job]().max_policy_lag
     assert lags == [tuple(4 * (lag == min(largest, number)) for lag in range(largest + 1)) for number in range(6)]
 
 
@@ -98,11 +95,11 @@ def test_a_lagging_job_whose_reference_is_a_stage_makes_the_versions_of_its_sequ
     pipeline: Pipeline, tmp_path: Path
 ) -> None:
     fields: dict[str, object] = {"max_policy_lag": 1, "algorithm__kl_coefficient": 0.1}
-    digests = digests_of_versions(spec("lag 2, changed", **fields), pipeline.settings, tmp_path)
+    digests = digests_of_versions(SPECS["lag 2, changed"](**fields), pipeline.settings, tmp_path)
     with running(pipeline, f"{STAGE_WORKER}-1"):
-        job_id = pipeline.train(spec("lag 2, changed", **fields, stages=[{"type": "reference", "lease_s": 1.0}]))
+        job_id = pipeline.train(SPECS["lag 2, changed"](**fields, stages=[{"type": "reference", "lease_s": 1.0}]))
     assert_versions(pipeline, job_id, digests)
-    unheeded = digests_of_versions(spec("lag 2, changed", max_policy_lag=1), pipeline.settings, tmp_path / "without")
+    unheeded = digests_of_versions(SPECS["lag 2, changed"](max_policy_lag=1), pipeline.settings, tmp_path / "without")
     assert unheeded[-1] != digests[-1], "the reference counts"
 
 
@@ -144,7 +141,7 @@ def test_a_killed_trainer_and_three_generators_make_the_same_versions(
     for number in (2, 3):
         if f"producer-{number}" not in pipeline.children:
             pipeline.start(f"producer-{number}")
-    job_id, _ = pipeline.jobs.create(spec(job, **changes))
+    job_id, _ = pipeline.jobs.create(SPECS[job](**changes))
     # The death of a rank that isn't the first ends its launcher with a code of its own.
     assert pipeline.train_until_death(job_id, crash_at=crash_at) not in (0, 2)
     pipeline.train_to_the_end(job_id)
@@ -152,7 +149,7 @@ def test_a_killed_trainer_and_three_generators_make_the_same_versions(
 
 
 def test_a_bounded_job_takes_versions_of_its_range_alone_and_finishes(pipeline: Pipeline) -> None:
-    job_id = pipeline.train(spec("lag 2, changed", schedule="bounded", deterministic=False))
+    job_id = pipeline.train(SPECS["lag 2, changed"](schedule="bounded", deterministic=False))
     assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
     assert pipeline.verdict(job_id).gaps == ()
     for record in pipeline.jobs.audit(job_id):

@@ -12,8 +12,8 @@ from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore, JobState
 from contracts.run_folder import RunFolder
-from contracts.spec.job import JobSpec
-from tests.builders import CHANGED_LOGITS, job_spec
+from tests.builders import CHANGED_LOGITS
+from tests.building.specs import trained_job
 from tests.chaos.short_job import long_variant
 from tests.needed_extras import needs_ranks
 from tests.pipeline import Pipeline
@@ -110,25 +110,18 @@ STEPS_BEFORE_DEATH = {
 """ITERATIONS, where a variant isn't named."""
 
 
+plain_job = trained_job.but(
+    iterations=ITERATIONS, rollout__prompts_per_batch=8, optimizer__learning_rate=2e-4, evaluation__num_prompts=0
+)
+SPECS = {name: plain_job.but(**fields) for name, fields in VARIANTS.items()}
+
+
 @pytest.fixture(scope="module")
 def oracles(pipeline: Pipeline) -> dict[str, str]:
     """Variant → job of the undisturbed synchronous run with one generator."""
-    oracles = {name: pipeline.train(spec(name, schedule="synchronous")) for name in VARIANTS}
+    oracles = {name: pipeline.train(SPECS[name](schedule="synchronous")) for name in VARIANTS}
     pipeline.start("producer-2")
     return oracles
-
-
-def spec(variant: str, **changes: object) -> JobSpec:
-    fields: dict[str, object] = {
-        "iterations": ITERATIONS,
-        "model__path": "configs/models/two-digit-addition",
-        "rollout__prompts_per_batch": 8,
-        "optimizer__learning_rate": 2e-4,
-        "trainer__checkpoint_every_iterations": 2,
-        "evaluation__num_prompts": 0,
-        "timeouts__trainer_lease_s": 1.0,
-    }
-    return job_spec(**(fields | VARIANTS[variant] | changes))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -136,7 +129,7 @@ def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbe
     pipeline: Pipeline, oracles: dict[str, str], variant: str
 ) -> None:
     """The trainer dies between two steps of its last iteration, where there are several."""
-    job_id, _ = pipeline.jobs.create(spec(variant))
+    job_id, _ = pipeline.jobs.create(SPECS[variant]())
     crash_at = f"consumer.after_step:{STEPS_BEFORE_DEATH.get(variant, ITERATIONS)}"
     assert pipeline.train_until_death(job_id, crash_at=crash_at) == -signal.SIGKILL
     pipeline.train_to_the_end(job_id)
@@ -144,11 +137,11 @@ def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbe
     assert pipeline.final_digest(job_id) == pipeline.final_digest(oracles[variant])
     assert pipeline.verdict(job_id).gaps == ()
     assert scores_of(pipeline, job_id) == scores_of(pipeline, oracles[variant])
-    passes = spec(variant).algorithm.updates_per_iteration
+    passes = SPECS[variant]().algorithm.updates_per_iteration
     for record in pipeline.jobs.audit(job_id):
         only_evaluates = record.iteration == ITERATIONS
         assert record.kind == "rewind" or only_evaluates or set(record.in_sums or ()) == {passes}
-    if spec(variant).trackers:
+    if SPECS[variant]().trackers:
         assert tracked_iterations(pipeline, job_id) == list(range(ITERATIONS))
 
 
@@ -168,7 +161,7 @@ def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbe
 def test_two_ranks_leave_the_weights_of_one(
     pipeline: Pipeline, oracles: dict[str, str], variant: str, changes: dict[str, object]
 ) -> None:
-    job_id = pipeline.train(spec(variant, trainer__world_size=2, **changes))
+    job_id = pipeline.train(SPECS[variant](trainer__world_size=2, **changes))
     assert pipeline.final_digest(job_id) == pipeline.final_digest(oracles[variant])
     assert pipeline.verdict(job_id).gaps == ()
 
@@ -201,8 +194,8 @@ def test_truncated_sampling_leaves_no_gap_to_the_generator(pipeline: Pipeline, o
 def test_merged_weights_and_adapters_through_redis_are_the_same_versions(
     pipeline: Pipeline, oracles: dict[str, str]
 ) -> None:
-    merged = pipeline.train(spec("LoRA", trainer__lora={"rank": 4, "publish": "merged"}))
-    by_redis = pipeline.train(spec("LoRA", weights={"transport": "redis"}))
+    merged = pipeline.train(SPECS["LoRA"](trainer__lora={"rank": 4, "publish": "merged"}))
+    by_redis = pipeline.train(SPECS["LoRA"](weights={"transport": "redis"}))
     for job_id in (merged, by_redis):
         assert pipeline.final_digest(job_id) == pipeline.final_digest(oracles["LoRA"])
         assert pipeline.verdict(job_id).gaps == ()

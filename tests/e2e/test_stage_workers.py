@@ -15,7 +15,7 @@ from contracts.jobs import EvaluationScore, JobState
 from contracts.run_folder import RunFolder
 from contracts.spec.job import JobSpec
 from contracts.timeline import kind_of
-from tests.builders import job_spec
+from tests.building.specs import trained_job
 from tests.chaos.short_job import long_variant
 from tests.forked import STAGE_WORKER
 from tests.judge_server import JudgeServer, judge_server, says
@@ -74,17 +74,13 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, judge: JudgeServer) -> It
         yield pipeline
 
 
+staged_job = trained_job.but(
+    iterations=3, rollout__prompts_per_batch=4, evaluation__num_prompts=0, timeouts__trainer_lease_s=2.0
+)
+
+
 def spec(*stages: dict[str, Any], **changes: Any) -> JobSpec:
-    fields: dict[str, Any] = {
-        "iterations": 3,
-        "model__path": "configs/models/two-digit-addition",
-        "rollout__prompts_per_batch": 4,
-        "optimizer__learning_rate": 1e-3,
-        "evaluation__num_prompts": 0,
-        "timeouts__trainer_lease_s": 2.0,
-        "stages": list(stages),
-    }
-    return job_spec(**(fields | changes))
+    return staged_job(stages=list(stages), **changes)
 
 
 @pytest.mark.parametrize(

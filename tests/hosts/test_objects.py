@@ -41,9 +41,10 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machin
         yield machines
 
 
+@long_variant
 @pytest.mark.parametrize(
     ("job", "points"),
-    [(JOB, FEW), pytest.param(LAGGING, [*TRAINER_POINTS, *LAGGING_POINTS, *COPY_POINTS], marks=long_variant)],
+    [(JOB, FEW), (LAGGING, [*TRAINER_POINTS, *LAGGING_POINTS, *COPY_POINTS])],
     ids=["periodic", "delayed"],
 )
 def test_a_trainers_host_is_lost_and_another_with_an_empty_disk_goes_on(

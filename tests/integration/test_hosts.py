@@ -15,15 +15,13 @@ from broker.monitor import job_status
 from consumer.ranks.hosts.launcher import HostLauncher, clocks_apart
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
-from contracts.spec.job import JobSpec
-from tests.builders import job_spec
+from tests.building.specs import SpecBuilder
 
 KIND = HostKind(code="code", torch="2.0", device="cpu", cpu="cpu")
 LEASE_MS = 60_000
 
 
-def spec() -> JobSpec:
-    return job_spec(trainer__hosts={"least": 2, "most": 3}, weights={"transport": "redis"})
+spec = SpecBuilder(trainer__hosts={"least": 2, "most": 3}, weights={"transport": "redis"})
 
 
 def formed_by(side: HostsSide, *, lease_ms: int = LEASE_MS) -> HostGroup:

@@ -128,7 +128,13 @@ def doctor(environment: dict[str, str], root: Path, *flags: str) -> tuple[int, d
     return done.returncode, {finding["subject"]: finding for finding in json.loads(done.stdout)["findings"]}
 
 
-@pytest.mark.parametrize("name", ON_A_CPU)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("gateway", "consumer", "producer") else long_variant)
+        for name in ON_A_CPU
+    ],
+)
 def test_doctor_finds_nothing_bad_in_a_container_of_a_healthy_stack(
     name: str, redis: EmbeddedRedis, root: Path
 ) -> None:

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from contracts.errors import InvalidInput
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore, HealthProblem
-from contracts.spec.job import JobSpec
 from contracts.spec.trainer import HEALTH_RULES
 from onbeat.loop.health.history import WINDOW
 from onbeat.loop.health.rules import RULES, Health
 from tests.builders import job_spec
+from tests.building.specs import SpecBuilder
 from tests.contract.golden_files import iteration_metrics
 
 CURVES: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "curves.json").read_bytes())
@@ -80,8 +80,7 @@ class Run:
         return first, found
 
 
-def _spec(**changes: Any) -> JobSpec:
-    return job_spec(rollout__group_size=GROUP_SIZE, **changes)
+_spec = SpecBuilder(rollout__group_size=GROUP_SIZE)
 
 
 def test_every_rule_of_the_contract_has_its_place_in_the_table_and_a_cure() -> None:

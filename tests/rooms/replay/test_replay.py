@@ -97,6 +97,7 @@ def test_a_batch_is_the_same_again_and_a_changed_record_is_told_by_its_token_fro
     assert (code, "is not kept" in str(answer)) == (2, True)
 
 
+@long_variant
 def test_an_object_store_keeps_the_versions_of_recorded_batches_when_the_job_is_over(
     pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ from contracts.tasks.records import MAX_ATTEMPTS, TaskArguments
 from onbeat.base.process.child_process import ChildProcess
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.tasks.messages import TaskMessages
-from tests.builders import job_spec
+from tests.building.specs import SUMS_MODEL, SpecBuilder
 from tests.pipeline import Pipeline
 from tests.rooms.tasks.workers import REPOSITORY, Ours
 from tests.rooms.tasks.works_of_tests import QUEUES
@@ -40,14 +40,6 @@ from tests.until import until
 
 ENDED_WITHIN_S = 15.0
 FOUND_WITHIN_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    """A stack of one generator."""
-    with Pipeline(tmp_path_factory.mktemp("pipeline")) as made:
-        made.start_generators(1)
-        yield made
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +57,9 @@ def bench(tmp_path: Path) -> Iterator[Ours]:
         made.close()
 
 
-def spec() -> Any:
-    """A job of two iterations."""
-    return job_spec(iterations=2, model__path="configs/models/two-digit-addition")
+NUM_GENERATORS = 1
+spec = SpecBuilder(iterations=2, model__path=SUMS_MODEL)
+"""Jobs of two iterations."""
 
 
 def test_1_a_digest_never_depends_on_a_task(pipeline: Pipeline, undisturbed: str, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from onbeat.audit.weights import digest_of
 from onbeat.base.http.tar_layout import TarLayout, tar_bytes
 from onbeat.cli import run
 from onbeat.commands.exports import fetched
+from tests.chaos.short_job import long_variant
 from tests.rooms.tasks.rig import KEY, WEIGHTS, TaskStack, endless_version
 from tests.until import until
 
@@ -96,7 +97,9 @@ def test_a_download_that_breaks_off_goes_on_where_it_was(
     assert "the download broke off at byte 20000" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("place", ["head", "weights", "longer"])
+@pytest.mark.parametrize(
+    "place", [pytest.param("head", marks=long_variant), "weights", pytest.param("longer", marks=long_variant)]
+)
 @pytest.mark.usefixtures("http")
 def test_a_download_that_is_not_what_was_exported_leaves_nothing(
     working_stack: TaskStack,

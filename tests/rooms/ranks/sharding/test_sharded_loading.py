@@ -20,9 +20,9 @@ from consumer.model.rows import gathered
 from consumer.ranks.fsdp.sharded_loading import load_sharded
 from consumer.ranks.processes.orders import join
 from contracts.errors import InvalidInput
-from contracts.spec.job import JobSpec, ModelSpec
+from contracts.spec.job import ModelSpec
 from contracts.spec.root import SpecRoot
-from tests.builders import job_spec
+from tests.building.specs import SpecBuilder
 from tests.rooms.ranks.two_ranks import run_two_ranks
 
 SHAPE: dict[str, Any] = {
@@ -51,8 +51,7 @@ SPOILT = {
 }
 
 
-def spec() -> JobSpec:
-    return job_spec(trainer__world_size=2, timeouts__ranks_s=60.0)
+spec = SpecBuilder(trainer__world_size=2, timeouts__ranks_s=60.0)
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

@@ -13,13 +13,11 @@ from consumer.gradient.learner import OptimizerStep
 from consumer.gradient.optimizer import GROUP_BYTES
 from consumer.model.published_weights import PublishedWeights, WeightStream
 from contracts.settings import StackSettings
-from contracts.spec.job import JobSpec
-from tests.builders import job_spec, tiny_model_folder
+from tests.builders import tiny_model_folder
+from tests.building.specs import SpecBuilder
 
-
-def spec(**changes: object) -> JobSpec:
-    """Its steps shrink the weights that are matrices, without any gradient."""
-    return job_spec(optimizer__weight_decay=0.5, **changes)
+spec = SpecBuilder(optimizer__weight_decay=0.5)
+"""Jobs whose steps shrink the weights that are matrices, without any gradient."""
 
 
 def step_by(divisor: float) -> OptimizerStep:

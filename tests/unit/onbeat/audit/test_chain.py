@@ -13,9 +13,9 @@ from contracts.encoding.digests import content_digest
 from contracts.events import AuditRecord, record_digest
 from contracts.file_digests import digest_of_files
 from contracts.rewards import PluginReward, source_digests
-from contracts.spec.job import JobSpec
 from onbeat.audit.chain import AuditEntry, expected_batches, verify_run
-from tests.builders import commit_record, job_spec
+from tests.builders import commit_record
+from tests.building.specs import SpecBuilder
 
 ITERATIONS = 3
 
@@ -24,9 +24,13 @@ def weights(version: int, branch: str = "") -> str:
     return f"{branch}{version:x}".rjust(64, "0")
 
 
-def spec(**changes: object) -> JobSpec:
-    evaluation = {"evaluation__num_prompts": 3, "evaluation__prompts_per_batch": 2, "evaluation__greedy": False}
-    return job_spec(iterations=ITERATIONS, rollout__batches_per_iteration=2, **(evaluation | changes))
+spec = SpecBuilder(
+    iterations=ITERATIONS,
+    rollout__batches_per_iteration=2,
+    evaluation__num_prompts=3,
+    evaluation__prompts_per_batch=2,
+    evaluation__greedy=False,
+)
 
 
 def commit(iteration: int, *, epoch: int = 1, **changes: object) -> AuditRecord:
