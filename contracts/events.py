@@ -18,11 +18,9 @@ class UpdateMetrics(Record, frozen=True, kw_only=True):
     """One optimizer step of an iteration that takes several."""
 
     loss: float
-    clip_share: float
-    """As in `IterationMetrics`; 0.0 in the first update against the trainer's own log-probs."""
-    kl_to_reference: float
     grad_norm: float
-    kl_to_teacher: float | UnsetType = UNSET
+    loss_metrics: dict[str, float]
+    """As in `IterationMetrics`, of this step alone."""
 
 
 NOT_DRAWN = frozenset({"iteration", "policy_version", "trainer_epoch", "started_s"})
@@ -95,32 +93,13 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     """Trained completions whose reward has a score in it that the spec states for what can't be judged:
     `on_unscorable` of a component, `on_failure` of the environment or a stage."""
     loss: float
-    """The mean over the iteration's updates, like kl_to_reference, kl_to_teacher, entropy_trained_tokens,
-    corrected_share and grad_norm."""
-    clip_share: float
-    """Share of the sampled tokens whose loss a clip changed, over the updates that can clip; 0.0 where none can. The
-    lower and the upper clip's parts follow."""
-    clip_low_share: float = 0.0
-    clip_high_share: float = 0.0
-    kl_to_reference: float
-    """Mean of k3, an estimate of KL(policy || reference) at a token, over the tokens that went through the trainer's
-    model: all that were sampled, but for completions that `on_truncated` masks. The policy is the one before each
-    update's step. 0.0 without a reference."""
-    kl_to_teacher: float | UnsetType = UNSET
-    """The same mean of k3 to the teacher, an estimate of KL(policy || teacher); left out without distillation."""
-    value_loss: float | UnsetType = UNSET
-    """Mean of (V - R)^2 / 2 over the trained tokens, before each step; left out without a critic, like the next."""
-    explained_variance: float | UnsetType = UNSET
-    """1 - mean (V - R)^2 / var R: 1.0 of a critic that knows each return, 0.0 of one that knows their mean."""
+    """The mean over the iteration's updates, like grad_norm."""
+    loss_metrics: dict[str, float]
+    """The numbers of the loss's terms by name (docs/loss-terms.md), each the mean over the updates that have it. A
+    number that none of them has is left out, as is that of a term which the job doesn't have."""
     entropy: float = 0.0
     """Mean of -generator_logprobs over the sampled tokens, in nats: unbiased for the policy that sampled, at its
     temperature."""
-    entropy_trained_tokens: float | None = None
-    """Mean entropy of the whole distribution, in nats, over the tokens of rows that teach, which alone go through the
-    trainer's model. None where it is not measured, or nothing teaches."""
-    corrected_share: float = 0.0
-    """Share, of the tokens that went through the trainer's model, whose weight against the generator was truncated or
-    set to 0, or which were masked as off-policy; 0.0 without either."""
     grad_norm: float
     """The gradient's norm before clipping."""
     learning_rate: float
@@ -180,6 +159,7 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name not in NOT_DRAWN}
         if not self.lag_counts:
             del fields["lag_mean"]
+        fields |= self.loss_metrics
         if self.trajectories is not UNSET:
             fields |= self.trajectories.numbers()
         return {name: float(value) for name, value in fields.items() if isinstance(value, int | float)}

@@ -184,6 +184,7 @@ def columns_of(rows: Sequence[IterationMetrics]) -> dict[str, tuple[float | None
     played = [{} if row.trajectories is UNSET else row.trajectories.numbers() for row in rows]
     labelled = [row.labelled() for row in rows]
     for prefix, each in (
+        ("", [row.loss_metrics for row in rows]),
         ("", played),
         ("environment: ", [one["environment"] for one in labelled]),
         ("reward: ", [one["reward_components"] for one in labelled]),

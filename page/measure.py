@@ -53,19 +53,21 @@ def iteration(number: int, dice: random.Random) -> IterationMetrics:
         reward_components={"exact": dice.random()},
         response_tokens_max=5,
         lag_counts=(),
+        loss_metrics={},
         started_s=1.79e9 + number * 0.4 + dice.random(),
         **dict.fromkeys(DIGITS, 0.0),  # type: ignore[arg-type]
     )
-    return replace(made, **{name: dice.random() for name in DIGITS})
+    numbers = {name: dice.random() for name in DIGITS}
+    return replace(made, **numbers, loss_metrics={name: dice.random() for name in LOSS_DIGITS})
 
 
 DIGITS = [
     *("reward_mean", "reward_std", "zero_advantage_share", "response_tokens_mean", "truncated_share", "loss"),
-    *("clip_share", "clip_low_share", "clip_high_share", "kl_to_reference", "entropy", "entropy_trained_tokens"),
-    *("corrected_share", "grad_norm", "learning_rate", "mismatch_k3", "mismatch_max", "effective_sample_share"),
+    *("entropy", "grad_norm", "learning_rate", "mismatch_k3", "mismatch_max", "effective_sample_share"),
     *("wall_s", "generation_s", "training_s", "waiting_s", "step_s", "publish_s", "bubble_s", "tokens_per_s"),
     *("trained_tokens_per_s", "advantage_mean", "advantage_std", "advantage_max"),
 ]
+LOSS_DIGITS = ["clip_share", "clip_low_share", "clip_high_share", "corrected_share", "entropy_trained_tokens"]
 
 
 def long_job(services: Services, length: int) -> str:

@@ -19,7 +19,7 @@ from typing import ClassVar, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from consumer.gradient.losses.objective import policy_loss
+from consumer.gradient.losses.family import policy_loss
 from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.spec.job import JobSpec
 from contracts.spec.trainer import MOST_WIDER_BITS

@@ -13,7 +13,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from consumer.gradient.accumulation import GradientAccumulator, make_accumulator
 from consumer.gradient.learner import ALONE, Learner, Lockstep, Place
-from consumer.gradient.losses.objective import policy_loss
+from consumer.gradient.losses.family import policy_loss
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.model.policy import LoadModel, Policy, load_policy, load_whole
 from consumer.model.shared_prompt.trial import check_as_sampled, share_prompts

@@ -1,4 +1,4 @@
-"""The numerics of one job on one rank: it trains micro-batches, steps on their sums, gives the weights away."""
+"""The numerics of one job on one rank: a `Learner` trains batches, steps on their sums and publishes the weights."""
 
 from __future__ import annotations
 
@@ -34,13 +34,10 @@ from onbeat.base.telemetry.observing import observed
 from onbeat.recording.recorder import recording_of
 from onbeat.weights.publication import TensorSink
 
-Kept = tuple[BatchStats, KeptBatch]
-"""A batch as it was before the iteration's first step, for the further ones."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """One rank's place among the ranks of its trainer, and among those of this machine."""
+    """The place of a rank among the ranks of its trainer, and among those of this machine."""
 
     rank: int
     world_size: int
@@ -54,17 +51,17 @@ class OptimizerStep(Record, frozen=True, kw_only=True):
     """An optimizer step on an iteration's sums: its gradient is sum / divisor."""
 
     iteration: int
-    """Whose sums they are: their range is a function of it."""
+    """The iteration whose sums are stepped on; the range of the sums is a function of it."""
     divisor: float
     learning_rate: float
     is_last: bool
-    """Whether it is the iteration's last step, after which its batches are let go."""
+    """True for the iteration's last step, after which its kept batches are let go."""
     syncs_reference: bool = False
-    """Whether the reference follows the policy then."""
+    """True where the reference follows the policy after this step."""
 
 
 def mini_batch_of(batch_id: str, spec: JobSpec) -> int:
-    """Returns which of the iteration's mini-batches a rollout batch is part of: 0 to the first ones by number (I7)."""
+    """Returns the number of the mini-batch that a rollout batch is part of: 0 for the batches of lowest number (I7)."""
     if spec.algorithm.num_mini_batches == 1:
         return 0
     return number_of(batch_id) * spec.algorithm.num_mini_batches // spec.rollout.batches_per_iteration
@@ -80,12 +77,12 @@ class Trained:
     """Unix time."""
     ended_s: float
     logprobs: tuple[bytes | None, ...] | None = None
-    """Those of each completion, float32 for each sampled token, as the first update measured them; None for one that
-    didn't go through the model. None of a batch that isn't recorded."""
+    """The log-probs of each completion, float32 for each sampled token, as the first update measured them; None for a
+    completion that didn't go through the model. None of a batch that isn't recorded."""
 
 
 class Lockstep(Protocol):
-    """What ranks pass by through a model that they share: at the same time, however many batches each of them has."""
+    """Keeps ranks that share a model in step: they pass through it at the same time, however many batches each has."""
 
     def through(self) -> None:
         """Returns when no rank has a pass left in this turn; each rank calls it after each of its turns."""
@@ -104,13 +101,14 @@ class Learner:
     place: Place = ALONE
     lockstep: Lockstep | None = None
     """Not None where the ranks share the policy's parameters."""
-    kept: list[Kept] = field(default_factory=list)
+    kept: list[KeptBatch] = field(default_factory=list)
     """The batches that further steps of the open iteration train; empty where each iteration has one step."""
 
     def train(self, batch: RolloutBatch) -> Trained:
-        """Adds a batch's gradient to the sums; one of a later mini-batch is measured, and waits for its step.
+        """Adds a batch's gradient to the sums; a batch of a later mini-batch is only measured, and waits for its step.
 
-        Raises what `train_micro_batch` raises.
+        Raises:
+            ContractViolation, TrainingDiverged: As `train_micro_batch`.
         """
         started_s = time.time()
         self.accumulator.open(sum_range_at(self.spec, batch.iteration))
@@ -123,36 +121,35 @@ class Learner:
             accumulator=self.accumulator if is_first else None,
         )
         if kept is not None and (self.spec.algorithm.updates_per_iteration > 1 or not is_first):
-            self.kept.append((stats, kept))
+            self.kept.append(kept)
         trained = self._trained(stats, batch, started_s, with_reference=self.reference is not None, is_trained=is_first)
-        policy = recording_of(self.spec)
-        if policy is None or not policy.takes(batch.batch_id, purpose=batch.purpose, seed=self.spec.seed):
+        recording = recording_of(self.spec)
+        if recording is None or not recording.takes(batch.batch_id, purpose=batch.purpose, seed=self.spec.seed):
             return trained
         return replace(trained, logprobs=measured_logprobs(batch, kept))
 
     def train_again(self, check: Callable[[], None], mini_batch: int = 0) -> Iterator[Trained]:
         """Trains a mini-batch's kept batches under the weights of the last step; `check` is called before each."""
-        for one in self.kept_of(mini_batch):
+        for kept in self.kept_of(mini_batch):
             check()
-            yield self.train_kept(one)
+            yield self.train_kept(kept)
 
-    def kept_of(self, mini_batch: int) -> list[Kept]:
+    def kept_of(self, mini_batch: int) -> list[KeptBatch]:
         """Returns the kept batches of one mini-batch of the open iteration."""
-        return [one for one in self.kept if mini_batch_of(one[1].batch.batch_id, self.spec) == mini_batch]
+        return [kept for kept in self.kept if mini_batch_of(kept.batch.batch_id, self.spec) == mini_batch]
 
-    def train_kept(self, one: Kept) -> Trained:
+    def train_kept(self, kept: KeptBatch) -> Trained:
         """Trains one of the kept batches under the weights of the last step."""
         started_s = time.time()
-        stats, kept = one
         self.accumulator.open(sum_range_at(self.spec, kept.batch.iteration))
-        again = train_kept_batch(self.policy, kept, stats=stats, spec=self.spec, accumulator=self.accumulator)
-        return self._trained(again, kept.batch, started_s, with_reference=False, is_trained=True)
+        stats = train_kept_batch(self.policy, kept, spec=self.spec, accumulator=self.accumulator)
+        return self._trained(stats, kept.batch, started_s, with_reference=False, is_trained=True)
 
     def beside(self, number: int) -> Learner:
         """Returns a learner that another thread of this process trains with at the same time.
 
-        It adds to the same sums, keeps batches in the same list and sees each step of this one, which alone steps. Of
-        its own are the modules and the gradients. number: its batches are told as those of this rank.
+        It adds to the same sums, keeps batches in the same list and sees each step of this one, which alone steps. It
+        has modules and gradients of its own. number: the rank that its batches are reported under.
         """
         policy = self.policy.beside()
         return replace(
@@ -164,9 +161,14 @@ class Learner:
         )
 
     def step(self, step: OptimizerStep, sink: TensorSink | None = None) -> float:
-        """Steps on the accumulated sums, and starts new ones; returns the gradient's norm before clipping.
+        """Steps on the accumulated sums, and starts new ones.
 
-        sink: is given the weights, each as soon as it has its new value.
+        Args:
+            step: The divisor and the learning rate.
+            sink: Takes the weights, each as soon as it has its new value.
+
+        Returns:
+            The gradient's norm before clipping.
         """
         # A rank that has trained no batch of the iteration has its sums from the others.
         self.accumulator.open(sum_range_at(self.spec, step.iteration))
@@ -210,13 +212,13 @@ class Learner:
 
     @cached_property
     def shares_state(self) -> bool:
-        """Whether a rank has only some rows of what is trained. Adapters are whole on every rank."""
-        return any(isinstance(one, DTensor) for one in self.policy.trained_parameters().values())
+        """True where a rank has only some rows of what is trained. Adapters are whole on every rank."""
+        return any(isinstance(parameter, DTensor) for parameter in self.policy.trained_parameters().values())
 
     def save(self, folder: Path) -> None:
         """Writes this rank's weights and optimizer state; on one rank of several, its rows."""
-        of = self.place if self.shares_state else ALONE
-        save_state(folder, self.policy, self.optimizer, rank=of.rank, num_ranks=of.world_size)
+        place = self.place if self.shares_state else ALONE
+        save_state(folder, self.policy, self.optimizer, rank=place.rank, num_ranks=place.world_size)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Goes back to a checkpoint. Raises what `restore_state` raises."""

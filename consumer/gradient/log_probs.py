@@ -1,16 +1,17 @@
-"""Log-probs that a model gives to the sampled tokens of a micro-batch: one pass, and logits of those tokens only."""
+"""The forward pass: what models give to the sampled tokens of a micro-batch, of logits of those tokens only."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers.modeling_utils import PreTrainedModel
 
 from consumer.gradient.micro_batch import MicroBatch
+from consumer.gradient.terms.base import LossTerm, Need, TokenOutputs
 from consumer.model.inputs import PackedInputs
 from consumer.model.language_head import (
     FirstTokens,
@@ -28,7 +29,62 @@ from consumer.model.language_head import (
 )
 from consumer.model.policy import Policy
 from consumer.model.shared_prompt.trial import share_prompts
-from contracts.errors import ContractViolation
+from contracts.spec.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
+
+
+def token_outputs(
+    policy: Policy,
+    micro_batch: MicroBatch,
+    *,
+    terms: Sequence[LossTerm],
+    reference: PreTrainedModel | None,
+    temperature: float,
+) -> TokenOutputs:
+    """Passes once through each model that a term needs, and reads the columns that a term needs.
+
+    Args:
+        policy: With its critic and its teacher's reader, where the job has them.
+        micro_batch: The rows.
+        terms: The terms of the job's loss.
+        reference: The model of `Need.REFERENCE`; None where a stage's column has its log-probs, or they are known.
+        temperature: The job's, which divides all logits.
+
+    Returns:
+        What the terms need, and nothing else; the policy's with gradient.
+    """
+    needs = {need for term in terms for need in term.needs}
+    # Each model in this order, and in no other: the first pass of a model may choose its kernels.
+    reference_logprobs = None
+    if Need.REFERENCE in needs:
+        reference_logprobs = micro_batch.column(REFERENCE_LOGPROBS)
+        if reference is not None:
+            with torch.no_grad(), policy.without_adapters():
+                reference_logprobs = response_logprobs(reference, micro_batch, temperature)
+    teacher = policy.teacher if Need.TEACHER_DIVERGENCE in needs else None
+    logprobs, entropy, divergence = response_measures(
+        policy.model,
+        micro_batch,
+        temperature,
+        entropy=Need.ENTROPY in needs,
+        summary=None if teacher is None else teacher.divergence,
+        known=None if teacher is None else teacher.known(micro_batch.columns),
+    )
+    is_trained = any(Need.ENTROPY in term.needs and term.gives_loss for term in terms)
+    if entropy is not None and not is_trained:
+        # What is only measured lets go of its graph, [chunk, V] twice, before the backward pass.
+        entropy = entropy.detach()
+    values = None
+    if Need.VALUES in needs and policy.critic is not None:
+        values = response_values(policy.critic, micro_batch)
+    return TokenOutputs(
+        policy=logprobs,
+        generator=micro_batch.generator_logprobs.to(logprobs.device),
+        reference=reference_logprobs,
+        teacher=micro_batch.column(TEACHER_LOGPROBS) if Need.TEACHER in needs else None,
+        divergence=divergence,
+        entropy=entropy,
+        values=values,
+    )
 
 
 def response_logprobs(model: PreTrainedModel, micro_batch: MicroBatch, temperature: float) -> Tensor:
@@ -48,9 +104,20 @@ def response_measures(
     summary: Summary | None = None,
     known: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Returns `response_logprobs`; [R, S_max] the entropy in nats of the whole distribution at each token; and what
-    `summary` makes of those that were drawn from and of `known` [N, …]: left out, the last hidden states. None for what
-    isn't asked for."""
+    """Passes once through a model.
+
+    Args:
+        model: The policy, a reference or a teacher.
+        micro_batch: The rows.
+        temperature: Divides all logits.
+        entropy: True where the entropies are asked for.
+        summary: Makes numbers of the distributions that tokens were drawn from, and of `known`.
+        known: [N, …] of the N sampled tokens, row by row; left out: their last hidden states.
+
+    Returns:
+        `response_logprobs`; [R, S_max] the entropy in nats of the whole distribution at each token, or None; and
+        [R, S_max, …] what `summary` made, or None.
+    """
     if isinstance(micro_batch.inputs, PackedInputs):
         share_prompts(model)
     if has_plain_head(model):
@@ -87,26 +154,8 @@ def response_values(critic: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
     return _in_rows(values.squeeze(-1), micro_batch)
 
 
-def check_fits(micro_batch: MicroBatch, policy: Policy, *, batch_id: str) -> None:
-    """Raises ContractViolation for tokens that the model cannot take."""
-    inputs = micro_batch.inputs
-    # Positions start at 0, and a response's last token is never an input: + 1 for each.
-    longest = int(inputs.position_ids.max()) + 2
-    if longest > policy.context_tokens:
-        raise ContractViolation(
-            f"batch {batch_id} has a row of {longest} tokens, the model's context is {policy.context_tokens}",
-            field="token_ids",
-        )
-    more = [] if micro_batch.kept is None else [micro_batch.kept.ids]
-    used = np.concatenate([ids.numpy().reshape(-1) for ids in (inputs.input_ids, micro_batch.response_ids, *more)])
-    if used.min() < 0 or used.max() >= policy.vocabulary_size:
-        raise ContractViolation(
-            f"batch {batch_id} has a token outside the vocabulary of {policy.vocabulary_size}", field="token_ids"
-        )
-
-
 def _first_tokens(model: PreTrainedModel, micro_batch: MicroBatch) -> FirstTokens | None:
-    """Returns each response's first token; None where log-probs needn't have the generator's bits."""
+    """Returns the first token of each response; None where log-probs needn't have the generator's bits."""
     inputs = micro_batch.inputs
     if not isinstance(inputs, PackedInputs) or inputs.prefill is None:
         return None

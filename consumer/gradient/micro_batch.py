@@ -1,4 +1,4 @@
-"""Rollout batch → micro-batches: the rows of one forward and backward pass, as tensors.
+"""Lays a rollout batch out in passes: rewards → advantages → rows that teach → tensors of each pass.
 
 Worked example, two rows with responses [1, 2, 3] and [4] (S_max = 3); consumer/model/inputs.py says how they go into a
 model:
@@ -13,7 +13,8 @@ two out (I9). So no loss, no log-prob, no length and no column can see an observ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,13 +24,20 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 from torch import Tensor
 
+from consumer.gradient.advantages.estimators import batch_advantages, compared_rewards
 from consumer.gradient.advantages.gae import Estimates
+from consumer.gradient.advantages.group_relative import shuffled_rewards
 from consumer.model.inputs import KeptSets, ModelInputs, of_sampled, packed_inputs, padded_inputs
+from consumer.model.policy import Policy
 from consumer.model.shared_prompt.layout import Prefill
 from contracts.encoding.arrays import ITEM_BYTES
+from contracts.errors import ContractViolation
 from contracts.rollouts import Completion, RolloutBatch
 from contracts.sampling import SamplingParams
-from onbeat.data.sampled_values import Contexts
+from contracts.spec.job import JobSpec
+from contracts.spec.stages import REFERENCE_LOGPROBS, read_columns
+from onbeat.base import kernels
+from onbeat.data.sampled_values import FEWEST_ROWS, Contexts
 
 Packing = Literal["shared_prompt", "as_sampled", "padded"]
 
@@ -53,18 +61,125 @@ class MicroBatch:
     """float64 [R], or [R, S_max] with credit by turn or token, 0.0 in padding; the loss rounds them to the dtype of the
     log-probs."""
     estimates: Estimates | None = None
-    """What a critic makes of it, whose advantages are those above; None without one."""
+    """The estimates of a critic, whose advantages are those above; None without one."""
     columns: Mapping[str, Sequence[bytes]]
-    """Column → [R] what stages made of the rows."""
+    """Column → [R] values that stages made of the rows."""
     kept: KeptSets | None = None
     """The kept sets of the sampled tokens, row by row; None without truncated sampling."""
     contexts: Contexts | None = None
-    """What stands before each sampled token, row by row; None where no logit depends on it."""
+    """The tokens before each sampled token, row by row; None where no logit depends on them."""
 
     def column(self, name: str) -> Tensor | None:
         """Returns float32 [R, S_max] of a column with a number a token; None where no stage makes it."""
         values = [np.frombuffer(value, dtype="<f4") for value in self.columns.get(name, ())]
         return _right_padded(values, np.float32) if values else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """The rows of a rollout batch that go through the models together."""
+
+    rows: NDArray[np.int64]
+    """[R] of the batch, ascending."""
+    micro_batch: MicroBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchLayout:
+    """A rollout batch in passes. `credited` replaces the advantages that only a forward pass can tell."""
+
+    rewards: NDArray[np.float64]
+    """[k, G] as they are trained: shuffled, where the job is a negative control."""
+    advantages: NDArray[np.float64]
+    """[k, G], or [k, G, K] of turns."""
+    passes: tuple[Pass, ...]
+    """None where nothing teaches."""
+
+
+def lay_out(batch: RolloutBatch, *, spec: JobSpec, policy: Policy, every_row: bool) -> BatchLayout:
+    """Makes all of a batch that needs no model.
+
+    A batch with more tokens than a pass may have is cut into several, always the same ones (I7).
+
+    Args:
+        batch: As the fence has accepted it.
+        spec: The job's.
+        policy: Bounds the tokens.
+        every_row: True where a completion with an advantage of 0 has a loss all the same (`LossTerm.needs_every_row`).
+
+    Raises:
+        ContractViolation: For a column that the loss reads and that isn't there, and for tokens that the model cannot
+            take.
+    """
+    algorithm = spec.algorithm
+    _check_columns(batch, spec)
+    if algorithm.distillation_beta is not UNSET:
+        assert policy.teacher is not None, "make_learner gives it to each policy"
+        policy.teacher.check(batch)
+    rewards = compared_rewards(batch, batch_rewards(batch), spec)
+    if algorithm.shuffle_rewards:
+        rewards = shuffled_rewards(rewards, seed=spec.seed, batch_id=batch.batch_id)
+    advantages = batch_advantages(batch, rewards, algorithm)
+    rows = rows_that_teach(advantages, every_row=every_row)
+    if algorithm.on_truncated == "mask":
+        rows = rows[[not is_truncated(batch, row) for row in rows.tolist()]]
+    if not rows.size:
+        return BatchLayout(rewards=rewards, advantages=advantages, passes=())
+    make = micro_batch_maker(batch, spec=spec, policy=policy)
+    cuts = split_rows(batch, rows, packing=spec.trainer.packing, max_tokens=spec.trainer.max_tokens_per_micro_batch)
+    passes = tuple(Pass(rows=cut, micro_batch=make(rows=cut, advantages=advantages)) for cut in cuts)
+    for one_pass in passes:
+        check_fits(one_pass.micro_batch, policy, batch_id=batch.batch_id)
+    return BatchLayout(rewards=rewards, advantages=advantages, passes=passes)
+
+
+def micro_batch_maker(batch: RolloutBatch, *, spec: JobSpec, policy: Policy) -> Callable[..., MicroBatch]:
+    """Returns `make_micro_batch` of the batch, laid out and sampled as the job says."""
+    packing = spec.trainer.packing
+    multiple_of = 1
+    if spec.model.is_by_onednn:
+        # No product by oneDNN has to copy its rows.
+        multiple_of = kernels.ROWS
+    elif packing == "as_sampled":
+        # No part of a vector is left over.
+        multiple_of = FEWEST_ROWS
+    return functools.partial(
+        make_micro_batch,
+        batch,
+        packing=packing,
+        multiple_of=multiple_of,
+        sampling=spec.rollout.sampling,
+        end_ids=policy.end_ids,
+    )
+
+
+def check_fits(micro_batch: MicroBatch, policy: Policy, *, batch_id: str) -> None:
+    """Raises ContractViolation for tokens that the model cannot take."""
+    inputs = micro_batch.inputs
+    # Positions start at 0, and a response's last token is never an input: + 1 for each.
+    longest = int(inputs.position_ids.max()) + 2
+    if longest > policy.context_tokens:
+        raise ContractViolation(
+            f"batch {batch_id} has a row of {longest} tokens, the model's context is {policy.context_tokens}",
+            field="token_ids",
+        )
+    token_ids = [inputs.input_ids, micro_batch.response_ids]
+    if micro_batch.kept is not None:
+        token_ids.append(micro_batch.kept.ids)
+    used = np.concatenate([ids.numpy().reshape(-1) for ids in token_ids])
+    if used.min() < 0 or used.max() >= policy.vocabulary_size:
+        raise ContractViolation(
+            f"batch {batch_id} has a token outside the vocabulary of {policy.vocabulary_size}", field="token_ids"
+        )
+
+
+def _check_columns(batch: RolloutBatch, spec: JobSpec) -> None:
+    """Raises ContractViolation where a column is missing that the loss reads: without it a term would be left out."""
+    columns = batch.columns or {}
+    for name, (is_read, _) in read_columns(spec.algorithm, spec.stages).items():
+        is_from_model = name == REFERENCE_LOGPROBS and spec.loads_reference
+        if is_read and name not in columns and not is_from_model:
+            raise ContractViolation(f"batch {batch.batch_id} came without the column {name}", field="columns")
 
 
 def batch_rewards(batch: RolloutBatch) -> NDArray[np.float64]:
@@ -75,15 +190,14 @@ def batch_rewards(batch: RolloutBatch) -> NDArray[np.float64]:
 def rows_that_teach(advantages: NDArray[np.float64], *, every_row: bool) -> NDArray[np.int64]:
     """Picks the rows that don't add exactly 0 to the summed loss: those of nonzero advantage, or all of them.
 
-    advantages: [k, G], or [k, G, K] of turns; returns flat row numbers g * G + i, ascending. every_row:
-    `AlgorithmSpec.needs_every_row`.
+    advantages: [k, G], or [k, G, K] of turns; returns flat row numbers g * G + i, ascending. every_row: as `lay_out`.
     """
     size = advantages.shape[0] * advantages.shape[1]
     return np.arange(size) if every_row else np.flatnonzero(advantages.reshape(size, -1).any(axis=1))
 
 
 def is_truncated(batch: RolloutBatch, row: int) -> bool:
-    """Whether the row's completion was cut before it had ended."""
+    """Returns True where the row's completion was cut before it had ended."""
     return batch.groups[row // batch.group_size].rollouts[row % batch.group_size].completion.is_truncated
 
 
@@ -133,17 +247,13 @@ def make_micro_batch(
     seen = [response[: completion.lines[0][2]] for response, completion in zip(responses, completions, strict=True)]
     seen += [responses[place][first:end] for place, (_, first, end) in lines]
     prompts += [responses[place][begin:first] for place, (begin, first, _) in lines]
-    inputs = (
-        padded_inputs(prompts, seen)
-        if packing == "padded"
-        else packed_inputs(
-            prompts,
-            seen,
-            [*group_index, *range(-len(lines), 0)],
-            prefill=_prefill(batch) if packing == "as_sampled" else None,
-            multiple_of=multiple_of,
-        )
-    )
+    if packing == "padded":
+        inputs = padded_inputs(prompts, seen)
+    else:
+        # A line that began anew shares its prompt with no other: it has a negative group of its own.
+        groups = [*group_index, *range(-len(lines), 0)]
+        prefill = _prefill(batch) if packing == "as_sampled" else None
+        inputs = packed_inputs(prompts, seen, groups, prefill=prefill, multiple_of=multiple_of)
     sampled = responses
     if any(completion.trajectory is not UNSET for completion in completions):
         # [S], ascending: which of a completion's T tokens were sampled.
@@ -151,17 +261,22 @@ def make_micro_batch(
         inputs = of_sampled(inputs, places, [(place, first) for place, (_, first, _) in lines])
         sampled = [response[of_row] for response, of_row in zip(responses, places, strict=True)]
     lengths = np.array([tokens.size for tokens in sampled])
+    if advantages.ndim == 2:
+        row_advantages = torch.from_numpy(advantages.reshape(-1)[chosen])
+    else:
+        row_advantages = _token_advantages(advantages.reshape(batch.num_completions, -1)[chosen], completions)
+    contexts = None
+    if sampling and sampling.processing:
+        contexts = _contexts(sampling, end_ids, prompts, completions)
     return MicroBatch(
         inputs=inputs,
         response_ids=_right_padded(sampled, np.int64),
         loss_mask=torch.from_numpy(np.arange(lengths.max()) < lengths[:, None]),
         generator_logprobs=_right_padded(logprobs, np.float32),
-        advantages=torch.from_numpy(advantages.reshape(-1)[chosen])
-        if advantages.ndim == 2
-        else _token_advantages(advantages.reshape(batch.num_completions, -1)[chosen], completions),
+        advantages=row_advantages,
         columns={name: [values[row] for row in chosen] for name, values in (batch.columns or {}).items()},
         kept=_kept_sets(completions, sampled),
-        contexts=_contexts(sampling, end_ids, prompts, completions) if sampling and sampling.processing else None,
+        contexts=contexts,
     )
 
 
@@ -179,7 +294,7 @@ def _kept_sets(completions: Sequence[Completion], sampled: Sequence[NDArray[np.i
 def _contexts(
     sampling: SamplingParams, end_ids: frozenset[int], prompts: Sequence[NDArray], completions: Sequence[Completion]
 ) -> Contexts:
-    """A token sees what stands before it in its own line alone, however rows are packed."""
+    """Returns the tokens that each sampled token sees: those before it in its own line, however rows are packed."""
     first_places: list[Any] = []
     places: list[tuple[int, int]] = []
     for row, completion in enumerate(completions):
@@ -219,11 +334,14 @@ def _padded_parts(rows: Sequence[Sequence[tuple[int, int]]], max_tokens: int) ->
     for number, lines in enumerate(rows):
         prompt, response = map(max, zip(*lines, strict=True))
         num_lines += len(lines)
-        longest_prompt, longest_response = max(longest_prompt, prompt), max(longest_response, response)
+        longest_prompt = max(longest_prompt, prompt)
+        longest_response = max(longest_response, response)
         # Every line is as wide as the longest prompt and the longest response; its last token is never an input.
         if num_lines > len(lines) and num_lines * (longest_prompt + longest_response - 1) > max_tokens:
             yield number
-            num_lines, longest_prompt, longest_response = len(lines), prompt, response
+            num_lines = len(lines)
+            longest_prompt = prompt
+            longest_response = response
 
 
 def _packed_parts(lengths: Sequence[tuple[int, int]], groups: Sequence[int], max_tokens: int) -> Iterator[int]:
@@ -238,8 +356,10 @@ def _packed_parts(lengths: Sequence[tuple[int, int]], groups: Sequence[int], max
         fits_elsewhere = group != previous and used + whole[group] > max_tokens >= whole[group]
         if number and (used + more > max_tokens or fits_elsewhere):
             yield number
-            used, more = 0, prompt + response - 1
-        used, previous = used + more, group
+            used = 0
+            more = prompt + response - 1
+        used += more
+        previous = group
 
 
 def _token_advantages(advantages: NDArray[np.float64], completions: Sequence[Completion]) -> Tensor:

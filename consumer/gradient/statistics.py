@@ -1,14 +1,17 @@
-"""The numbers of a trained iteration: each is declared with what makes it of the batches, and its mean over updates.
+"""The numbers of a trained iteration: each is declared with what makes it of the batches.
 
-What is of the rollouts alone stands in onbeat/loop/sampled.py. `math.fsum` rounds once, in any order of them (I7).
+    pass ─▶ sums of each term ─▶ BatchStats ─▶ StepSums ─▶ Metric.reduce ─▶ mean over the steps ─▶ loss_metrics
+
+The numbers of the loss are declared by its terms (consumer/gradient/terms/), those of the rollouts alone in
+onbeat/loop/sampled.py, and the others here. `math.fsum` rounds once, in any order of the batches (I7).
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -17,7 +20,8 @@ from torch import Tensor
 
 from consumer.gradient.advantages.estimators import ADVANTAGES, clipped
 from consumer.gradient.cost import TrainingCost
-from consumer.gradient.losses.objective import LossSums, policy_loss
+from consumer.gradient.losses.family import policy_loss
+from consumer.gradient.terms.base import LossTerm, Metric, StepSums, metrics_of, share
 from contracts.errors import ContractViolation
 from contracts.spec.algorithm import AlgorithmSpec
 from onbeat.loop.sampled import BatchesOf, SampledNumbers, SampledStats, mean, number, numbers_of, unbiased_std
@@ -34,7 +38,7 @@ class Mismatch:
     k3_sum: float = 0.0
     """Sum of rho - log(rho) - 1, an estimate of KL(generator || trainer) at each token."""
     largest: float = 0.0
-    """Largest |trainer_logprobs - generator_logprobs|."""
+    """The largest |trainer_logprobs - generator_logprobs|."""
     rho_sum: float = 0.0
     rho_square_sum: float = 0.0
     log_weights: tuple[float, ...] = ()
@@ -47,35 +51,38 @@ class Mismatch:
 
     @property
     def effective_sample_share(self) -> float:
-        """Kish's: the share of the tokens that would tell as much if all weighed the same; 1.0 of none."""
+        """Kish's effective sample size: the share of the tokens that would tell as much if all weighed the same.
+
+        1.0 where there are no tokens.
+        """
         return self.rho_sum**2 / (self.num_tokens * self.rho_square_sum) if self.num_tokens else 1.0
 
     @property
     def effective_sequence_share(self) -> float:
-        """The same of the responses, whose weights are products; 1.0 of none."""
+        """The same share of the responses, whose weights are products; 1.0 where there are none."""
         # The share doesn't change with the scale: the largest weight is made 1, so that none overflows.
         largest = max(self.log_weights, default=0.0)
-        weights = [math.exp(one - largest) for one in self.log_weights]
+        weights = [math.exp(log_weight - largest) for log_weight in self.log_weights]
         squares = math.fsum(weight * weight for weight in weights)
         return math.fsum(weights) ** 2 / (len(weights) * squares) if squares else 1.0
 
 
 def joined(mismatches: Iterable[Mismatch]) -> Mismatch:
-    """The mismatch over the tokens of all, in any order."""
-    each = list(mismatches)
+    """Adds mismatches up: that over the tokens of all of them, in any order."""
+    parts = list(mismatches)
     return Mismatch(
-        num_tokens=sum(one.num_tokens for one in each),
-        k3_sum=math.fsum(one.k3_sum for one in each),
-        largest=max((one.largest for one in each), default=0.0),
-        rho_sum=math.fsum(one.rho_sum for one in each),
-        rho_square_sum=math.fsum(one.rho_square_sum for one in each),
-        log_weights=tuple(weight for one in each for weight in one.log_weights),
+        num_tokens=sum(part.num_tokens for part in parts),
+        k3_sum=math.fsum(part.k3_sum for part in parts),
+        largest=max((part.largest for part in parts), default=0.0),
+        rho_sum=math.fsum(part.rho_sum for part in parts),
+        rho_square_sum=math.fsum(part.rho_square_sum for part in parts),
+        log_weights=tuple(weight for part in parts for weight in part.log_weights),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchStats(SampledStats, LossSums):
-    """What one trained rollout batch adds to the iteration's numbers."""
+class BatchStats(SampledStats):
+    """The numbers of one trained rollout batch, which add up to the iteration's."""
 
     advantages: tuple[float, ...] = ()
     """The advantage of every completion, before what only the whole iteration knows (`Scaling`); with credit by turn of
@@ -83,7 +90,9 @@ class BatchStats(SampledStats, LossSums):
     trained_rows: tuple[int, ...] = ()
     """Rows of the batch that went through the model."""
     loss_sum: float = 0.0
-    """It and what `LossSums` has are of the rows that went through the model."""
+    """The loss of the rows that went through the model, undivided."""
+    term_sums: dict[str, float] = field(default_factory=dict)
+    """The sums of the loss's terms over these rows, by name; empty where none went through the model."""
     mismatch: Mismatch = field(default_factory=Mismatch)
     cost: TrainingCost = field(default_factory=TrainingCost)
 
@@ -105,87 +114,70 @@ class Scaling:
 class TrainedBatches(BatchesOf[BatchStats]):
     """The batches of an iteration, or of one of its steps."""
 
-    def __init__(self, stats: Iterable[BatchStats], scaling: Scaling) -> None:
-        """scaling: of `iteration_scaling`."""
+    def __init__(self, stats: Iterable[BatchStats], scaling: Scaling, metrics: Sequence[Metric]) -> None:
+        """Takes the batches' numbers, the scaling of `iteration_scaling`, and the metrics of the job's loss."""
         super().__init__(stats)
         self.scaling = scaling
+        self._metrics = metrics
 
     @cached_property
     def advantages(self) -> list[float]:
-        raw = [advantage for one in self.ordered for advantage in one.advantages]
+        raw = [advantage for stats in self.ordered for advantage in stats.advantages]
         return [advantage / self.scaling.deviation for advantage in raw]
 
     @cached_property
     def gap(self) -> Mismatch:
-        """How far trainer and generator are apart over all that went through the model."""
-        return joined(one.mismatch for one in self.ordered)
+        """The mismatch of trainer and generator over all tokens that went through the model."""
+        return joined(stats.mismatch for stats in self.ordered)
 
     @property
     def loss(self) -> float:
-        return math.fsum(one.loss_sum for one in self.ordered) / self.scaling.divisor
+        return math.fsum(stats.loss_sum for stats in self.ordered) / self.scaling.divisor
 
     @property
-    def explained_variance(self) -> float | None:
-        """1 - mean (V - R)^2 / var R over the tokens; None without a critic, or where all returns are equal."""
-        if not (num := self.sum("num_valued_tokens")):
-            return None
-        square = self.sum("return_square_sum") / num
-        variance = square - (self.sum("return_sum") / num) ** 2
-        # What is left of equal returns is the rounding of their squares, of either sign.
-        return 1.0 - self.sum("value_error_sum") / num / variance if variance > 1e-12 * square else None
+    def loss_metrics(self) -> dict[str, float]:
+        """The numbers of the loss's terms that these batches have."""
+        sums = self.step_sums()
+        numbers = {metric.name: metric.reduce(sums) for metric in self._metrics}
+        return {name: value for name, value in numbers.items() if value is not None}
 
-    def per_token(self, *names: str) -> float:
-        """The sum of these over the sampled tokens."""
-        return share(sum(self.sum(name) for name in names), self.sum("num_tokens"))
-
-    def per_seen_token(self, name: str) -> float:
-        """The sum over the tokens that went through the model."""
-        return share(self.sum(name), self.gap.num_tokens)
-
-
-EACH = "each update has its own: the iteration's is their mean"
-CLIPPING = "the mean over the updates that can clip, for the ratio can't leave 1 in the others"
+    def step_sums(self) -> StepSums:
+        """Returns what the metrics of the loss are made of."""
+        names = {name: None for stats in self.ordered for name in stats.term_sums}
+        return StepSums(
+            sums={name: math.fsum(stats.term_sums.get(name, 0.0) for stats in self.ordered) for name in names},
+            num_sampled_tokens=self.sum("num_tokens"),
+            num_trained_tokens=self.gap.num_tokens,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class IterationNumbers(SampledNumbers):
-    """The fields of IterationMetrics that are numerics, under the same names: `**dataclasses.asdict(numbers)`."""
+    """The fields of IterationMetrics that are numerics, under the same names: `**dataclasses.asdict(numbers)`.
+
+    `loss` and `loss_metrics` are means over the iteration's optimizer steps, the others are of its rollouts.
+    """
 
     advantage_mean: float = number(lambda its: mean(its.advantages))
     advantage_std: float = number(lambda its: unbiased_std(its.advantages))
     advantage_max: float = number(lambda its: max(map(abs, its.advantages), default=0.0))
-    loss: float = number(lambda its: its.loss, over=EACH)
-    clip_share: float = number(lambda its: its.per_token("num_clipped_low", "num_clipped_high"), over=CLIPPING)
-    clip_low_share: float = number(lambda its: its.per_token("num_clipped_low"), over=CLIPPING)
-    clip_high_share: float = number(lambda its: its.per_token("num_clipped_high"), over=CLIPPING)
-    kl_to_reference: float = number(lambda its: its.per_seen_token("k3_sum"), over=EACH)
-    kl_to_teacher: float | None = number(
-        lambda its: its.per_seen_token("teacher_k3_sum") if any(one.has_teacher for one in its.ordered) else None,
-        over=EACH,
-    )
-    entropy_trained_tokens: float | None = number(
-        lambda its: its.sum("entropy_sum") / measured if (measured := its.sum("num_entropy_tokens")) else None,
-        over=EACH,
-    )
-    value_loss: float | None = number(
-        lambda its: its.sum("value_error_sum") / 2.0 / num if (num := its.sum("num_valued_tokens")) else None, over=EACH
-    )
-    explained_variance: float | None = number(lambda its: its.explained_variance, over=EACH)
-    corrected_share: float = number(lambda its: its.per_seen_token("num_corrected"), over=EACH)
+    loss: float = number(lambda its: its.loss)
     mismatch_k3: float = number(lambda its: its.gap.k3)
     mismatch_max: float = number(lambda its: its.gap.largest)
     effective_sample_share: float = number(lambda its: its.gap.effective_sample_share)
     effective_sequence_share: float = number(lambda its: its.gap.effective_sequence_share)
+    loss_metrics: dict[str, float] = number(lambda its: its.loss_metrics)
+    """The numbers of the loss's terms, by `Metric.name`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """One optimizer step."""
+    """An optimizer step with the numbers of its batches."""
 
     stats: Sequence[BatchStats]
-    """The numbers of the batches that it was taken on, with the loss that it went down."""
+    """The numbers of the batches that the step was taken on, with the loss that it went down."""
     scaling: Scaling
-    """With their count."""
+    """The iteration's, with the count of these batches."""
     grad_norm: float
     """The gradient's norm before clipping."""
 
@@ -230,9 +222,17 @@ def divided_by(batches: Sequence[BatchStats], algorithm: AlgorithmSpec) -> int:
     return counts[policy_loss(algorithm).normaliser.counts]
 
 
-def iteration_numbers(batches: Iterable[BatchStats], *, scaling: Scaling) -> IterationNumbers:
-    """Makes the numbers of the whole iteration; at least one batch, in any order. scaling: of `iteration_scaling`."""
-    return numbers_of(IterationNumbers, TrainedBatches(batches, scaling))
+def iteration_numbers(
+    batches: Iterable[BatchStats], *, scaling: Scaling, terms: Sequence[LossTerm]
+) -> IterationNumbers:
+    """Makes the numbers of a whole iteration, or of one of its steps.
+
+    Args:
+        batches: At least one, in any order.
+        scaling: As `iteration_scaling` has it.
+        terms: Of the job's loss.
+    """
+    return numbers_of(IterationNumbers, TrainedBatches(batches, scaling, metrics_of(terms)))
 
 
 def counts_by_lag(batches: Iterable[BatchStats], *, max_policy_lag: int) -> tuple[int, ...]:
@@ -242,23 +242,29 @@ def counts_by_lag(batches: Iterable[BatchStats], *, max_policy_lag: int) -> tupl
 
 
 def mean_over_updates(
-    whole: IterationNumbers, numbers: Sequence[IterationNumbers], *, can_clip: Sequence[bool]
+    whole: IterationNumbers, numbers: Sequence[IterationNumbers], *, terms: Sequence[LossTerm]
 ) -> IterationNumbers:
-    """Makes the numbers of the iteration from those of each update, as they are declared. whole: of all batches as they
-    were before the first step."""
-    clipping = [of_one for of_one, clips in zip(numbers, can_clip, strict=True) if clips]
-    rules = {one.name: one.metadata.get("over") for one in fields(IterationNumbers)}
-    means = {name: _mean(numbers, name) for name, rule in rules.items() if rule == EACH}
-    means |= {name: _mean(clipping, name) or 0.0 for name, rule in rules.items() if rule == CLIPPING}
-    return replace(whole, **means)  # pyright: ignore[reportArgumentType]
+    """Makes the numbers of an iteration from those of its optimizer steps.
+
+    Args:
+        whole: Of all batches as they were before the first step.
+        numbers: Of each step, at least one.
+        terms: Of the job's loss.
+    """
+    return replace(
+        whole,
+        loss=mean([of_step.loss for of_step in numbers]),
+        loss_metrics=_mean_metrics([of_step.loss_metrics for of_step in numbers], metrics_of(terms)),
+    )
 
 
-def _mean(numbers: Sequence[IterationNumbers], name: str) -> float | None:
-    """Returns the mean of one number; None where there are no updates, or one of them doesn't have it."""
-    values = [getattr(of_one, name) for of_one in numbers]
-    return None if not values or None in values else math.fsum(values) / len(values)
-
-
-def share(part: float, whole: int) -> float:
-    """0.0 of nothing."""
-    return part / whole if whole else 0.0
+def _mean_metrics(of_steps: Sequence[Mapping[str, float]], metrics: Sequence[Metric]) -> dict[str, float]:
+    """Returns the mean of each metric over the steps that have it, by name."""
+    means: dict[str, float] = {}
+    for metric in metrics:
+        values = [numbers[metric.name] for numbers in of_steps if metric.name in numbers]
+        if values:
+            means[metric.name] = mean(values)
+        elif metric.without_steps is not None:
+            means[metric.name] = metric.without_steps
+    return means

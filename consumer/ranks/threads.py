@@ -192,9 +192,9 @@ class ThreadedRank(Ranks):
     def train_again(self, check: Callable[[], None], mini_batch: int = 0) -> list[Trained]:
         # An iteration that is to be stepped is sampled, also where its batches came too far apart to be told.
         self._room.change(self._passes.then)
-        for one in self.learner.kept_of(mini_batch):
+        for kept in self.learner.kept_of(mini_batch):
             # Any thread may train a batch that another one has kept.
-            self._put(one[1].batch, lambda learner, one=one: learner.train_kept(one))
+            self._put(kept.batch, lambda learner, kept=kept: learner.train_kept(kept))
         deadline_s = self.learner.spec.timeouts.iteration_s
         waiting = Waiting("the passes of a further update", deadline_s=deadline_s, cure="raise timeouts.iteration_s")
         trained: list[Trained] = []

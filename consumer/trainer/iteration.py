@@ -1,4 +1,4 @@
-"""One open iteration as its trainer sees it: what was expected, what has come, what it measured."""
+"""An open iteration as its trainer sees it: the batches that it expects, those that have come, and their numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -15,6 +14,7 @@ from msgspec.structs import replace
 from broker.trainer_side import Arrived
 from consumer.gradient import statistics
 from consumer.gradient.learner import Trained
+from consumer.gradient.terms.base import LossTerm
 from contracts.events import IterationMetrics, TimelineSpan, UpdateMetrics
 from contracts.rollouts import RolloutBatch
 from contracts.timeline import TRAINER, WAIT
@@ -24,9 +24,7 @@ from onbeat.loop.window import AskedIteration
 SAME_WAIT_S = 0.01
 """A wait is a row of looks: so little time lies between two of them."""
 Numbers = tuple[statistics.IterationNumbers, list[statistics.IterationNumbers]]
-"""Those of a whole iteration, and those of each of its updates."""
-LEFT_OUT = frozenset({"kl_to_teacher", "value_loss", "explained_variance"})
-"""Measures of some kinds of job: a job of another kind leaves them out rather than sending null."""
+"""The numbers of a whole iteration, and those of each of its updates."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,12 +133,18 @@ class Iteration(ExpectedIteration):
         ]
         return training or self._generations
 
-    def numbers(self, updates: Sequence[statistics.Update], *, scaling: statistics.Scaling) -> Numbers:
-        """Those of a training iteration whose batches are all in, and those of each update; at least one, in order."""
-        of_each = [statistics.iteration_numbers(update.stats, scaling=update.scaling) for update in updates]
-        can_clip = [any(one.can_clip for one in update.stats) for update in updates]
-        whole = statistics.iteration_numbers(self.stats, scaling=scaling)
-        return statistics.mean_over_updates(whole, of_each, can_clip=can_clip), of_each
+    def numbers(
+        self, updates: Sequence[statistics.Update], *, scaling: statistics.Scaling, terms: Sequence[LossTerm]
+    ) -> Numbers:
+        """Returns the numbers of a training iteration whose batches are all in, and those of each update.
+
+        updates: at least one, in order. terms: of the job's loss.
+        """
+        of_each = [
+            statistics.iteration_numbers(update.stats, scaling=update.scaling, terms=terms) for update in updates
+        ]
+        whole = statistics.iteration_numbers(self.stats, scaling=scaling, terms=terms)
+        return statistics.mean_over_updates(whole, of_each, terms=terms), of_each
 
     def metrics(
         self,
@@ -151,10 +155,14 @@ class Iteration(ExpectedIteration):
         peak_flops: float = 0.0,
         max_policy_lag: int = 0,
     ) -> IterationMetrics:
-        """What a trained iteration reports. numbers_of: as `numbers` has them, of the same updates.
+        """Makes the report of a trained iteration.
 
-        peak_flops: floating-point operations a second of one rank, or 0.0 where they are unknown. max_policy_lag: of
-        the spec.
+        Args:
+            updates: The optimizer steps, in order.
+            numbers_of: As `numbers` has them, of the same updates.
+            learning_rate: Of these steps.
+            peak_flops: Floating-point operations a second of one rank, or 0.0 where they are unknown.
+            max_policy_lag: Of the spec.
         """
         numbers, of_each = numbers_of
         wall_s = time.time() - self._started_s
@@ -188,7 +196,7 @@ class Iteration(ExpectedIteration):
             updates=_each_update(of_each, updates) if len(updates) > 1 else (),
             trajectories=self.played.metrics(),
             difficulty_pools=self.pool_shares or UNSET,
-            **_known(dataclasses.asdict(numbers)),
+            **dataclasses.asdict(numbers),
         )
 
     def _record_generation(self, batch: RolloutBatch) -> None:
@@ -227,14 +235,8 @@ def _total(flops: Iterable[float | None]) -> float | None:
 def _each_update(
     numbers: Sequence[statistics.IterationNumbers], updates: Sequence[statistics.Update]
 ) -> tuple[UpdateMetrics, ...]:
-    """The numbers of each update under the names that the iteration's have."""
-    names = set(UpdateMetrics.__struct_fields__) - {"grad_norm"}
+    """Returns the numbers of each update under the names that the iteration's have."""
     return tuple(
-        UpdateMetrics(grad_norm=update.grad_norm, **_known({name: getattr(of_one, name) for name in names}))
-        for of_one, update in zip(numbers, updates, strict=True)
+        UpdateMetrics(loss=of_update.loss, grad_norm=update.grad_norm, loss_metrics=of_update.loss_metrics)
+        for of_update, update in zip(numbers, updates, strict=True)
     )
-
-
-def _known(values: dict[str, Any]) -> dict[str, Any]:
-    """Without the numbers of a teacher or critic that there is not: a record leaves them out, and has no null."""
-    return {name: value for name, value in values.items() if value is not None or name not in LEFT_OUT}

@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 
 from consumer.gradient.statistics import BatchStats, joined
+from consumer.gradient.terms.policy import num_clipped
 from consumer.model.policy import Policy
 from contracts.encoding.json_lines import json_lines
 from contracts.encoding.wire import Record
@@ -172,7 +173,7 @@ def clipped_noise(stats: Sequence[BatchStats], algorithm: AlgorithmSpec) -> str:
     """
     own = [of_batch for of_batch in stats if of_batch.lag == 0] if algorithm.old_policy == "generator" else []
     num_tokens = sum(of_batch.num_tokens for of_batch in own)
-    share = sum(one.num_clipped_low + one.num_clipped_high for one in own) / max(1, num_tokens)
+    share = sum(num_clipped(of_batch.term_sums) for of_batch in own) / max(1, num_tokens)
     if share <= NOISE_SHARE:
         return ""
     low, high = algorithm.clip_range

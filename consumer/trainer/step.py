@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from consumer.gradient.learner import OptimizerStep, mini_batch_of
 from consumer.gradient.optimizer import horizon_at, learning_rate_at
 from consumer.gradient.statistics import BatchStats, Scaling, Update, divided_by, iteration_scaling
+from consumer.gradient.terms.table import terms_of_job
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Iteration
 from consumer.trainer.report import LIKELY_CAUSES, clipped_noise, in_words, mismatch_alarm
@@ -54,7 +55,7 @@ def step(held: HeldJob, iteration: Iteration) -> Stepped:
     with held.weights.begin(held.layout, policy_version=iteration.number + 1) as publication:
         updates = _update(held, iteration, rate=rate, scaling=scaling, publication=publication)
         # While threads write the rest of the version.
-        numbers = iteration.numbers(updates, scaling=scaling)
+        numbers = iteration.numbers(updates, scaling=scaling, terms=terms_of_job(spec))
         with iteration.span("sync"):
             # The lease comes before the name: a version is complete, and believed, once it is finished.
             held.side.renew()

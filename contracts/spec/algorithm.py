@@ -199,12 +199,6 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         return low, high
 
     @property
-    def needs_every_row(self) -> bool:
-        """True if a completion of zero advantage has a gradient all the same, or gets its advantage from its pass."""
-        terms = (self.kl_coefficient, self.entropy_coefficient, self.distillation_coefficient)
-        return max(terms) > 0.0 or self.advantage_kind.has_critic or self.learns_given
-
-    @property
     def learns_given(self) -> bool:
         """Whether completions are given by the data set, and not sampled."""
         return self._loss_kind.learns_given

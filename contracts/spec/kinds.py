@@ -29,7 +29,7 @@ LOSS_KINDS = {
     "cispo": LossKind(clip_range=(1.0, 4.0), is_unbounded_above=False),
     "sft": LossKind(is_unbounded_above=False, learns_given=True),
 }
-"""The losses that a spec may name; `LOSSES` of consumer/gradient/losses/objective.py has their functions."""
+"""The losses that a spec may name; `LOSSES` of consumer/gradient/losses/family.py has their functions."""
 LossName: TypeAlias = Literal[tuple(LOSS_KINDS)]  # pyright: ignore[reportInvalidTypeForm]  # msgspec reads it when it runs
 
 

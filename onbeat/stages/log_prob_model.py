@@ -22,9 +22,8 @@ from transformers import PreTrainedTokenizerBase
 
 from broker.stage_side import ClaimedItem
 from consumer.gradient.assembly import device_of, for_job, set_up_torch, share_prompts_of_job
-from consumer.gradient.log_probs import check_fits, response_measures
-from consumer.gradient.micro_batch import split_rows
-from consumer.gradient.micro_step import maker
+from consumer.gradient.log_probs import response_measures
+from consumer.gradient.micro_batch import check_fits, micro_batch_maker, split_rows
 from consumer.model.language_head import Summary, has_plain_head
 from consumer.model.policy import Policy, load_policy
 from contracts.encoding.digests import Digest
@@ -188,7 +187,7 @@ def frozen_values(
     cannot take.
     """
     packing, most_tokens = spec.trainer.packing, spec.trainer.max_tokens_per_micro_batch
-    make = maker(frozen, batch, spec)
+    make = micro_batch_maker(batch, spec=spec, policy=frozen)
     unused = np.zeros((len(batch.groups), batch.group_size))
     values: list[tuple[bytes, ...]] = []
     rows = np.arange(batch.num_completions) if rows is None else rows

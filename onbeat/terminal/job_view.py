@@ -177,7 +177,9 @@ def iteration_line(metrics: events.IterationMetrics, progress: JobProgress) -> s
     total = progress.status.iterations
     left = f"  {duration(progress.left_s)} left" if progress.left_s else ""
     unscorable = f"  {metrics.num_unscorable} unscorable" if metrics.num_unscorable else ""
-    teacher = f"  KL to teacher {number(metrics.kl_to_teacher)}" if metrics.kl_to_teacher is not UNSET else ""
+    teacher = ""
+    if "kl_to_teacher" in metrics.loss_metrics:
+        teacher = f"  KL to teacher {number(metrics.loss_metrics['kl_to_teacher'])}"
     lag = f"  {lags_of(metrics)}  {staleness(metrics).replace('   ', '  ')}" if metrics.lag_counts else ""
     played = ""
     if metrics.trajectories is not UNSET:

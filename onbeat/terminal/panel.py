@@ -107,8 +107,8 @@ def _facts(progress: JobProgress) -> Table:
     if latest is not None and latest.num_unscorable:
         what = f"{plural(latest.num_unscorable, 'completion')} of the last iteration"
         table.add_row("unscorable", f"{what} got the score that the spec states for that")
-    if latest is not None and latest.kl_to_teacher is not UNSET:
-        table.add_row("teacher", f"KL {number(latest.kl_to_teacher)} a token")
+    if latest is not None and "kl_to_teacher" in latest.loss_metrics:
+        table.add_row("teacher", f"KL {number(latest.loss_metrics['kl_to_teacher'])} a token")
     if latest is not None and latest.trajectories is not UNSET:
         table.add_row("environment", Text(environment_in_words(latest.trajectories)))
     table.add_row("held-out", _evaluation_row(progress.evaluation_before, progress.evaluation_latest))

@@ -137,5 +137,6 @@ def lags_of(metrics: IterationMetrics) -> str:
 
 def staleness(metrics: IterationMetrics) -> str:
     """`K3 0.0123   effective samples 93.1%   corrected 1.2%`: over the tokens that went through the trainer's model."""
-    effective, corrected = share(metrics.effective_sample_share), share(metrics.corrected_share)
+    effective = share(metrics.effective_sample_share)
+    corrected = share(metrics.loss_metrics.get("corrected_share", 0.0))
     return f"K3 {number(metrics.mismatch_k3)}   effective samples {effective}   corrected {corrected}"

@@ -482,16 +482,8 @@ export interface IterationMetrics {
   truncated_share: number;
   num_unscorable: number;
   loss: number;
-  clip_share: number;
-  clip_low_share: number;
-  clip_high_share: number;
-  kl_to_reference: number;
-  kl_to_teacher?: number;
-  value_loss?: number;
-  explained_variance?: number;
+  loss_metrics: Record<string, number>;
   entropy: number;
-  entropy_trained_tokens: (number | null);
-  corrected_share: number;
   grad_norm: number;
   learning_rate: number;
   mismatch_k3: number;
@@ -1289,10 +1281,8 @@ export interface TurnView {
 
 export interface UpdateMetrics {
   loss: number;
-  clip_share: number;
-  kl_to_reference: number;
   grad_norm: number;
-  kl_to_teacher?: number;
+  loss_metrics: Record<string, number>;
 }
 
 export interface WiderSums {

@@ -20,6 +20,8 @@ from consumer.gradient.log_probs import response_values
 from consumer.gradient.micro_batch import make_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.gradient.statistics import Scaling, iteration_numbers
+from consumer.gradient.terms.table import terms_of_job
+from consumer.gradient.terms.value import RETURNS
 from consumer.model.policy import Policy
 from contracts.errors import ContractViolation
 from contracts.rollouts import RolloutBatch
@@ -151,12 +153,12 @@ def test_a_critic_begins_with_values_of_zero_and_tells_what_it_explains(tmp_path
     stats, _ = first_update(pair, batches, spec, accumulator)
     rewards = [one.reward for batch in batches for group in batch.groups for one in group.rollouts]
     assert [advantage for one in stats for advantage in one.advantages] == pytest.approx(rewards)
-    numbers = iteration_numbers(stats, scaling=Scaling(count=1))
+    numbers = iteration_numbers(stats, scaling=Scaling(count=1), terms=terms_of_job(spec)).loss_metrics
     lengths = [len(response.logprobs) for response in responses_of(pair, batches)]
     squares = sum(reward**2 * length for reward, length in zip(rewards, lengths, strict=True)) / sum(lengths)
     mean = sum(reward * length for reward, length in zip(rewards, lengths, strict=True)) / sum(lengths)
-    assert numbers.value_loss == pytest.approx(squares / 2.0)
-    assert numbers.explained_variance == pytest.approx(1.0 - squares / (squares - mean**2))
+    assert numbers["value_loss"] == pytest.approx(squares / 2.0)
+    assert numbers["explained_variance"] == pytest.approx(1.0 - squares / (squares - mean**2))
 
 
 @pytest.mark.parametrize("max_tokens", [8192, 24])
@@ -174,7 +176,7 @@ def test_whitened_advantages_have_mean_0_and_deviation_1_over_each_batch_however
         assert statistics.fmean(stats.advantages) == pytest.approx(0.0, abs=1e-12)
         assert statistics.stdev(stats.advantages) == pytest.approx(1.0)
         # The critic still learns the reward, and not what the batch made of it.
-        assert stats.return_sum == pytest.approx(sum(rewards))
+        assert stats.term_sums[RETURNS] == pytest.approx(sum(rewards))
 
 
 def test_equal_advantages_are_whitened_to_nothing_and_not_to_their_rounding() -> None:

@@ -17,8 +17,10 @@ import msgspec
 import pytest
 import torch
 
-from consumer.gradient.losses.terms import reverse_kl
 from consumer.gradient.statistics import iteration_numbers, iteration_scaling
+from consumer.gradient.terms.base import needs_every_row
+from consumer.gradient.terms.distillation import reverse_kl
+from consumer.gradient.terms.table import terms_of_job
 from consumer.model import language_head
 from consumer.model.language_head import Summary
 from consumer.model.policy import Policy
@@ -133,8 +135,10 @@ def test_both_updates_are_their_equation(tmp_path: Path, case: str) -> None:
     assert relative_error(first, expected) < 1e-8
     moved = moved_from(before, with_teacher(responses_of(pair, batches), batches))
     assert relative_error(second, gradient_of_responses(pair, moved, equation)) < 1e-8
-    numbers = iteration_numbers(stats, scaling=iteration_scaling(stats, job(algorithm).algorithm))
-    assert numbers.kl_to_teacher == pytest.approx(mean_k3(moved), rel=1e-6)
+    spec = job(algorithm)
+    scaling = iteration_scaling(stats, spec.algorithm)
+    numbers = iteration_numbers(stats, scaling=scaling, terms=terms_of_job(spec))
+    assert numbers.loss_metrics["kl_to_teacher"] == pytest.approx(mean_k3(moved), rel=1e-6)
 
 
 def mean_k3(responses: list[Response]) -> float:
@@ -465,7 +469,7 @@ def test_what_has_no_meaning_is_refused(fields: dict[str, Any], words: str) -> N
 
 def test_a_teacher_needs_no_group_and_may_be_a_process_of_ones_own() -> None:
     spec = job_spec(algorithm=ALONE, stages=[MINE], rollout__group_size=1)
-    assert spec.algorithm.needs_every_row
+    assert needs_every_row(terms_of_job(spec))
     assert not spec.loads_reference
     outputs = [*MINE["outputs"], TOP | {"width": 9}]
     job_spec(algorithm=ALONE | {"distillation_beta": 0.5}, stages=[MINE | {"outputs": outputs}])

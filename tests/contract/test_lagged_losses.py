@@ -22,9 +22,10 @@ from torch import Tensor
 
 from consumer.gradient.accumulation import ExactAccumulator
 from consumer.gradient.losses.base import BatchSizes
-from consumer.gradient.losses.objective import TokenLogprobs, micro_batch_loss
-from consumer.gradient.micro_step import train_micro_batch
+from consumer.gradient.micro_step import pass_loss, train_micro_batch
 from consumer.gradient.statistics import iteration_numbers, iteration_scaling
+from consumer.gradient.terms.base import LossSpec, TokenOutputs
+from consumer.gradient.terms.table import terms_of, terms_of_job
 from consumer.model.policy import Policy
 from contracts.rollouts import RolloutBatch
 from contracts.spec.job import JobSpec
@@ -260,11 +261,12 @@ def test_each_update_over_lagged_batches_is_its_equation(
             # As if version 2 had sampled everything, and the gap were that of the engines, which is none here.
             unlagged = equation_gradient(lagged, equation, mu=lagged.newest_logprobs)
             assert relative_error(gradients, unlagged) > 0.01
-        numbers = iteration_numbers(stats, scaling=iteration_scaling(stats, spec.algorithm))
+        scaling = iteration_scaling(stats, spec.algorithm)
+        numbers = iteration_numbers(stats, scaling=scaling, terms=terms_of_job(spec))
         # In the first update pi is pi_prox; only a ratio against the generator can leave the clips there.
-        assert (0.0 < numbers.clip_share < 1.0) == (update > 0 or correction == AS_SAMPLED)
+        assert (0.0 < numbers.loss_metrics.get("clip_share", 0.0) < 1.0) == (update > 0 or correction == AS_SAMPLED)
         if spec.algorithm.correction_name != "none":
-            assert 0.0 < numbers.corrected_share < 1.0
+            assert 0.0 < numbers.loss_metrics["corrected_share"] < 1.0
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -277,9 +279,10 @@ def test_each_option_over_lagged_batches_is_its_equation(lagged: Lagged, option:
         expected = equation_gradient(lagged, Equation(**equation), mu=lagged.sampled_logprobs)
         assert relative_error(gradients, expected) < 1e-6
         assert relative_error(gradients, equation_gradient(lagged, plain, mu=lagged.sampled_logprobs)) > 0.01
-        numbers = iteration_numbers(stats, scaling=iteration_scaling(stats, spec.algorithm))
-        assert 0.0 <= numbers.clip_high_share < 1.0
-        assert (numbers.corrected_share > 0.0) == (spec.algorithm.old_policy == "trainer")
+        scaling = iteration_scaling(stats, spec.algorithm)
+        numbers = iteration_numbers(stats, scaling=scaling, terms=terms_of_job(spec))
+        assert 0.0 <= numbers.loss_metrics.get("clip_high_share", 0.0) < 1.0
+        assert (numbers.loss_metrics["corrected_share"] > 0.0) == (spec.algorithm.old_policy == "trainer")
         assert 0.0 < numbers.effective_sequence_share < 1.0
 
 
@@ -386,16 +389,18 @@ def test_loss_and_gradient_are_those_of_areals_decoupled_objective(case: str) ->
     proximal = torch.tensor(PROXIMAL, dtype=torch.float64)
     is_first = "first" in case
     policy = (proximal.clone() if is_first else torch.tensor(PI, dtype=torch.float64)).requires_grad_()
-    terms = micro_batch_loss(
-        TokenLogprobs(
+    algorithm_of_case = job({"loss": "dapo"} | algorithm).algorithm
+    loss_of_case = pass_loss(
+        TokenOutputs(
             policy=policy, generator=torch.tensor(BEHAVIOUR, dtype=torch.float64), old=None if is_first else proximal
         ),
         advantages=AREAL_ADVANTAGES,
         loss_mask=AREAL_MASK,
-        algorithm=job({"loss": "dapo"} | algorithm).algorithm,
+        algorithm=algorithm_of_case,
         sizes=BatchSizes(num_tokens=9, max_sampled_tokens=4),
+        terms=terms_of(LossSpec(algorithm=algorithm_of_case)),
     )
-    loss = terms.loss_sum / 9
+    loss = loss_of_case.loss_sum / 9
     (gradient,) = torch.autograd.grad(loss, policy)
     assert loss.item() == pytest.approx(expected_loss, rel=1e-6)
     torch.testing.assert_close(gradient, torch.tensor(expected_gradient, dtype=torch.float64), rtol=1e-6, atol=1e-9)

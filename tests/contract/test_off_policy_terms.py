@@ -11,7 +11,9 @@ from torch import Tensor
 
 from consumer.gradient.losses.base import BatchSizes, LossInputs
 from consumer.gradient.losses.grpo import sequence_surrogate
-from consumer.gradient.losses.objective import TokenLogprobs, micro_batch_loss
+from consumer.gradient.micro_step import pass_loss
+from consumer.gradient.terms.base import LossSpec, TokenOutputs
+from consumer.gradient.terms.table import terms_of
 from tests.builders import job_spec
 
 VOCABULARY = 7
@@ -76,8 +78,8 @@ def expected_gradient(schedule: str, algorithm: dict[str, Any], of: Policies) ->
     spec = job_spec(**fields, algorithm=KL | options | algorithm)
     column = of.pi.unsqueeze(1)  # [V, 1]: a row for each token that may be sampled
     losses = [
-        micro_batch_loss(
-            TokenLogprobs(
+        pass_loss(
+            TokenOutputs(
                 policy=column[token : token + 1],
                 generator=of.mu[token].reshape(1, 1),
                 old=None if schedule.startswith("one step") else of.prox[token].reshape(1, 1),
@@ -87,7 +89,7 @@ def expected_gradient(schedule: str, algorithm: dict[str, Any], of: Policies) ->
             loss_mask=torch.ones((1, 1), dtype=torch.bool),
             algorithm=spec.algorithm,
             sizes=BatchSizes(num_tokens=1, max_sampled_tokens=1),
-            lags=spec.schedule_rule.lags,
+            terms=terms_of(LossSpec(algorithm=spec.algorithm, lags=spec.schedule_rule.lags)),
         ).loss_sum
         for token in range(VOCABULARY)
     ]

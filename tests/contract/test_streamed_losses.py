@@ -13,6 +13,8 @@ from msgspec.structs import replace
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
+from consumer.gradient.terms.base import needs_every_row
+from consumer.gradient.terms.table import terms_of_job
 from consumer.model.policy import Policy, load_policy
 from consumer.model.shared_prompt.trial import share_prompts
 from contracts.encoding.arrays import unpack_float32, unpack_int32
@@ -374,4 +376,4 @@ def test_a_row_of_zero_advantage_costs_a_pass_only_where_a_term_needs_it(tmp_pat
     teaching = sum(reward != sum(group) / len(group) for group in groups for reward in group)
     everything = sum(len(group) for group in groups)
     assert 0 < teaching < everything
-    assert sum(rows) == (everything if spec_of(algorithm).algorithm.needs_every_row else teaching)
+    assert sum(rows) == (everything if needs_every_row(terms_of_job(spec_of(algorithm))) else teaching)

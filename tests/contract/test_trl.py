@@ -19,9 +19,12 @@ from consumer.gradient.advantages.estimators import ADVANTAGES as ESTIMATORS
 from consumer.gradient.advantages.estimators import batch_advantages, compared_rewards
 from consumer.gradient.log_probs import response_logprobs
 from consumer.gradient.losses.base import BatchSizes
-from consumer.gradient.losses.objective import TokenLogprobs, micro_batch_loss, policy_loss
+from consumer.gradient.losses.family import policy_loss
 from consumer.gradient.micro_batch import make_micro_batch
+from consumer.gradient.micro_step import pass_loss
 from consumer.gradient.optimizer import PolicyOptimizer
+from consumer.gradient.terms.base import LossSpec, TokenOutputs
+from consumer.gradient.terms.table import terms_of
 from consumer.model.policy import load_policy
 from contracts.spec.algorithm import AlgorithmSpec
 from contracts.spec.root import SpecRoot
@@ -43,7 +46,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model_folder(tmp_path_factory.mktemp("trl"), hidden_size=16, num_layers=1)
 
 
-def drawn() -> tuple[TokenLogprobs, Tensor]:
+def drawn() -> tuple[TokenOutputs, Tensor]:
     """Float64 log-probs of one iteration and its mask; policy, generator and reference are some 0.5 apart."""
     draw = torch.Generator().manual_seed(5)
     shape = (len(LENGTHS), max(LENGTHS))
@@ -54,11 +57,11 @@ def drawn() -> tuple[TokenLogprobs, Tensor]:
 
     generator = around(-2.0, 1.0)
     policy = around(generator, 0.6).requires_grad_()
-    return TokenLogprobs(policy=policy, generator=generator, reference=around(generator, 0.5)), mask
+    return TokenOutputs(policy=policy, generator=generator, reference=around(generator, 0.5)), mask
 
 
 def our_loss(
-    tokens: TokenLogprobs,
+    tokens: TokenOutputs,
     mask: Tensor,
     spec: AlgorithmSpec,
     cuts: tuple[slice, ...],
@@ -67,7 +70,7 @@ def our_loss(
     """Batch by batch, divided once. given: advantages."""
     sums = []
     for rows in cuts:
-        part = TokenLogprobs(
+        part = TokenOutputs(
             policy=tokens.policy[rows],
             generator=tokens.generator[rows],
             old=None if tokens.old is None else tokens.old[rows],
@@ -76,13 +79,20 @@ def our_loss(
         )
         sizes = BatchSizes(num_tokens=int(mask[rows].sum()), max_sampled_tokens=BUDGET)
         advantages = torch.tensor(given[rows], dtype=torch.float64)
-        terms = micro_batch_loss(part, advantages=advantages, loss_mask=mask[rows], algorithm=spec, sizes=sizes)
-        sums.append(terms.loss_sum)
+        loss = pass_loss(
+            part,
+            advantages=advantages,
+            loss_mask=mask[rows],
+            algorithm=spec,
+            sizes=sizes,
+            terms=terms_of(LossSpec(algorithm=spec)),
+        )
+        sums.append(loss.loss_sum)
     counts = {"completions": len(LENGTHS), "tokens": sum(LENGTHS), "batches": len(cuts)}
     return torch.stack(sums).sum() / counts[policy_loss(spec).normaliser.counts]
 
 
-def their_loss(trainer: Any, tokens: TokenLogprobs, mask: Tensor, *, is_off_policy: bool) -> Tensor:
+def their_loss(trainer: Any, tokens: TokenOutputs, mask: Tensor, *, is_off_policy: bool) -> Tensor:
     """`GRPOTrainer._compute_loss` over all rows; what its model would answer is given."""
     entropy = torch.zeros_like(tokens.policy) if tokens.entropy is None else tokens.entropy
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (tokens.policy, entropy, None)
@@ -150,7 +160,7 @@ def test_what_bounds_or_weighs_off_policy_samples_does_so_in_trl(model_folder: P
     assert our_loss(tokens, mask, spec, CUTS).item() != pytest.approx(loss.item(), rel=1e-6)
 
 
-def lagged_inputs(trainer: Any, tokens: TokenLogprobs, mask: Tensor, proximal: Tensor) -> dict[str, Any]:
+def lagged_inputs(trainer: Any, tokens: TokenOutputs, mask: Tensor, proximal: Tensor) -> dict[str, Any]:
     """What TRL makes of rollouts whose sampler answered `tokens.generator`: its own code computes weights and
     advantages."""
     lengths = mask.sum(dim=1).tolist()
@@ -275,14 +285,14 @@ def test_loss_and_gradient_of_lagged_rollouts_are_trls(
     mu = tokens.generator.float().double()
     proximal = (mu + 0.5 * (2.0 * torch.rand(mu.shape, generator=draw, dtype=torch.float64) - 1.0)).detach()
     policy = (proximal.clone() if is_first else tokens.policy.detach()).requires_grad_()
-    inputs = lagged_inputs(trainer, TokenLogprobs(policy=policy, generator=mu), mask, proximal)
+    inputs = lagged_inputs(trainer, TokenOutputs(policy=policy, generator=mu), mask, proximal)
     inputs["advantages"] = torch.tensor(ADVANTAGES, dtype=torch.float64)
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (policy, torch.zeros_like(policy), None)
     expected = trainer._compute_loss(trainer.model, inputs)
     (expected_gradient,) = torch.autograd.grad(expected, policy)
 
     cuts = (slice(0, 8),) if case == "bnpo" else CUTS
-    lagged = TokenLogprobs(policy=policy, generator=mu, old=None if is_first else proximal)
+    lagged = TokenOutputs(policy=policy, generator=mu, old=None if is_first else proximal)
     loss = our_loss(lagged, mask, spec, cuts)
     (gradient,) = torch.autograd.grad(loss, policy)
     record_property("loss_error", abs((loss - expected).item()))
@@ -317,14 +327,21 @@ def test_a_divergence_from_a_teacher_is_trls(beta: float, top_k: int) -> None:
     q, p = ((logits / 0.7).log_softmax(dim=-1).flatten(0, 1) for logits in (teacher, student))
     top = likeliest(q, top_k or 40, num_tokens=40)
     sampled = drawn()[0]
-    ours = TokenLogprobs(
+    ours = TokenOutputs(
         policy=sampled.policy,
         generator=sampled.generator,
         divergence=divergence_from(p, top, beta=beta).unflatten(0, mask.shape),
     )
     algorithm = AlgorithmSpec(loss="dapo", advantage="none", distillation_coefficient=1.0, distillation_beta=beta)
     sizes = BatchSizes(num_tokens=int(mask.sum()), max_sampled_tokens=BUDGET)
-    terms = micro_batch_loss(ours, advantages=torch.zeros(len(mask)), loss_mask=mask, algorithm=algorithm, sizes=sizes)
-    loss = terms.loss_sum / mask.sum()
+    of_pass = pass_loss(
+        ours,
+        advantages=torch.zeros(len(mask)),
+        loss_mask=mask,
+        algorithm=algorithm,
+        sizes=sizes,
+        terms=terms_of(LossSpec(algorithm=algorithm)),
+    )
+    loss = of_pass.loss_sum / mask.sum()
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(torch.autograd.grad(loss, student)[0], expected_gradient, rtol=1e-11, atol=1e-14)

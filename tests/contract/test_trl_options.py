@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from consumer.gradient.advantages.estimators import clipped, penalised_advantages
-from consumer.gradient.losses.objective import token_divergences
+from consumer.gradient.terms.reference_kl import token_divergences
 from consumer.model.language_head import output_head
 from contracts.encoding.arrays import pack_int32, unpack_int32
 from contracts.rollouts import Rollout, RolloutBatch
@@ -68,7 +68,7 @@ def test_leave_one_out_with_a_kl_in_a_clipped_reward_is_trls(model_folder: Path)
     rewards = np.array([sum(scores) for scores in SCORES])
     penalties = 0.1 * token_divergences(tokens, loss_mask=mask, estimator="k1").sum(dim=1).numpy().reshape(2, 4)
     advantages = penalised_advantages(clipped(rewards.reshape(2, 4), spec), penalties, spec).ravel()
-    ours = our_loss(replace(tokens, reference=None), mask, spec, CUTS, advantages.tolist())
+    ours = our_loss(tokens, mask, spec, CUTS, advantages.tolist())
     (gradient,) = torch.autograd.grad(ours * BUDGET, tokens.policy)
 
     trainer = trl_trainer(model_folder, kind="RLOO", beta=0.0, reward_clip_range=(-0.6, 0.6))

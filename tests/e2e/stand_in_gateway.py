@@ -63,7 +63,7 @@ def small_spec(**changes: object) -> JobSpec:
 def metrics_of(iteration: int, reward: float) -> IterationMetrics:
     counts = {"num_batches": 1, "num_completions": 8, "num_tokens": 40, "response_tokens_max": 5}
     names = (
-        "reward_std zero_advantage_share response_tokens_mean truncated_share loss clip_share kl_to_reference "
+        "reward_std zero_advantage_share response_tokens_mean truncated_share loss "
         "grad_norm learning_rate mismatch_k3 mismatch_max effective_sample_share generation_s training_s "
         "waiting_s step_s publish_s"
     )
@@ -73,6 +73,7 @@ def metrics_of(iteration: int, reward: float) -> IterationMetrics:
         trainer_epoch=1,
         reward_mean=reward,
         reward_components={"exact": reward},
+        loss_metrics={"clip_share": 0.1, "kl_to_reference": 0.1},
         started_s=10.0 + iteration,
         wall_s=2.0,
         tokens_per_s=20.0,

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from consumer.gradient.losses.base import LossInputs
-from consumer.gradient.losses.objective import policy_loss
+from consumer.gradient.losses.family import policy_loss
 from consumer.trainer import job_run
 from consumer.trainer.held_job import load_prompts
 from contracts.errors import InvalidInput

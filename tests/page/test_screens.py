@@ -522,7 +522,7 @@ def test_the_curves_grow_while_a_job_trains_and_another_lies_over_them(gateway: 
     job_id, _ = gateway.jobs.create(job_spec(name="this one"))
     other, _ = gateway.jobs.create(job_spec(name="the other one"))
     gateway.jobs.move(job_id, JobState.RUNNING)
-    gateway.trained(job_id, range(3), kl_to_teacher=0.5)
+    gateway.trained(job_id, range(3), loss_metrics={"kl_to_teacher": 0.5})
     gateway.trained(other, range(5), rise=0.05)
     with at(browser, gateway, f"jobs/{job_id}") as page:
         # A number of this kind of job comes first among those that were not chosen.

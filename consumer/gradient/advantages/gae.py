@@ -4,11 +4,7 @@
 
 V_t is what the critic expects before token t is sampled, r_t the reward for it: a completion's whole reward stands at
 its last token, and a KL in the reward is taken off at each (InstructGPT, arXiv 2203.02155, 3.5). After the last token
-nothing is expected, also where it was cut. R_t is what the critic learns, as PPO's does (arXiv 1707.06347, equation 9):
-
-    l_t = 1/2 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)
-
-with V_old from before the iteration's first step; c is `value_clip`, and without one l_t = (V - R)^2 / 2.
+nothing is expected, also where it was cut. R_t is what the critic learns (consumer/gradient/terms/value.py).
 
 A batch's advantages are whitened, unless `whiten_advantages` says no, over all sampled tokens of the rollout batch that
 go through the model; the returns are made before that:
@@ -32,7 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -40,19 +36,18 @@ from contracts.spec.algorithm import AlgorithmSpec
 from onbeat.loop.sampled import unbiased_std
 
 LAMBDA = 1.0
-VALUE_COEFFICIENT = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimates:
-    """What GAE makes of one pass, before the iteration's first step; [R, T] each, 0.0 in padding."""
+    """The advantages and returns of one pass, before the iteration's first step; [R, T] each, 0.0 in padding."""
 
     advantages: Tensor
     """float64."""
     returns: Tensor
     """float64."""
     values: Tensor
-    """Those of the critic, detached."""
+    """The critic's values, detached."""
 
 
 def estimates(
@@ -71,15 +66,19 @@ def estimates(
     values = values.detach()
     real = loss_mask.cpu().numpy()
     expected = np.where(real, values.double().cpu().numpy(), 0.0)
-    given = np.zeros_like(expected) if penalties is None else -np.where(real, penalties.double().cpu().numpy(), 0.0)
-    given[np.arange(len(given)), real.sum(axis=1) - 1] += rewards
+    token_rewards = np.zeros_like(expected)
+    if penalties is not None:
+        # A penalty is taken off each token's reward: hence the sign.
+        token_rewards = -np.where(real, penalties.double().cpu().numpy(), 0.0)
+    # The reward of the whole completion stands at its last token.
+    token_rewards[np.arange(len(token_rewards)), real.sum(axis=1) - 1] += rewards
     discount = 1.0 if algorithm.discount is UNSET else algorithm.discount
     trace = discount * (LAMBDA if algorithm.gae_lambda is UNSET else algorithm.gae_lambda)
     advantages = np.zeros_like(expected)
     # In padding all is 0: the last token of a row has neither a value nor an advantage after it.
     next_value = next_advantage = np.zeros(len(expected))
     for token in range(expected.shape[1] - 1, -1, -1):
-        delta = given[:, token] + discount * next_value - expected[:, token]
+        delta = token_rewards[:, token] + discount * next_value - expected[:, token]
         next_advantage = np.where(real[:, token], delta + trace * next_advantage, 0.0)
         next_value = expected[:, token]
         advantages[:, token] = next_advantage
@@ -112,13 +111,3 @@ def whitened(advantages: Sequence[Tensor], loss_masks: Sequence[Tensor], *, epsi
         ((values - mean) / deviation).masked_fill(~mask, 0.0)
         for values, mask in zip(advantages, loss_masks, strict=True)
     ]
-
-
-def value_loss(values: Tensor, estimates: Estimates, *, clip: float | UnsetType) -> Tensor:
-    """Computes the critic's loss at each token, [R, T]. values: [R, T] with gradient."""
-    returns, old = estimates.returns.to(values), estimates.values.to(values)
-    squares = (values - returns).square()
-    if clip is not UNSET:
-        held = old + (values - old).clamp(-clip, clip)
-        squares = torch.maximum(squares, (held - returns).square())
-    return squares / 2.0

@@ -1,9 +1,9 @@
-"""What a loss of the family is made of; a loss of an installed package is made of the same (docs/extend.md).
+"""The parts of a loss of the family; a loss of an installed package has the same parts (docs/extend.md).
 
-The surrogate's [R, T] token losses are weighed by the correction, the KL is added and the entropy taken off; the
-normaliser makes a scalar of them: a weighted sum in a micro-batch, and one division at the end of the iteration. Every
-weight is a constant of the row or of its rollout batch, and the divisor is a count of the whole iteration: that is what
-makes the gradient independent of how the iteration was cut and in which order it came (I7).
+A surrogate gives each token a loss, [R, T]; the other terms of the job's loss (consumer/gradient/terms/) are added to
+it. The normaliser makes a scalar of the sum: a weighted sum in a micro-batch, and one division at the end of the
+iteration. Every weight is a constant of the row or of its rollout batch, and the divisor is a count of the whole
+iteration: that is what makes the gradient independent of how the iteration was cut and in which order it came (I7).
 """
 
 from __future__ import annotations
@@ -61,9 +61,15 @@ BATCH_TOKEN_MEAN = Normaliser(reduce=_batch_mean, counts="batches")
 NORMALISERS = (RESPONSE_MEAN, TOKEN_MEAN, CONSTANT, BATCH_TOKEN_MEAN)
 
 
+def log_ratio_of(logprobs: Tensor, old_logprobs: Tensor | None) -> Tensor:
+    """Returns log rho = log pi - log pi_old, [R, T] each, with the gradient of log pi. old_logprobs: None for pi."""
+    # Less itself it is exactly 0.0, so that rho is exactly 1 and still has a gradient.
+    return logprobs - (logprobs.detach() if old_logprobs is None else old_logprobs)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LossInputs:
-    """One micro-batch of R responses, at most T tokens long, as a surrogate sees it."""
+    """The inputs of a surrogate: a micro-batch of R responses, at most T tokens long."""
 
     logprobs: Tensor
     """[R, T] log pi with gradient; 0.0 where loss_mask is False."""
@@ -83,7 +89,7 @@ class LossInputs:
 
         On the policy it is exactly 0.0, and still has the gradient of log pi.
         """
-        return self.logprobs - (self.logprobs.detach() if self.old_logprobs is None else self.old_logprobs)
+        return log_ratio_of(self.logprobs, self.old_logprobs)
 
     @property
     def gain(self) -> Tensor:
@@ -113,7 +119,7 @@ class LossInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyTerm:
-    """What a surrogate returns; padding may hold any finite value."""
+    """The result of a surrogate; padding may hold any finite value."""
 
     token_loss: Tensor
     """[R, T] with gradient; linear in the advantages' scale, and exactly 0.0 for an advantage of 0.0;

@@ -25,7 +25,10 @@ def weighted_log_prob(inputs: LossInputs) -> PolicyTerm:
     ratio = inputs.log_ratio().detach().exp()  # [R, T] rho; without gradient, it only weighs
     weight = inputs.clip(ratio)
     return PolicyTerm(
-        token_loss=-(weight * inputs.gain) * inputs.logprobs, clipped_low=ratio < weight, clipped_high=ratio > weight
+        # The objective is maximised, a loss is minimised: hence the sign.
+        token_loss=-(weight * inputs.gain) * inputs.logprobs,
+        clipped_low=ratio < weight,
+        clipped_high=ratio > weight,
     )
 
 

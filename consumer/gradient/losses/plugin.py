@@ -22,10 +22,13 @@ def torch_kept() -> Iterator[None]:
     A data set is called in rank 0 alone, a loss where a pass happens to run: what either left behind would make the
     weights a matter of who trained what (I7).
     """
-    threads, dtype, device = torch.get_num_threads(), torch.get_default_dtype(), torch.get_default_device()
+    threads = torch.get_num_threads()
+    dtype = torch.get_default_dtype()
+    device = torch.get_default_device()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    precision, has_gradient = torch.get_float32_matmul_precision(), torch.is_grad_enabled()
+    precision = torch.get_float32_matmul_precision()
+    has_gradient = torch.is_grad_enabled()
     random_state = torch.get_rng_state()
     try:
         yield
@@ -118,9 +121,9 @@ def _broken_promises(surrogate: Callable[[LossInputs], PolicyTerm]) -> Iterator[
 
 
 def _same(inputs: LossInputs, fresh: LossInputs) -> bool:
-    """Whether the tensors of both are equal, bit for bit."""
+    """Returns True where the tensors of both are equal, bit for bit."""
     pairs = zip(vars(inputs).values(), vars(fresh).values(), strict=True)
-    return all(torch.equal(one, other) for one, other in pairs if isinstance(one, Tensor))
+    return all(torch.equal(tensor, other) for tensor, other in pairs if isinstance(tensor, Tensor))
 
 
 def _trial_inputs(*, off_policy: bool) -> LossInputs:

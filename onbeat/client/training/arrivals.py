@@ -58,7 +58,7 @@ class TrainedNumbers:
     def metrics(
         self, expected: ExpectedIteration, *, trainer_epoch: int, loss: float, grad_norm: float, learning_rate: float
     ) -> IterationMetrics:
-        """What isn't measured by an external trainer stands as in a job without it: 0.0."""
+        """Returns the iteration's numbers; what an external trainer doesn't measure is 0.0, or left out."""
         sampled, wall_s = numbers_of(SampledNumbers, BatchesOf(self._stats)), time.time() - self._started_s
         return IterationMetrics(
             **dataclasses.asdict(sampled),
@@ -67,8 +67,7 @@ class TrainedNumbers:
             trainer_epoch=trainer_epoch,
             num_unscorable=expected.num_unscorable,
             loss=loss,
-            clip_share=0.0,
-            kl_to_reference=0.0,
+            loss_metrics={},
             grad_norm=grad_norm,
             learning_rate=learning_rate,
             mismatch_k3=0.0,

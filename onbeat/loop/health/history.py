@@ -73,6 +73,10 @@ class History:
         """Over the newest WINDOW iterations, or as many as there are."""
         return statistics.fmean(getattr(metrics, name) for metrics in self.recent)
 
+    def loss_mean(self, name: str) -> float:
+        """Returns the mean of a number of the loss over the newest WINDOW iterations; 0.0 where the job has none."""
+        return statistics.fmean(metrics.loss_metrics.get(name, 0.0) for metrics in self.recent)
+
     def began(self, name: str) -> float:
         """The mean over the first iterations."""
         return statistics.fmean(getattr(metrics, name) for metrics in self.first)

@@ -54,7 +54,7 @@ class Run:
         }
         return cls(rows, scores)
 
-    def changed(self, **changes: Callable[[IterationMetrics], float]) -> Run:
+    def changed(self, **changes: Callable[[IterationMetrics], object]) -> Run:
         """With other numbers, each made of its iteration."""
         return Run(
             [replace(row, **{name: change(row) for name, change in changes.items()}) for row in self.rows], self.scores
@@ -133,21 +133,23 @@ def test_a_lag_that_spoils_the_weights_is_told() -> None:
     [
         ("groups_equal", {"zero_advantage_share": lambda row: 1.0}),
         ("entropy_gone", {"entropy": lambda row: 0.4 / (1 + row.iteration) ** 2}),
-        ("kl_high", {"kl_to_reference": lambda row: 0.01 * row.iteration}),
+        ("kl_high", {"loss_metrics": lambda row: {"kl_to_reference": 0.01 * row.iteration}}),
         ("gradient_dead", {"grad_norm": lambda row: 0.0}),
         ("mismatch_high", {"mismatch_k3": lambda row: 0.02}),
         ("truncations_rising", {"truncated_share": lambda row: row.iteration / 150}),
     ],
 )
 def test_one_number_that_goes_wrong_is_told_alone(
-    rule: str, changes: dict[str, Callable[[IterationMetrics], float]]
+    rule: str, changes: dict[str, Callable[[IterationMetrics], object]]
 ) -> None:
     _, found = Run.of("healthy").changed(**changes).told(trainer__kl_alarm=0.5, algorithm__kl_coefficient=0.1)
     assert [problem.rule for problem in found] == [rule]
 
 
 def test_alarms_of_ones_own_say_when_the_kl_is_high_and_the_entropy_gone() -> None:
-    run = Run.of("healthy").changed(kl_to_reference=lambda row: 0.2 + 0.01 * row.iteration, entropy=lambda row: 0.3)
+    run = Run.of("healthy").changed(
+        loss_metrics=lambda row: {"kl_to_reference": 0.2 + 0.01 * row.iteration}, entropy=lambda row: 0.3
+    )
     spec = {"algorithm__kl_coefficient": 0.1, "trainer__kl_alarm": 0.5, "trainer__entropy_alarm": 0.31}
     first, found = run.told(**spec)
     # The mean of ten iterations first is above 0.5 where they are those from 26 to 35.

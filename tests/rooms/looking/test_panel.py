@@ -36,7 +36,7 @@ OF_A_LAG = msgspec.structs.replace(
     iteration_metrics(lag_counts=(0, 0, 4), lag_mean=2.0),
     mismatch_k3=0.0123,
     effective_sample_share=0.931,
-    corrected_share=0.012,
+    loss_metrics={"corrected_share": 0.012},
 )
 
 
@@ -123,7 +123,7 @@ def test_a_job_with_an_environment_shows_what_was_played_and_no_other_does() -> 
 
 
 def test_a_job_with_a_teacher_shows_how_far_it_is_and_no_other_does() -> None:
-    taught = msgspec.structs.replace(iteration_metrics(), kl_to_teacher=0.75)
+    taught = msgspec.structs.replace(iteration_metrics(), loss_metrics={"kl_to_teacher": 0.75})
     seen = progress(PERIODIC, taught)
     assert "KL 0.750 a token" in shown(panel(seen))
     assert "tokens/s  KL to teacher 0.75" in iteration_line(taught, seen)

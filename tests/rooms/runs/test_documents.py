@@ -209,6 +209,7 @@ PARTS = {
         "as stage:\n    for rows in stage:": "examples/stage.py",
         "producer.make_model()": "examples/generator.py",
         "consumer.begin(model)": "examples/trainer.py",
+        "class ConfidenceTerm": "tests/unit/consumer/gradient/terms/test_a_new_term.py",
     },
     "from-trl.md": {"# TRL\ntrainer =": "tests/contract/test_trl_job.py"},
     "start.md": dict.fromkeys(

@@ -19,6 +19,7 @@ from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner
 from consumer.gradient.log_probs import response_measures
 from consumer.gradient.micro_batch import make_micro_batch
+from consumer.gradient.terms.policy import num_clipped
 from consumer.model import language_head
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.experience.columns import check_values, row_shapes
@@ -162,7 +163,7 @@ def test_the_trainers_copy_of_the_head_makes_the_very_log_probs_that_the_stage_h
     (head,) = cast(WholeVocabulary, learner.policy.teacher).heads.values()
     held = [one for one in cast(nn.Module, head).parameters() if one.device.type != "meta"]
     assert [one.shape for one in held] == [(len(VOCABULARY), 48)], "of the teacher's body there is nothing"
-    assert not learner.train(batch).stats.num_clipped_low
+    assert not num_clipped(learner.train(batch).stats.term_sums)
 
 
 def test_each_row_has_the_head_of_its_sources_teacher_in_whatever_company(

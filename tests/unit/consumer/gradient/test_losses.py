@@ -10,8 +10,13 @@ import torch
 from torch import Tensor
 
 from consumer.gradient.losses.base import BatchSizes
-from consumer.gradient.losses.objective import LOSSES, LossTerms, TokenLogprobs, micro_batch_loss, token_divergences
-from consumer.gradient.losses.terms import correction_weights
+from consumer.gradient.losses.family import LOSSES
+from consumer.gradient.micro_step import PassLoss, pass_loss
+from consumer.gradient.terms import policy
+from consumer.gradient.terms.base import LossSpec, TokenOutputs
+from consumer.gradient.terms.correction import correction_weights
+from consumer.gradient.terms.reference_kl import REFERENCE_K3, token_divergences
+from consumer.gradient.terms.table import terms_of
 from contracts.spec.algorithm import AlgorithmSpec
 from contracts.spec.kinds import LOSS_KINDS
 from tests.loss_equations import Equation, Response, iteration_loss, num_clipped
@@ -30,6 +35,20 @@ GSPO_BY_TOKEN = ("gspo", "token")
 DIVISOR = {"completions": len(LENGTHS), "tokens": SIZES.num_tokens, "batches": 1}
 
 
+def loss_of_pass(
+    tokens: TokenOutputs, *, advantages: Tensor, mask: Tensor, algorithm: AlgorithmSpec, lags: bool = False
+) -> PassLoss:
+    """Sums the terms of a job's loss over one pass."""
+    return pass_loss(
+        tokens,
+        terms=terms_of(LossSpec(algorithm=algorithm, lags=lags)),
+        advantages=advantages,
+        loss_mask=mask,
+        algorithm=algorithm,
+        sizes=SIZES,
+    )
+
+
 def loss_of(
     logprobs: Tensor,
     *,
@@ -37,16 +56,16 @@ def loss_of(
     generator: Tensor | None = None,
     reference: Tensor | None = None,
     **algorithm: Any,
-) -> LossTerms:
-    """The loss terms of two rows under MASK."""
-    tokens = TokenLogprobs(
+) -> PassLoss:
+    """Computes the loss of two rows under MASK."""
+    tokens = TokenOutputs(
         policy=logprobs, generator=logprobs.detach() if generator is None else generator, reference=reference
     )
     spec = AlgorithmSpec(**algorithm)
-    return micro_batch_loss(tokens, advantages=advantages, loss_mask=MASK, algorithm=spec, sizes=SIZES)
+    return loss_of_pass(tokens, advantages=advantages, mask=MASK, algorithm=spec)
 
 
-def drawn(*, gap: float) -> tuple[TokenLogprobs, Tensor]:
+def drawn(*, gap: float) -> tuple[TokenOutputs, Tensor]:
     """Log-probs of one batch in float64 and its mask; policy and generator differ by up to `gap`."""
     draw = torch.Generator().manual_seed(2)
     shape = (len(LENGTHS), max(LENGTHS))
@@ -58,25 +77,25 @@ def drawn(*, gap: float) -> tuple[TokenLogprobs, Tensor]:
 
     generator = around(-2.0, 1.0)
     policy = around(generator, gap).requires_grad_()
-    return TokenLogprobs(policy=policy, generator=generator, reference=around(-2.0, 1.0)), mask
+    return TokenOutputs(policy=policy, generator=generator, reference=around(-2.0, 1.0)), mask
 
 
-def compare(algorithm: dict[str, Any], equation: dict[str, Any], *, gap: float = 0.6) -> LossTerms:
-    """Loss and gradient of the family against the equation's; answers the family's terms."""
+def compare(algorithm: dict[str, Any], equation: dict[str, Any], *, gap: float = 0.6) -> PassLoss:
+    """Loss and gradient of the family against the equation's; returns the family's loss."""
     tokens, mask = drawn(gap=gap)
     entropy = (tokens.policy * tokens.policy).masked_fill(~mask, PADDING)
     spec = AlgorithmSpec(**algorithm)
     assert tokens.reference is not None
-    given = TokenLogprobs(
+    given = TokenOutputs(
         policy=tokens.policy,
         generator=tokens.generator,
         reference=tokens.reference if spec.kl_coefficient else None,
         entropy=entropy if spec.entropy_coefficient else None,
     )
     advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)
-    terms = micro_batch_loss(given, advantages=advantages, loss_mask=mask, algorithm=spec, sizes=SIZES)
+    loss = loss_of_pass(given, advantages=advantages, mask=mask, algorithm=spec)
     divisor = DIVISOR[LOSSES[spec.loss].normaliser.counts]
-    (ours,) = torch.autograd.grad(terms.loss_sum / divisor, tokens.policy, retain_graph=True)
+    (ours,) = torch.autograd.grad(loss.loss_sum / divisor, tokens.policy, retain_graph=True)
 
     eq = Equation(
         loss=spec.loss, eps_low=spec.clip_range[0], eps_high=spec.clip_range[1], advantage="given", **equation
@@ -95,29 +114,29 @@ def compare(algorithm: dict[str, Any], equation: dict[str, Any], *, gap: float =
     ]
     expected = iteration_loss(responses, eq)
     (theirs,) = torch.autograd.grad(expected, tokens.policy)
-    assert terms.loss_sum.item() / divisor == pytest.approx(expected.item(), rel=1e-12)
+    assert loss.loss_sum.item() / divisor == pytest.approx(expected.item(), rel=1e-12)
     assert theirs.abs().max() > 0.01
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-15)
-    assert terms.num_clipped_low + terms.num_clipped_high == num_clipped(responses, eq)
-    return terms
+    assert policy.num_clipped(loss.sums) == num_clipped(responses, eq)
+    return loss
 
 
 @pytest.mark.parametrize("loss", REWARDED)
 @pytest.mark.parametrize("off_policy", [False, True])
 def test_a_loss_is_its_equation(loss: str, *, off_policy: bool) -> None:
-    terms = compare(
+    loss_of_family = compare(
         {"loss": loss, "old_policy": "generator" if off_policy else "trainer", "clip_low": 0.1, "clip_high": 0.15},
         {"old_is_generator": off_policy},
         gap=1.5,
     )
-    assert (terms.num_clipped_low + terms.num_clipped_high > 0) == off_policy
-    assert terms.can_clip == off_policy
+    assert (policy.num_clipped(loss_of_family.sums) > 0) == off_policy
+    assert loss_of_family.sums[policy.CAN_CLIP] == off_policy
 
 
 @pytest.mark.parametrize("loss", REWARDED)
 def test_the_clips_of_the_papers_are_the_defaults_and_act_off_policy(loss: str) -> None:
-    terms = compare({"loss": loss, "old_policy": "generator"}, {"old_is_generator": True}, gap=4.0)
-    assert terms.num_clipped_low + terms.num_clipped_high > 0
+    loss_of_family = compare({"loss": loss, "old_policy": "generator"}, {"old_is_generator": True}, gap=4.0)
+    assert policy.num_clipped(loss_of_family.sums) > 0
 
 
 @pytest.mark.parametrize("loss", REWARDED)
@@ -135,7 +154,7 @@ def test_a_kl_term_and_an_entropy_bonus_are_normalised_like_the_loss(loss: str, 
 @pytest.mark.parametrize("kind", ["tis", "icepop"])
 def test_a_correction_weighs_the_surrogate_and_the_kl(loss: str, kind: str, level: str) -> None:
     low = {} if kind == "tis" else {"correction_low": 0.8}
-    terms = compare(
+    loss_of_family = compare(
         {
             "loss": loss,
             "correction": kind,
@@ -146,7 +165,7 @@ def test_a_correction_weighs_the_surrogate_and_the_kl(loss: str, kind: str, leve
         },
         {"correction": kind, "of_sequence": level == "sequence", "w_low": 0.8, "w_high": 1.25, "beta": 0.2},
     )
-    assert 0 < terms.num_corrected < SIZES.num_tokens
+    assert 0 < loss_of_family.sums[policy.CORRECTED] < SIZES.num_tokens
 
 
 @pytest.mark.parametrize("loss", REWARDED)
@@ -154,8 +173,8 @@ def test_a_response_of_no_advantage_has_exactly_no_gradient(loss: str) -> None:
     tokens, mask = drawn(gap=2.0)
     advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)
     spec = AlgorithmSpec(loss=loss, old_policy="generator")  # type: ignore[arg-type]
-    terms = micro_batch_loss(tokens, advantages=advantages, loss_mask=mask, algorithm=spec, sizes=SIZES)
-    (gradient,) = torch.autograd.grad(terms.loss_sum, tokens.policy)
+    of_pass = loss_of_pass(tokens, advantages=advantages, mask=mask, algorithm=spec)
+    (gradient,) = torch.autograd.grad(of_pass.loss_sum, tokens.policy)
     silent = [row for row, advantage in enumerate(ADVANTAGES) if advantage == 0.0]
     assert gradient[silent].abs().max() == 0.0
     assert gradient[0].abs().max() > 0.0
@@ -168,8 +187,7 @@ def test_a_scale_of_the_advantages_is_a_scale_of_the_loss(loss: str) -> None:
     spec = AlgorithmSpec(loss=loss, old_policy="generator")  # type: ignore[arg-type]
     advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)
     one, four = (
-        micro_batch_loss(tokens, advantages=scale * advantages, loss_mask=mask, algorithm=spec, sizes=SIZES).loss_sum
-        for scale in (1.0, 4.0)
+        loss_of_pass(tokens, advantages=scale * advantages, mask=mask, algorithm=spec).loss_sum for scale in (1.0, 4.0)
     )
     assert four.item() == 4.0 * one.item()
 
@@ -181,8 +199,8 @@ def test_a_ratio_out_of_range_is_clipped_by_the_sign_of_the_advantage_and_cispo_
 
     def clipped(ratio: float, *advantages: float) -> tuple[int, int]:
         """How many tokens of row 0, which has two, and row 1, which has one, are clipped low and high."""
-        terms = loss_of(old + math.log(ratio), advantages=torch.tensor(advantages), generator=old, **options)
-        return terms.num_clipped_low, terms.num_clipped_high
+        of_rows = loss_of(old + math.log(ratio), advantages=torch.tensor(advantages), generator=old, **options)
+        return int(of_rows.sums[policy.CLIPPED_LOW]), int(of_rows.sums[policy.CLIPPED_HIGH])
 
     assert clipped(1.5, 1.0, -1.0) == (0, 3 if loss == "cispo" else 2)
     assert clipped(0.5, 1.0, -1.0) == (3 if loss == "cispo" else 1, 0)
@@ -195,8 +213,8 @@ def test_a_divergence_in_the_reward_leaves_the_loss_and_sums_over_the_response()
     options: dict[str, Any] = {"kl_coefficient": 0.1, "kl_placement": "reward", "kl_estimator": "k1"}
     loss = loss_of(logprobs, advantages=torch.zeros(2), reference=reference, **options)
     assert loss.loss_sum.item() == 0.0
-    assert loss.k3_sum > 0.0
-    tokens = TokenLogprobs(policy=logprobs, generator=logprobs, reference=reference)
+    assert loss.sums[REFERENCE_K3] > 0.0
+    tokens = TokenOutputs(policy=logprobs, generator=logprobs, reference=reference)
     expected = {
         "k1": [0.5 - 1.0, -1.0],
         "k2": [0.125 + 0.5, 0.5],
@@ -211,17 +229,17 @@ def test_a_bad_token_that_an_older_generator_hardly_knew_costs_three_times_its_a
     """ln 20 above what the generator gave it; the other response is as it was sampled."""
     logprobs = torch.tensor([[0.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
     generator = torch.tensor([[-math.log(20.0), 0.0], [0.0, 0.0]], dtype=torch.float64)
+    algorithm = AlgorithmSpec(loss="grpo", old_policy="generator")
     for lags, expected in ((True, (3.0 + 1.0) / 2.0 - 1.0), (False, (20.0 + 1.0) / 2.0 - 1.0)):
-        terms = micro_batch_loss(
-            TokenLogprobs(policy=logprobs, generator=generator),
+        loss = loss_of_pass(
+            TokenOutputs(policy=logprobs, generator=generator),
             advantages=torch.tensor([-1.0, 1.0], dtype=torch.float64),
-            loss_mask=torch.ones((2, 2), dtype=torch.bool),
-            algorithm=AlgorithmSpec(loss="grpo", old_policy="generator"),
-            sizes=SIZES,
+            mask=torch.ones((2, 2), dtype=torch.bool),
+            algorithm=algorithm,
             lags=lags,
         )
-        assert terms.loss_sum.item() == pytest.approx(expected)
-        assert terms.num_clipped_high == lags
+        assert loss.loss_sum.item() == pytest.approx(expected)
+        assert loss.sums[policy.CLIPPED_HIGH] == lags
 
 
 MEASURED = [[-1.1, -1.5, -0.75, -2.4], [-1.3, -0.85, -1.9, 0.0], [-0.4, -2.1, 0.0, 0.0], [-0.5, -0.6, -0.7, 0.0]]
@@ -262,4 +280,4 @@ def test_a_response_whose_product_overflows_is_truncated_or_dropped() -> None:
     for kind, expected in (("tis", -2.0 - 1.0), ("icepop", -1.0)):
         options: dict[str, Any] = {"loss": "grpo", "correction": kind, "correction_level": "sequence"}
         loss = loss_of(logprobs, advantages=torch.ones(2), generator=generator, **options)
-        assert (loss.loss_sum.item(), loss.num_corrected) == (expected, 2)
+        assert (loss.loss_sum.item(), loss.sums[policy.CORRECTED]) == (expected, 2)

@@ -6,7 +6,9 @@ from typing import Any, get_args
 
 import pytest
 
-from consumer.gradient.losses.objective import LOSSES
+from consumer.gradient.losses.family import LOSSES
+from consumer.gradient.terms.base import LossSpec, needs_every_row
+from consumer.gradient.terms.table import terms_of
 from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
 from contracts.spec.algorithm import AlgorithmSpec, PluginLoss
@@ -166,8 +168,14 @@ def test_the_advantage_that_was_taken_off_late_is_refused_with_the_one_that_take
 
 
 def test_only_what_acts_on_every_token_needs_every_row() -> None:
-    assert not AlgorithmSpec(loss="dapo", correction="tis", advantage="rloo").needs_every_row
-    assert AlgorithmSpec(kl_coefficient=0.1).needs_every_row
-    assert AlgorithmSpec(kl_coefficient=0.1, kl_placement="reward").needs_every_row
-    assert AlgorithmSpec(entropy_coefficient=0.1).needs_every_row
-    assert AlgorithmSpec(advantage="gae").needs_every_row
+    def needs(**values: Any) -> bool:
+        return needs_every_row(terms_of(LossSpec(algorithm=AlgorithmSpec(**values), measures_entropy=True)))
+
+    assert not needs(loss="dapo", correction="tis", advantage="rloo")
+    assert needs(kl_coefficient=0.1)
+    assert needs(kl_coefficient=0.1, kl_placement="reward")
+    assert needs(entropy_coefficient=0.1)
+    assert needs(distillation_coefficient=0.1)
+    assert needs(distillation_coefficient=0.1, distillation_beta=0.0)
+    assert needs(advantage="gae")
+    assert needs(loss="sft", advantage="none")

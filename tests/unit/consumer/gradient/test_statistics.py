@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from consumer.gradient.micro_batch import batch_rewards
 from consumer.gradient.statistics import (
     BatchStats,
+    IterationNumbers,
     Mismatch,
     Scaling,
-    TrainedBatches,
     counts_by_lag,
     iteration_numbers,
     iteration_scaling,
@@ -25,10 +26,16 @@ from consumer.gradient.statistics import (
     mean_over_updates,
     measure_mismatch,
 )
+from consumer.gradient.terms import entropy, policy, reference_kl
+from consumer.gradient.terms import value as value_term
+from consumer.gradient.terms.base import LossSpec
+from consumer.gradient.terms.table import terms_of
 from contracts.errors import ContractViolation
 from contracts.events import IterationMetrics
 from contracts.spec.algorithm import AlgorithmSpec
 from tests.builders import batch_of, rollout, rollout_batch
+
+TERMS = terms_of(LossSpec(algorithm=AlgorithmSpec(kl_coefficient=0.1), measures_entropy=True))
 
 
 def stats(index: int, **changes: object) -> BatchStats:
@@ -55,15 +62,20 @@ def test_a_group_of_one_has_nothing_to_be_equal_to() -> None:
 
 @pytest.mark.parametrize("value", [0.3, -0.7, 12.3, 1e3])
 def test_equal_returns_have_no_variance_to_explain(value: float) -> None:
+    def metrics_of(returns: NDArray[np.floating]) -> dict[str, float]:
+        sums = {
+            value_term.VALUED_TOKENS: 4000.0,
+            value_term.ERROR_SQUARES: 0.4,
+            value_term.RETURNS: float(returns.sum()),
+            value_term.RETURN_SQUARES: float(np.square(returns).sum()),
+        }
+        terms = terms_of(LossSpec(algorithm=AlgorithmSpec(advantage="gae")))
+        return iteration_numbers([stats(0, term_sums=sums)], scaling=Scaling(count=1), terms=terms).loss_metrics
+
     returns = np.full(4000, value)
-    sums = {"return_sum": float(returns.sum()), "return_square_sum": float(np.square(returns).sum())}
-    equal = stats(0, num_valued_tokens=4000, value_error_sum=0.4, **sums)
-    assert TrainedBatches([equal], Scaling(count=1)).explained_variance is None
+    assert "explained_variance" not in metrics_of(returns)
     apart = returns + 1e-3 * np.arange(4000)
-    sums = {"return_sum": float(apart.sum()), "return_square_sum": float(np.square(apart).sum())}
-    explained = TrainedBatches(
-        [stats(0, num_valued_tokens=4000, value_error_sum=0.4, **sums)], Scaling(count=1)
-    ).explained_variance
+    explained = metrics_of(apart)["explained_variance"]
     assert explained == pytest.approx(1.0 - 1e-4 / apart.var(), rel=1e-6)
 
 
@@ -97,13 +109,16 @@ def test_numbers_of_an_iteration_by_hand() -> None:
         num_truncated=1,
         loss_sum=-0.4,
         surprise_sum=1.75,
-        num_clipped_low=1,
-        num_clipped_high=2,
         advantages=(0.5, -0.5),
-        num_corrected=2,
-        entropy_sum=1.5,
-        num_entropy_tokens=6,
-        k3_sum=0.6,
+        term_sums={
+            policy.CLIPPED_LOW: 1.0,
+            policy.CLIPPED_HIGH: 2.0,
+            policy.CAN_CLIP: 1.0,
+            policy.CORRECTED: 2.0,
+            entropy.ENTROPY: 1.5,
+            entropy.ENTROPY_TOKENS: 6.0,
+            reference_kl.REFERENCE_K3: 0.6,
+        },
         mismatch=Mismatch(num_tokens=6, k3_sum=0.3, largest=0.2, rho_sum=6.0, rho_square_sum=12.0),
     )
     second = dataclasses.replace(
@@ -118,16 +133,11 @@ def test_numbers_of_an_iteration_by_hand() -> None:
         num_truncated=0,
         loss_sum=0.0,
         surprise_sum=0.25,
-        num_clipped_low=0,
-        num_clipped_high=0,
         advantages=(0.0, 0.0),
-        num_corrected=0,
-        entropy_sum=0.0,
-        num_entropy_tokens=0,
-        k3_sum=0.0,
+        term_sums={},
         mismatch=Mismatch(),
     )
-    numbers = iteration_numbers([second, first], scaling=Scaling(count=4))
+    numbers = iteration_numbers([second, first], scaling=Scaling(count=4), terms=TERMS)
     assert numbers.num_batches == 2
     assert (numbers.num_completions, numbers.num_tokens) == (4, 8)
     assert (numbers.reward_mean, numbers.reward_std) == (0.25, 0.5)
@@ -137,11 +147,16 @@ def test_numbers_of_an_iteration_by_hand() -> None:
     assert (numbers.response_tokens_mean, numbers.response_tokens_max) == (2.0, 4)
     assert numbers.truncated_share == 0.25
     assert numbers.loss == pytest.approx(-0.1)
-    assert (numbers.clip_share, numbers.kl_to_reference) == (3 / 8, pytest.approx(0.1))
-    assert (numbers.clip_low_share, numbers.clip_high_share) == (1 / 8, 2 / 8)
+    assert numbers.loss_metrics == {
+        "clip_share": 3 / 8,
+        "clip_low_share": 1 / 8,
+        "clip_high_share": 2 / 8,
+        "corrected_share": 2 / 6,
+        "kl_to_reference": pytest.approx(0.1),
+        "entropy_trained_tokens": 1.5 / 6,
+    }
     assert (numbers.advantage_mean, numbers.advantage_std, numbers.advantage_max) == (0.0, math.sqrt(0.5 / 3), 0.5)
-    assert numbers.corrected_share == 2 / 6
-    assert (numbers.entropy, numbers.entropy_trained_tokens) == (2.0 / 8, 1.5 / 6)
+    assert numbers.entropy == 2.0 / 8
     assert (numbers.mismatch_k3, numbers.mismatch_max) == (pytest.approx(0.05), 0.2)
     assert numbers.effective_sample_share == 36.0 / (6 * 12.0)
 
@@ -169,31 +184,45 @@ def test_the_divisor_counts_what_the_loss_says(algorithm: dict[str, Any], diviso
 
 
 def test_numbers_do_not_depend_on_the_order_of_arrival() -> None:
-    batches = [stats(index, loss_sum=0.1 * index, k3_sum=0.7**index) for index in range(6)]
-    expected = iteration_numbers(batches, scaling=Scaling(count=48))
+    batches = [
+        stats(index, loss_sum=0.1 * index, term_sums={reference_kl.REFERENCE_K3: 0.7**index}) for index in range(6)
+    ]
+    expected = iteration_numbers(batches, scaling=Scaling(count=48), terms=TERMS)
     for seed in range(5):
         random.Random(seed).shuffle(batches)
-        assert iteration_numbers(batches, scaling=Scaling(count=48)) == expected
+        assert iteration_numbers(batches, scaling=Scaling(count=48), terms=TERMS) == expected
 
 
 def test_numbers_that_each_update_has_are_means_and_the_others_are_those_of_the_rollouts() -> None:
     of_rollouts = Mismatch(num_tokens=4, k3_sum=0.4, largest=0.2, rho_sum=4.0, rho_square_sum=4.0)
-    first, second = (
-        iteration_numbers(
-            [stats(0, loss_sum=8.0 * number, num_clipped_low=number, k3_sum=0.4 * number, mismatch=of_rollouts)],
-            scaling=Scaling(count=8),
-        )
-        for number in (0, 3)
-    )
+
+    def of_step(number: int, *, can_clip: bool) -> IterationNumbers:
+        sums = {
+            policy.CLIPPED_LOW: float(number),
+            policy.CAN_CLIP: float(can_clip),
+            reference_kl.REFERENCE_K3: 0.4 * number,
+        }
+        batch = stats(0, loss_sum=8.0 * number, term_sums=sums, mismatch=of_rollouts)
+        return iteration_numbers([batch], scaling=Scaling(count=8), terms=TERMS)
+
+    first = of_step(0, can_clip=False)
+    second = of_step(3, can_clip=True)
     share = 3 / stats(0).num_tokens
-    numbers = mean_over_updates(first, [first, second], can_clip=[False, True])
-    assert (numbers.loss, numbers.clip_share) == (1.5, share)
-    assert numbers.kl_to_reference == pytest.approx(0.15)
-    assert (numbers.clip_low_share, numbers.clip_high_share) == (share, 0.0)
-    assert dataclasses.replace(numbers, loss=0.0, clip_share=0.0, clip_low_share=0.0, kl_to_reference=0.0) == first
-    assert mean_over_updates(second, [second], can_clip=[True]) == second
-    assert mean_over_updates(first, [first, second], can_clip=[True, True]).clip_share == share / 2
-    assert mean_over_updates(first, [first], can_clip=[False]).clip_share == 0.0
+    numbers = mean_over_updates(first, [first, second], terms=TERMS)
+    assert numbers.loss == 1.5
+    # Only the steps that can clip have a share.
+    assert numbers.loss_metrics == {
+        "clip_share": share,
+        "clip_low_share": share,
+        "clip_high_share": 0.0,
+        "corrected_share": 0.0,
+        "kl_to_reference": pytest.approx(0.15),
+    }
+    assert dataclasses.replace(numbers, loss=0.0, loss_metrics=first.loss_metrics) == first
+    assert mean_over_updates(second, [second], terms=TERMS) == second
+    both = [of_step(0, can_clip=True), second]
+    assert mean_over_updates(first, both, terms=TERMS).loss_metrics["clip_share"] == share / 2
+    assert mean_over_updates(first, [first], terms=TERMS).loss_metrics["clip_share"] == 0.0
 
 
 def test_the_entropy_is_of_every_sampled_token_whether_its_row_teaches_or_not() -> None:
@@ -205,8 +234,9 @@ def test_the_entropy_is_of_every_sampled_token_whether_its_row_teaches_or_not() 
     )
     measured = BatchStats.of(batch, batch_rewards(batch))
     assert measured.surprise_sum == 10.0
-    numbers = iteration_numbers([measured], scaling=Scaling(count=4))
-    assert (numbers.entropy, numbers.entropy_trained_tokens) == (2.0, None)
+    numbers = iteration_numbers([measured], scaling=Scaling(count=4), terms=TERMS)
+    assert numbers.entropy == 2.0
+    assert "entropy_trained_tokens" not in numbers.loss_metrics
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])
@@ -217,12 +247,12 @@ def test_a_log_prob_that_is_not_finite_is_refused_also_where_nothing_teaches(bad
 
 
 def test_an_iteration_that_teaches_nothing_has_numbers_too() -> None:
-    numbers = iteration_numbers([stats(0)], scaling=Scaling(count=8))
+    numbers = iteration_numbers([stats(0)], scaling=Scaling(count=8), terms=TERMS)
     assert (numbers.loss, numbers.mismatch_k3, numbers.effective_sample_share) == (0.0, 0.0, 1.0)
 
 
 def test_every_number_is_a_field_of_the_iterations_metrics() -> None:
-    names = {field.name for field in dataclasses.fields(type(iteration_numbers([stats(0)], scaling=Scaling(count=8))))}
+    names = {field.name for field in dataclasses.fields(IterationNumbers)}
     assert names <= set(IterationMetrics.__struct_fields__)
 
 

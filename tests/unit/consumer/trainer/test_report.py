@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from consumer.gradient.micro_batch import batch_rewards
 from consumer.gradient.statistics import BatchStats, Mismatch
+from consumer.gradient.terms.policy import CLIPPED_HIGH, CLIPPED_LOW
 from consumer.model.policy import load_policy
 from consumer.trainer.report import RunLog, clipped_noise, in_words, log_iteration, log_run, mismatch_alarm
 from contracts.jobs import EvaluationScore, passes_in_words
@@ -159,9 +160,9 @@ def test_a_batch_with_a_lag_is_no_witness_against_the_engines() -> None:
 
 def test_clips_that_act_on_the_gap_of_two_engines_are_named_with_their_share() -> None:
     algorithm = AlgorithmSpec(loss="gspo", old_policy="generator")
-    own = dataclasses.replace(stats(0.1), num_tokens=100, num_clipped_low=5, num_clipped_high=10)
-    quiet = dataclasses.replace(own, num_clipped_low=0, num_clipped_high=1)
-    moved = dataclasses.replace(own, lag=1, num_clipped_low=90)
+    own = dataclasses.replace(stats(0.1), num_tokens=100, term_sums={CLIPPED_LOW: 5.0, CLIPPED_HIGH: 10.0})
+    quiet = dataclasses.replace(own, term_sums={CLIPPED_HIGH: 1.0})
+    moved = dataclasses.replace(own, lag=1, term_sums={CLIPPED_LOW: 90.0, CLIPPED_HIGH: 10.0})
     assert clipped_noise([own, quiet, moved], algorithm).startswith(
         "clips of 0.0003 and 0.0004 act on 8% of the tokens that this version has sampled itself"
     )
