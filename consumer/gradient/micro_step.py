@@ -33,7 +33,7 @@ from consumer.gradient.losses.base import BatchSizes
 from consumer.gradient.losses.family import policy_loss
 from consumer.gradient.micro_batch import MicroBatch, batch_rewards, lay_out
 from consumer.gradient.statistics import BatchStats, Mismatch, joined, measure_mismatch
-from consumer.gradient.terms.base import LossTerm, TermInputs, TokenOutputs, needs_every_row
+from consumer.gradient.terms.base import LossTerm, TermInputs, TermLoss, TokenOutputs, needs_every_row
 from consumer.gradient.terms.correction import Correction
 from consumer.gradient.terms.table import terms_of_job
 from consumer.model.policy import Policy
@@ -247,8 +247,19 @@ def pass_loss(
         raise ValueError("a loss needs a term that gives one")
     return PassLoss(
         loss_sum=policy_loss(algorithm).normaliser.reduce(token_loss, loss_mask, sizes),
-        sums={name: value for _, loss in losses for name, value in loss.sums.items()},
+        sums=_joined_sums([loss for _, loss in losses]),
     )
+
+
+def _joined_sums(losses: Sequence[TermLoss]) -> dict[str, float]:
+    """Puts the sums of all terms together. Raises ValueError where two terms use one name."""
+    sums: dict[str, float] = {}
+    for loss in losses:
+        for name, value in loss.sums.items():
+            if name in sums:
+                raise ValueError(f"two terms of the loss sum `{name}`; give each sum a name of its own")
+            sums[name] = value
+    return sums
 
 
 def _added(token_losses: Iterable[Tensor | None]) -> Tensor | None:

@@ -20,7 +20,7 @@ from consumer.gradient.terms.table import terms_of_job
 from consumer.model.policy import Policy
 from consumer.trainer.iteration import Iteration
 from contracts.encoding.wire import decode_json, encode_json
-from contracts.events import IterationMetrics
+from contracts.events import IterationMetrics, TrajectoryMetrics
 from contracts.rollouts import RolloutBatch
 from contracts.spec.job import JobSpec
 from docs.make_loss_terms import PAGE, ROOT, loss_terms_page
@@ -67,7 +67,7 @@ def test_its_gradient_is_added_to_the_others(tmp_path: Path, spec: JobSpec, monk
     # dapo divides by the tokens of the iteration.
     loss = COEFFICIENT * (logprobs.square() / 2.0).sum() / logprobs.numel()
     parameters = policy.trained_parameters()
-    own = dict(zip(parameters, torch.autograd.grad(loss, parameters.values()), strict=True))
+    own = dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
     monkeypatch.undo()
     without = streamed_gradient(policy, batches, spec)
     assert relative_error(gradients, {name: without[name] + own[name] for name in own}) < 1e-8
@@ -111,10 +111,21 @@ def test_the_committed_page_is_the_generated_one() -> None:
     assert PAGE.read_text() == loss_terms_page(), "python -m docs.make_loss_terms > docs/loss-terms.md"
 
 
-def test_no_two_terms_share_a_sum_or_give_one_metric_two_meanings() -> None:
+def test_two_terms_with_one_name_for_a_sum_are_refused(
+    tmp_path: Path, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "TERMS", (*table.TERMS, ConfidenceTerm))
+    policy, batches = models(tmp_path, float64=False)[0], iteration_of()
+    with pytest.raises(ValueError, match="two terms of the loss sum `confidence`"):
+        learner_of(policy, spec, batches).train(batches[0])
+
+
+def test_each_term_has_a_name_and_each_metric_one_meaning_and_no_other_number_of_an_iteration_has_its_name() -> None:
     names = [term.name for term in table.TERMS]
     assert len(names) == len(set(names))
     meanings: dict[str, str] = {}
     for term in table.TERMS:
         for metric in term.metrics:
             assert meanings.setdefault(metric.name, metric.meaning) == metric.meaning
+            assert metric.name not in IterationMetrics.__struct_fields__
+            assert metric.name not in TrajectoryMetrics.__struct_fields__
