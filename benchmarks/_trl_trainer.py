@@ -26,7 +26,7 @@ from contracts.encoding.wire import decode_json
 from contracts.rewards import RewardItem, Scored
 from contracts.spec.job import JobSpec
 from contracts.spec.root import SpecRoot
-from onbeat.data.prompts.examples import job_examples
+from onbeat.data.datasets.loading import job_examples
 from onbeat.data.prompts.places import pass_order
 from onbeat.data.prompts.source import PromptSource
 from reward_service.scorers.rubric import score_item

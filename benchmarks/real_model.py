@@ -32,7 +32,7 @@ from contracts.spec.job import JobSpec
 from contracts.spec.root import SpecRoot
 from onbeat.audit.folder import read_spec
 from onbeat.client.spec_file import load_spec
-from onbeat.data.prompts.examples import job_examples
+from onbeat.data.datasets.loading import job_examples
 from onbeat.data.prompts.source import PromptSource
 from onbeat.export.export import PROVENANCE, export
 from onbeat.training.figures import DOTS_PER_INCH, SMOOTHED_OVER, moving_mean

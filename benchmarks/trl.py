@@ -50,7 +50,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec.job import JobSpec
 from contracts.spec.root import SpecRoot
 from onbeat.client.spec_file import load_spec
-from onbeat.data.prompts.examples import job_examples
+from onbeat.data.datasets.loading import job_examples
 from onbeat.data.prompts.source import PromptSource
 from onbeat.export.export import export
 from reward_service.scorers.rubric import score_item

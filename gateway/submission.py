@@ -52,7 +52,7 @@ from onbeat.base.http.bodies import JSON, media_type_of, read_body
 from onbeat.base.http.outgoing import make_client
 from onbeat.base.http.problems import Problem
 from onbeat.base.machine_kernels import matmul_of_machine
-from onbeat.data.prompts.examples import job_examples
+from onbeat.data.datasets.loading import job_examples
 from onbeat.data.prompts.opening_service import EnvironmentService
 from onbeat.data.prompts.openings import check_determinism
 from onbeat.scoring.patterns import takes_re2

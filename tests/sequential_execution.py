@@ -28,7 +28,7 @@ from contracts.spec.job import JobSpec
 from contracts.spec.limits import TimeoutSpec
 from contracts.versions import WeightManifest
 from contracts.weights import FileWeights
-from onbeat.data.prompts.examples import load_dataset
+from onbeat.data.datasets.loading import load_dataset
 from onbeat.data.prompts.plan import IterationPlan
 from onbeat.data.prompts.source import PromptSource
 from onbeat.scoring.groups import reward_items, rollout_groups

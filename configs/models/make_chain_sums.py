@@ -14,7 +14,8 @@ from pathlib import Path
 
 from contracts.spec.root import SpecRoot
 from onbeat.client.spec_file import load_spec
-from onbeat.data.prompts.examples import Example, job_examples
+from onbeat.data.datasets.loading import job_examples
+from onbeat.data.prompts.examples import Example
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SPEC = REPOSITORY / "configs/smollm2-chain-sum.toml"

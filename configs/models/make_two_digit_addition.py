@@ -26,7 +26,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qw
 
 from contracts.spec.datasets import AdditionDataset
 from contracts.spec.root import SpecRoot
-from onbeat.data.prompts.examples import Example, load_dataset
+from onbeat.data.datasets.loading import load_dataset
+from onbeat.data.prompts.examples import Example
 
 MODELS = Path(__file__).parent
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>")

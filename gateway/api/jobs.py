@@ -28,7 +28,7 @@ from gateway.named_files import check_named_files, with_file_digests, with_fork_
 from gateway.services import HasCaller, HasServices, KnownJob, OwnJob, Services
 from gateway.submission import check_environment, check_patterns, check_plugins
 from onbeat.base.http.bodies import json_answer
-from onbeat.data.prompts.examples import check_job
+from onbeat.data.datasets.references import check_job
 
 MAX_LISTED = 1000
 EXAMPLE_JOB = {

@@ -22,9 +22,8 @@ What it proves of a run whose records it is given, oldest first:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from msgspec import UNSET
 
@@ -37,7 +36,7 @@ from contracts.schedule import versions_in_words
 from contracts.spec.datasets import difficulty_pools_of
 from contracts.spec.environment import VERSIONS_END, played_by
 from contracts.spec.job import JobSpec
-from onbeat.base.process.entry_points import load_entry_point
+from onbeat.data.prompts.difficulty import DrawCheck
 
 
 class AuditEntry(Record, frozen=True, kw_only=True):
@@ -61,8 +60,8 @@ class _Walk:
     """Iteration → digest of the version that it made when it was first committed."""
     rewinds: int = 0
     environments: list[str] = field(default_factory=list)
-    draws: Callable[[AuditRecord], Iterator[str]] | None = None
-    """What is wrong with a record's draws, in a job with difficulty pools."""
+    draws: DrawCheck | None = None
+    """Draws each iteration's prompts again; None in a job without difficulty pools."""
     only_evaluated: int | None = None
     """The iteration of the last record, where it made no version: nothing but a rewind may follow."""
 
@@ -170,9 +169,9 @@ def _check_drawn(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> 
     if [one.source for one in record.drawn or ()] != [*measured]:
         walk.gaps.append(f"{name}: it doesn't say what was drawn by measured pass rates, or of other sources")
     elif measured:
-        offered = partial(load_entry_point, "onbeat.draw_checks", "difficulty_pools", field="dataset")
-        walk.draws = check = walk.draws or offered(where="gateway")(spec)
-        walk.gaps += (f"{name}: {problem}" for problem in check(record))
+        if walk.draws is None:
+            walk.draws = DrawCheck(spec)
+        walk.gaps += (f"{name}: {problem}" for problem in walk.draws(record))
 
 
 def _check_after_evaluation(walk: _Walk, record: AuditRecord) -> None:

@@ -23,7 +23,7 @@ from contracts.errors import InvalidInput
 from contracts.spec.datasets import JsonlDataset
 from contracts.spec.root import DATASET_MB, SpecRoot
 from onbeat.base.process.folders import make_private, written_whole
-from onbeat.data.prompts.examples import load_dataset
+from onbeat.data.datasets.loading import load_dataset
 from onbeat.data.prompts.file_rows import DatasetRoom
 from onbeat.data.prompts.table_files import read_table
 from onbeat.training.function_source import name_of, source_of

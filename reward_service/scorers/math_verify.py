@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from contracts.rewards import MathVerifyReward, RewardItem
-from onbeat.data.prompts.examples import MATH_DELIMITER, MATH_WORD
+from onbeat.data.datasets.references import MATH_DELIMITER, MATH_WORD
 from reward_service.scorers.texts import BadReference, TooComplex
 
 TAG = re.compile(r"</?[A-Za-z][\w-]*>")

@@ -17,7 +17,7 @@ from consumer.model.policy import load_policy
 from contracts.encoding.arrays import pack_float32, unpack_int32
 from contracts.rollouts import Completion, Prompt, Rollout, RolloutBatch
 from contracts.spec.root import SpecRoot
-from onbeat.data.prompts.examples import job_examples
+from onbeat.data.datasets.loading import job_examples
 from onbeat.data.prompts.source import PromptSource
 from producer.rollout.sampled_batch import given_completion
 from tests.builders import batch_of, char_tokenizer, job_spec, tiny_model_folder

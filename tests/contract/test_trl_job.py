@@ -15,7 +15,7 @@ import torch
 from consumer.gradient.optimizer import groups_of, learning_rate_at
 from contracts.spec.root import SpecRoot
 from contracts.spec.trainer import OptimizerSpec
-from onbeat.data.prompts.examples import job_examples
+from onbeat.data.datasets.loading import job_examples
 from onbeat.data.prompts.source import PromptSource
 from tests.builders import char_tokenizer, job_spec, tiny_model_folder
 from tests.trl_cases import trl_trainer

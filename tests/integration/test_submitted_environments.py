@@ -14,7 +14,7 @@ from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
 from contracts.spec.root import SpecRoot
 from gateway.submission import check_environment
-from onbeat.data.prompts.examples import job_examples
+from onbeat.data.datasets.loading import job_examples
 from onbeat.data.prompts.opening_service import EnvironmentService
 from onbeat.data.prompts.source import PromptSource
 from onbeat.stack.ports import free_port

@@ -23,7 +23,7 @@ from contracts.spec.algorithm import AlgorithmSpec, PluginLoss
 from contracts.spec.datasets import JsonlDataset, PluginDataset
 from contracts.spec.job import JobSpec
 from contracts.spec.root import SpecRoot
-from onbeat.data.prompts.examples import load_dataset
+from onbeat.data.datasets.loading import load_dataset
 from onbeat.data.prompts.source import PromptSource
 from tests.builders import char_tokenizer, job_spec
 from tests.own_trainer import generating, one_trainer

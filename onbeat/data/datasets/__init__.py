@@ -1,2 +1,1 @@
-"""The kinds of data sets, a small file each, found by its `type` in the group `onbeat.dataset_types`. Beside them: how
-their prompts are drawn, of the group `onbeat.draws`, and the completions that they give."""
+"""Loads data sets: a small file for each kind; `kinds.py` chooses among them, `loading.py` loads a job's own."""

@@ -10,9 +10,9 @@ from dataclasses import replace
 from contracts.errors import InvalidInput
 from contracts.spec.datasets import MixtureDataset, MixtureSource
 from contracts.spec.rollout import EvaluationSet
-from onbeat.base.process.entry_points import load_entry_point
 from onbeat.data.datasets.held_out import disjoint
-from onbeat.data.prompts.examples import TYPES, Example, ExampleSets, Request
+from onbeat.data.datasets.kinds import load_source
+from onbeat.data.prompts.examples import Example, ExampleSets, Request
 
 OF_ONE = re.compile(r"\bevaluation\.num_prompts\b|\bdataset\b")
 """Keys, in a field or a cure, that a job with one data set has."""
@@ -57,8 +57,7 @@ def held_out_shares(spec: MixtureDataset, request: Request) -> list[int]:
 
 def _loaded(source: MixtureSource | EvaluationSet, field: str, num_evaluation: int, request: Request) -> ExampleSets:
     try:
-        load = load_entry_point(TYPES, source.dataset.kind, field="dataset.type")
-        loaded = load(source.dataset, replace(request, num_evaluation=num_evaluation))
+        loaded = load_source(source.dataset, replace(request, num_evaluation=num_evaluation))
     except InvalidInput as error:
         places = {"dataset": field, "evaluation.num_prompts": "evaluation.num_prompts"}
         if isinstance(source, EvaluationSet):

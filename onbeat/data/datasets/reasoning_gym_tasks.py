@@ -9,8 +9,8 @@ from importlib.metadata import version
 from typing import Any, cast
 
 from contracts.errors import InvalidInput
+from contracts.known_tasks import ITS_SCORERS, check_version
 from contracts.spec.datasets import ReasoningGymDataset
-from onbeat.data.datasets.known_tasks import ITS_SCORERS, check_version
 from onbeat.data.prompts.examples import Example, ExampleSets, Request
 
 Entry = Mapping[str, Any]

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET
@@ -19,7 +19,9 @@ from contracts.rollouts import Prompt
 from contracts.spec.datasets import ChatSpec, MixtureDataset, dataset_field, no_chat_template, sources_of
 from contracts.spec.environment import played_by
 from contracts.spec.job import JobSpec
-from onbeat.base.process.entry_points import load_entry_point
+from onbeat.data.prompts.completions import given_ids
+from onbeat.data.prompts.curriculum import ColumnPool
+from onbeat.data.prompts.difficulty import MeasuredPool
 from onbeat.data.prompts.examples import Example, ExampleSets
 from onbeat.data.prompts.openings import OpenedPrompts, OpeningService
 from onbeat.data.prompts.places import Pool, Walk
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DRAWS = "onbeat.draws"
-"""Group of the functions (spec, a source's pool, the difficulty of each place) → the pool that is drawn from."""
 TOKENIZED_AT_ONCE = 1024
 TOO_LONG = ("rollout.max_prompt_tokens", "rollout.sampling.max_new_tokens")
 """The limits that an example may be left out for; the second one also stands for the model's context."""
@@ -62,9 +62,6 @@ class PromptSource:
         self._end_ids = end_ids
         self._context_tokens = context_tokens
         self._tokenizer = tokenizer
-        # Looked for once: it takes milliseconds among all packages, and says so in the log.
-        learns = spec.algorithm.learns_given
-        self._given_ids: Any = learns and load_entry_point("onbeat.completions", "given", field="algorithm.loss")
         self._chats = {source: part.chat for source, part in spec.tables.items()}
         self._messages = RowMessages(tokenizer, end_ids=end_ids)
         self._checked: set[str] = set()
@@ -221,7 +218,7 @@ class PromptSource:
             raise invalid(error, where=example.origin or example.example_id) from error
 
     def _given(self, example: Example, prompt: str) -> list[int]:
-        return self._given_ids(
+        return given_ids(
             self._tokenizer,
             example,
             prompt=prompt,
@@ -260,9 +257,10 @@ def _pools(spec: JobSpec, prompts: Sequence[Prompt], difficulty: Mapping[str, fl
         if not places:
             raise InvalidInput(f"no training prompt of `{name}` is left", field="dataset.sources", cure="leave it out")
         pool = Pool(places=places, name=name, weight=weights[name])
-        if table.drawn_by:
-            draws = load_entry_point(DRAWS, table.drawn_by, field=f"dataset.{table.drawn_by}")
-            pool = draws(spec, pool, [difficulty[prompts[place].prompt_id] for place in places])
+        if table.drawn_by == "curriculum":
+            pool = ColumnPool.of(spec, pool, [difficulty[prompts[place].prompt_id] for place in places])
+        elif table.drawn_by == "difficulty_pools":
+            pool = MeasuredPool.of(spec, pool)
         pools.append(pool)
     return pools
 

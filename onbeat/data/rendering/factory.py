@@ -11,16 +11,13 @@ from contracts.encoding.arrays import ITEM_BYTES, unpack_int32
 from contracts.environments.messages import Message, Tool
 from contracts.errors import InvalidInput, PrefixBroken
 from contracts.spec.environment import RendererKind
-from onbeat.base.process.entry_points import load_entry_point
 from onbeat.data.rendering.base import ProvenRenderer, Renderer
+from onbeat.data.rendering.package_renderer import PackageRenderer
 from onbeat.data.rendering.template import TemplateRenderer, prove
 from onbeat.data.rendering.text import TextRenderer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-FORMATS = "onbeat.chat_formats"
-"""A group of entry points: `package` makes the renderer of a format by its name, and tries it as `prove` does."""
 
 
 def make_renderer(tokenizer: PreTrainedTokenizerBase, kind: RendererKind, chat_format: str) -> Renderer:
@@ -31,8 +28,7 @@ def make_renderer(tokenizer: PreTrainedTokenizerBase, kind: RendererKind, chat_f
     if kind == "text":
         renderer: Renderer = TextRenderer(tokenizer)
     elif chat_format:
-        make = load_entry_point(FORMATS, "package", field="environment.chat_format", where="job")
-        renderer = make(tokenizer, chat_format)
+        renderer = PackageRenderer(tokenizer, chat_format)
     else:
         renderer = TemplateRenderer(tokenizer)
     return GivenTokens(renderer, tokenizer)

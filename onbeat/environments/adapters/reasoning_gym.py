@@ -2,7 +2,7 @@
 
 The task is the example's (a data set of type `reasoning_gym`), or one that the package makes of the seed, with
 `params = {task = "chain_sum"}`. After a wrong answer the model is told so, and tries again. An answer counts where the
-task's scorer gives 1.0. Tasks are played whose scorers evaluate nothing (onbeat/data/datasets/known_tasks.py).
+task's scorer gives 1.0. Tasks are played whose scorers evaluate nothing (contracts/known_tasks.py).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import io
 from importlib import metadata
 from typing import Any
 
+from contracts import known_tasks
 from contracts.errors import InvalidInput
-from onbeat.data.prompts.examples import known_tasks
 from onbeat.environments.adapters.answers import last_tagged
 from onbeat.environments.author import BadTask, Environment, Message, Opening, Reply
 
@@ -21,8 +21,7 @@ SEEDS = 2**31
 MAX_TRIES = 100
 GUARDED = frozenset({"complex_arithmetic", "rubiks_cube", "rush_hour"})
 """Their scorers don't bear every answer, or take one for the right one: the reward service has guards for them."""
-KNOWN = known_tasks("environment.name")
-PLAYED = KNOWN.ITS_SCORERS - GUARDED
+PLAYED = known_tasks.ITS_SCORERS - GUARDED
 ASK = "\nGive your answer as <answer>…</answer>."
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 """What the package's parsers raise for an answer of another form."""
@@ -36,10 +35,10 @@ class ReasoningGym(Environment):
     def __init__(self, *, tries: int = 3, discount: float = 1.0, task: str = "", ask: str = ASK) -> None:
         import reasoning_gym
 
-        KNOWN.check_version(metadata.version("reasoning-gym"))
+        known_tasks.check_version(metadata.version("reasoning-gym"))
         if not 1 <= tries <= MAX_TRIES or not 0.0 <= discount <= 1.0:
             raise ValueError(f"tries is from 1 to {MAX_TRIES}, and discount from 0 to 1")
-        if task and task not in PLAYED - KNOWN.NOT_GENERATED.keys():
+        if task and task not in PLAYED - known_tasks.NOT_GENERATED.keys():
             raise ValueError(f"`{task}` is none of the tasks that can be played in several tries")
         self._gym = reasoning_gym
         self._tries, self._discount, self._task, self._ask = tries, discount, task, ask
@@ -72,7 +71,7 @@ class ReasoningGym(Environment):
 
 def _given(entry: str) -> tuple[str, dict[str, Any]]:
     try:
-        known = KNOWN.read_task_entry(entry)
+        known = known_tasks.read_task_entry(entry)
     except InvalidInput as error:
         raise BadTask(str(error)) from error
     if known.task not in PLAYED:

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from contracts.errors import InvalidInput
-from onbeat.data.datasets.known_tasks import SOURCE_DIGEST, VERSION, check_version
+from contracts.known_tasks import SOURCE_DIGEST, VERSION, check_version
 
 NAME = "reasoning_gym"
 

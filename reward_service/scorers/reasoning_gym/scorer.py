@@ -8,8 +8,8 @@ task_entry ─▶ known_tasks.py ─┬─ its scorer evaluates nothing ─▶ i
 from __future__ import annotations
 
 from contracts.errors import InvalidInput
+from contracts.known_tasks import OUR_SCORERS, read_task_entry
 from contracts.rewards import ReasoningGymReward, RewardItem, TaskEntry
-from onbeat.data.datasets.known_tasks import OUR_SCORERS, read_task_entry
 from reward_service.scorers.last_tag import last_answer
 from reward_service.scorers.reasoning_gym import its_tasks, own_tasks
 from reward_service.scorers.reasoning_gym.known_package import check_package

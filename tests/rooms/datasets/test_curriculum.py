@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from contracts.spec.datasets import CurriculumSpec
-from onbeat.data.datasets.curriculum import ColumnPool
+from onbeat.data.prompts.curriculum import ColumnPool
 from onbeat.data.prompts.places import Walk
 
 

@@ -17,7 +17,7 @@ from contracts.events import AuditRecord, record_digest
 from contracts.jobs import DrawnPrompts
 from contracts.spec.job import JobSpec
 from onbeat.audit.chain import AuditEntry, verify_run
-from onbeat.data.datasets.difficulty import MeasuredPool
+from onbeat.data.prompts.difficulty import MeasuredPool
 from onbeat.data.prompts.places import Pool, Walk
 from tests.builders import DIGEST, commit_record, job_spec
 

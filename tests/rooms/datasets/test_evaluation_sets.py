@@ -14,7 +14,8 @@ from contracts.errors import InvalidInput
 from contracts.rewards import RewardItem, Scored
 from contracts.spec.job import JobSpec
 from contracts.spec.root import SpecRoot
-from onbeat.data.prompts.examples import ExampleSets, job_examples
+from onbeat.data.datasets.loading import job_examples
+from onbeat.data.prompts.examples import ExampleSets
 from onbeat.data.prompts.plan import IterationPlan
 from onbeat.data.prompts.source import PromptSource
 from reward_service.scorers.rubric import score_item

@@ -15,7 +15,8 @@ from contracts.jobs import ResumeRequest, resumed_spec
 from contracts.rewards import RewardItem, Scored
 from contracts.spec.job import JobSpec
 from contracts.spec.root import SpecRoot
-from onbeat.data.prompts.examples import ExampleSets, load_dataset
+from onbeat.data.datasets.loading import load_dataset
+from onbeat.data.prompts.examples import ExampleSets
 from onbeat.data.prompts.source import PromptSource
 from reward_service.scorers.rubric import score_item
 from tests.builders import job_spec

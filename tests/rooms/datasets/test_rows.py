@@ -18,8 +18,9 @@ from contracts.rewards import PluginReward, RewardItem
 from contracts.rollouts import Prompt
 from contracts.spec.datasets import JsonlDataset
 from contracts.spec.root import SpecRoot
+from onbeat.data.datasets.loading import load_dataset
 from onbeat.data.datasets.rows import MAX_METADATA_BYTES
-from onbeat.data.prompts.examples import Example, load_dataset
+from onbeat.data.prompts.examples import Example
 from onbeat.data.prompts.source import PromptSource
 from reward_service.scorers import plugin
 from tests.builders import job_spec

@@ -21,7 +21,8 @@ from contracts.errors import InvalidInput
 from contracts.rewards import ExactReward, NumericReward
 from contracts.spec.datasets import HuggingFaceDataset
 from contracts.spec.root import SpecRoot
-from onbeat.data.prompts.examples import Example, load_dataset
+from onbeat.data.datasets.loading import load_dataset
+from onbeat.data.prompts.examples import Example
 from onbeat.data.prompts.table_files import read_table
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -154,7 +155,7 @@ from contracts.errors import InvalidInput
 from contracts.rewards import ExactReward, NumericReward
 from contracts.spec.datasets import HuggingFaceDataset
 from contracts.spec.root import SpecRoot
-from onbeat.data.prompts.examples import load_dataset
+from onbeat.data.datasets.loading import load_dataset
 try:
     root = SpecRoot(Path(sys.argv[1]), dataset_mb=64)
     load_dataset(HuggingFaceDataset(train_path=sys.argv[2]), num_evaluation=0, seed=0, model_root=root)

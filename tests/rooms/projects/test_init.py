@@ -16,7 +16,7 @@ from contracts.settings import StackSettings
 from gateway.submission import check_paths, with_sources
 from onbeat.cli import run
 from onbeat.client.spec_file import load_spec
-from onbeat.data.prompts.examples import load_dataset
+from onbeat.data.datasets.loading import load_dataset
 from onbeat.projects.template import FILES
 from reward_service.scorers import plugin
 

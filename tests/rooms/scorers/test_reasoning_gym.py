@@ -18,10 +18,10 @@ import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
 from contracts.errors import InvalidInput
+from contracts.known_tasks import ITS_SCORERS, NOT_GENERATED, NOT_SCORED, OUR_SCORERS
 from contracts.rewards import ExactReward, ReasoningGymReward, RewardItem, Scored, Unscorable
 from contracts.spec.datasets import AdditionDataset, ReasoningGymDataset, sources_of
-from onbeat.data.datasets.known_tasks import ITS_SCORERS, NOT_GENERATED, NOT_SCORED, OUR_SCORERS
-from onbeat.data.prompts import examples
+from onbeat.data.datasets.references import check_job
 from reward_service.scorers import rubric
 from reward_service.scorers.reasoning_gym import known_package, own_tasks
 
@@ -321,12 +321,12 @@ def test_a_task_that_cannot_be_scored_is_known_from_the_spec(
     dataset: AdditionDataset | ReasoningGymDataset, field: str, told: str
 ) -> None:
     with pytest.raises(InvalidInput, match=told) as error:
-        examples.check_job(sources_of(dataset), (ExactReward(), ReasoningGymReward()))
+        check_job(sources_of(dataset), (ExactReward(), ReasoningGymReward()))
     assert error.value.field == field
 
 
 def test_a_task_without_a_scorer_still_makes_prompts_for_other_rewards() -> None:
-    examples.check_job(sources_of(ReasoningGymDataset(task="intermediate_integration")), (ExactReward(),))
+    check_job(sources_of(ReasoningGymDataset(task="intermediate_integration")), (ExactReward(),))
 
 
 def test_the_text_between_the_last_answer_tags_is_scored() -> None:

@@ -14,7 +14,7 @@ from contracts.encoding.wire import convert
 from contracts.spec.job import JobSpec
 from contracts.spec.root import SpecRoot
 from contracts.spec.submission import check_submitted
-from onbeat.data.prompts.examples import load_dataset
+from onbeat.data.datasets.loading import load_dataset
 from onbeat.data.prompts.source import PromptSource
 from tests.refusals import refusal_of
 

@@ -14,7 +14,7 @@ from contracts.spec.datasets import JsonlDataset
 from contracts.spec.job import ModelSpec
 from contracts.spec.root import SpecRoot
 from gateway.submission import check_paths
-from onbeat.data.prompts.examples import load_dataset
+from onbeat.data.datasets.loading import load_dataset
 from onbeat.weights.model_path import model_folder
 from tests.builders import job_spec, stub_model
 from tests.refusals import refusal_of

@@ -14,7 +14,7 @@ from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt
 from contracts.spec.job import JobSpec
 from contracts.spec.root import SpecRoot
-from onbeat.data.prompts.examples import job_examples
+from onbeat.data.datasets.loading import job_examples
 from onbeat.data.prompts.source import PromptSource
 from tests.builders import VOCABULARY, char_tokenizer, job_spec
 from tests.refusals import refusal_of

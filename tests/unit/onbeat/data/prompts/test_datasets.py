@@ -23,7 +23,8 @@ from contracts.rewards import (
 from contracts.spec.datasets import AdditionDataset, DatasetSpec, JsonlDataset, ReasoningGymDataset
 from contracts.spec.job import JobSpec
 from contracts.spec.root import SpecRoot
-from onbeat.data.prompts.examples import TASKS, ExampleSets, known_tasks, load_dataset
+from onbeat.data.datasets.loading import load_dataset
+from onbeat.data.prompts.examples import ExampleSets
 from onbeat.data.prompts.source import PromptSource
 from tests.builders import job_spec
 from tests.refusals import refusal_of
@@ -103,20 +104,6 @@ def test_reasoning_gym_examples_are_equal_for_equal_seeds_and_the_held_out_ones_
     assert first == again
     assert first.evaluation == other.evaluation
     assert [example.question for example in first.train] != [example.question for example in other.train]
-
-
-def test_a_job_of_tasks_looks_once_for_what_knows_them(caplog: pytest.LogCaptureFixture) -> None:
-    known_tasks.cache_clear()
-    with caplog.at_level("INFO"):
-        load_dataset(
-            CHAIN_SUM,
-            num_evaluation=16,
-            seed=0,
-            model_root=SpecRoot(Path("nowhere")),
-            components=(ReasoningGymReward(),),
-        )
-    looks = [record.getMessage() for record in caplog.records if TASKS in record.getMessage()]
-    assert len(looks) == 2, "one for the spec's field and one for the examples'"
 
 
 def test_a_task_entry_scores_its_own_reference_after_its_way_through_json() -> None:

@@ -17,7 +17,7 @@ from contracts.rollouts import Prompt
 from contracts.spec.environment import EnvironmentSpec
 from contracts.spec.job import JobSpec
 from contracts.spec.root import SpecRoot
-from onbeat.data.prompts.examples import job_examples
+from onbeat.data.datasets.loading import job_examples
 from onbeat.data.prompts.source import PromptSource
 from tests.builders import char_tokenizer, job_spec
 from tests.refusals import refusal_of

@@ -11,7 +11,7 @@ from contracts.sampling import SamplingParams
 from contracts.spec.datasets import AdditionDataset
 from contracts.spec.job import JobSpec
 from contracts.spec.root import SpecRoot
-from onbeat.data.prompts.examples import load_dataset
+from onbeat.data.datasets.loading import load_dataset
 from onbeat.data.prompts.plan import IterationPlan
 from onbeat.data.prompts.source import PromptSource
 from tests.builders import job_spec, manifest

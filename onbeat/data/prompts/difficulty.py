@@ -54,8 +54,8 @@ class MeasuredPool(Pool):
         """The draws of the last iterations."""
 
     @classmethod
-    def of(cls, spec: JobSpec, pool: Pool, difficulty: Sequence[float] = ()) -> Self:
-        """difficulty: is not asked for."""
+    def of(cls, spec: JobSpec, pool: Pool) -> Self:
+        """Makes the pool of a source whose table has difficulty pools."""
         return cls(
             places=pool.places,
             name=pool.name,

@@ -20,7 +20,13 @@ class ColumnPool(Pool):
 
     @classmethod
     def of(cls, spec: JobSpec, pool: Pool, difficulty: Sequence[float]) -> Self:
-        """difficulty: of each place."""
+        """Makes the pool of a source whose table has a curriculum.
+
+        Args:
+            spec: The job's spec.
+            pool: The source's prompts.
+            difficulty: [len(pool.places)], in the order of the places; the lowest is the easiest.
+        """
         table = sources_of(spec.dataset)[pool.name]
         assert isinstance(table, RowsTable)
         assert table.curriculum

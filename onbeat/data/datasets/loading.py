@@ -1,0 +1,81 @@
+"""Loads a job's data set and checks it against the job's rewards.
+
+A reference that a reward can't compare, as far as that is known without the scorer's own parser, fails a job at its
+start, or when it is submitted, not at the batch that holds the example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from contracts import rewards
+from contracts.errors import InvalidInput
+from contracts.spec.datasets import DatasetSpec, MixtureDataset, sources_of
+from contracts.spec.job import JobSpec
+from contracts.spec.rollout import EvaluationSet
+from contracts.spec.root import SpecRoot
+from onbeat.data.datasets.kinds import load_source
+from onbeat.data.datasets.mixture import load_mixture, load_sets
+from onbeat.data.datasets.references import check_job, check_reference
+from onbeat.data.prompts.examples import ExampleSets, Request
+from onbeat.data.prompts.file_rows import DatasetRoom
+
+
+def job_examples(spec: JobSpec, root: SpecRoot) -> ExampleSets:
+    """Loads a job's data set as `load_dataset` does."""
+    return load_dataset(
+        spec.dataset,
+        num_evaluation=spec.evaluation.num_prompts,
+        seed=spec.seed,
+        model_root=root,
+        components=spec.reward.components,
+        learns_given=spec.algorithm.learns_given,
+        sets=spec.evaluation.sets or (),
+    )
+
+
+def load_dataset(
+    spec: DatasetSpec,
+    *,
+    num_evaluation: int,
+    seed: int,
+    model_root: SpecRoot,
+    components: tuple[rewards.RewardComponent, ...] = (),
+    learns_given: bool = False,
+    sets: Sequence[EvaluationSet] = (),
+) -> ExampleSets:
+    """Loads the training pool and `num_evaluation` held-out examples; equal arguments give equal sets.
+
+    Args:
+        spec: The data set's table in the job's spec.
+        num_evaluation: Number of held-out examples.
+        seed: The job's seed.
+        model_root: The folder at which relative paths of the spec start.
+        components: The parts of the job's reward, which have to be able to score each example.
+        learns_given: True where the training pool's completions are learnt as they are, so that nothing scores them.
+        sets: Further data sets that are held out; their examples follow the job's own, with the sets' names as sources.
+
+    Raises:
+        InvalidInput: The data set is empty, unreadable or too small, or a component of the reward can't score it. The
+            error names the spec's field: a job fails at its start, not at the first batch that holds the example.
+    """
+    tables = dict(sources_of(spec))
+    for evaluation_set in sets:
+        tables[evaluation_set.name] = evaluation_set.dataset
+    check_job(tables, components)
+    room = DatasetRoom(model_root.dataset_mb)
+    request = Request(num_evaluation=num_evaluation, seed=seed, model_root=model_root, room=room)
+    dataset = load_mixture(spec, request) if isinstance(spec, MixtureDataset) else load_source(spec, request)
+    if sets:
+        dataset = load_sets(sets, dataset, request)
+    scored = list(dataset.evaluation) if learns_given else [*dataset.train, *dataset.evaluation]
+    for example in scored:
+        for component in components:
+            if not component.scores(example.source):
+                continue
+            try:
+                check_reference(component, reference=example.reference, task_entry=example.task_entry)
+            except InvalidInput as error:
+                where = example.origin or example.example_id
+                raise InvalidInput(f"{where}: {error.problem}", field=example.field, cure=error.cure) from error
+    return dataset
