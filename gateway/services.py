@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
 from threading import BoundedSemaphore
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
@@ -24,7 +24,10 @@ from gateway.requests import GatewayMetrics
 from gateway.run_files import DiskUse
 from onbeat.base.http.access import CALLER, Caller
 from onbeat.base.http.problems import Problem
-from onbeat.run_folder.run_files import RunFiles, run_files
+from onbeat.run_folder.run_files import run_files
+
+if TYPE_CHECKING:
+    from onbeat.run_folder.object_files import ObjectFiles
 
 MAX_BODY_BYTES = 1024 * 1024
 BRING_S = 5.0
@@ -63,12 +66,13 @@ class Services:
     def run_folder(self, job_id: str, *, below: str = "") -> RunFolder:
         """The run folder; where it is another host's, that part of it is brought here first. Raises Unavailable."""
         folder = RunFolder(self.settings.run_root_path, job_id)
-        if self.settings.objects:
+        files = self._files_of(job_id)
+        if files is not None:
             listed = self.jobs.files(job_id)
             if time.monotonic() < self.asks_again_s or not self._waiting.acquire(blocking=False):
                 raise Unavailable("the store keeps others waiting", field="ONBEAT_OBJECTS", cure="try again later")
             try:
-                self._files_of(job_id).bring(listed, below=below)
+                files.bring(listed, below=below)
             except Unavailable:
                 self.asks_again_s = time.monotonic() + AWAY_S
                 raise
@@ -76,7 +80,7 @@ class Services:
                 self._waiting.release()
         return folder
 
-    def _run_files(self, job_id: str) -> RunFiles:
+    def _run_files(self, job_id: str) -> ObjectFiles | None:
         return run_files(self.settings, RunFolder(self.settings.run_root_path, job_id), deadline_s=BRING_S)
 
     @property

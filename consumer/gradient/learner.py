@@ -31,7 +31,6 @@ from contracts.spec.job import JobSpec
 from onbeat.base.process.crash_points import reach
 from onbeat.base.process.host_memory import give_free_memory_back
 from onbeat.base.telemetry.observing import observed
-from onbeat.recording.recorder import recording_of
 from onbeat.weights.publication import TensorSink
 
 
@@ -123,8 +122,8 @@ class Learner:
         if kept is not None and (self.spec.algorithm.updates_per_iteration > 1 or not is_first):
             self.kept.append(kept)
         trained = self._trained(stats, batch, started_s, with_reference=self.reference is not None, is_trained=is_first)
-        recording = recording_of(self.spec)
-        if recording is None or not recording.takes(batch.batch_id, purpose=batch.purpose, seed=self.spec.seed):
+        recording = self.spec.recording_policy
+        if not recording.takes(batch.batch_id, purpose=batch.purpose, seed=self.spec.seed):
             return trained
         return replace(trained, logprobs=measured_logprobs(batch, kept))
 

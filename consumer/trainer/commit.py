@@ -96,7 +96,7 @@ class Commits:
         if stepped is not None and not takes_turns:
             self._settle(stepped.made)
         has_checkpoint = stepped is not None and held.spec.checkpoints_after(iteration.number)
-        held.run_files.keep(iteration.number, held.side, has_checkpoint=has_checkpoint)
+        held.keep_files(iteration.number, has_checkpoint=has_checkpoint)
         held.health.check()
         return boundary
 
@@ -143,7 +143,7 @@ def save(held: HeldJob) -> None:
         _write_checkpoint(held, settled)
         # Copies that can't be reached don't hold up a job that is asked to end.
         with contextlib.suppress(Cancelled, Stopped):
-            held.run_files.keep(settled.policy_version - 1, held.side, has_checkpoint=True)
+            held.keep_files(settled.policy_version - 1, has_checkpoint=True)
 
 
 def _write_checkpoint(held: HeldJob, settled: WeightManifest) -> None:

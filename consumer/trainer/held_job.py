@@ -23,7 +23,7 @@ from onbeat.data.prompts.plan import IterationPlan
 from onbeat.data.rendering.pieces import Pieces
 from onbeat.loop.trained_job import TrainedJob, job_prompts
 from onbeat.loop.window import Window
-from onbeat.recording.recorder import recorder_of
+from onbeat.recording.recorder import Recorder
 from onbeat.weights.layout import Layout, check_layout, layout_of
 from onbeat.weights.model_folder import empty_model, weight_tensors
 from onbeat.weights.model_path import model_folder
@@ -58,7 +58,7 @@ class HeldJob(TrainedJob):
         layout = policy.weights().layout
         self._check_engines_load(layout)
         self.open_store(layout, adapters)
-        self.recorder = recorder_of(self.folder, spec, lambda: Pieces(policy.tokenizer))
+        self.recorder = Recorder(self.folder, spec, pieces=Pieces(policy.tokenizer))
         self.settled: WeightManifest | None = None
         """The version that the policy holds and that the fence has committed: it can be saved. None before the start,
         and from a step, which moves the policy away from it, to the commit of what the step made."""

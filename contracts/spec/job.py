@@ -29,7 +29,7 @@ from contracts.spec.datasets import (
 )
 from contracts.spec.environment import EnvironmentSpec
 from contracts.spec.limits import LimitSpec, Longest, TimeoutSpec, check_products
-from contracts.spec.recording import RecordingSpec
+from contracts.spec.recording import NOTHING_RECORDED, RecordingSpec
 from contracts.spec.rollout import EvaluationSpec, RolloutSpec
 from contracts.spec.stages import (
     MAX_STAGES,
@@ -394,6 +394,19 @@ class JobSpec(Record, frozen=True, kw_only=True):
     def tables(self) -> dict[str, SourceDataset]:
         """Source, or set of the evaluation → its data set; the one of "" in a job without a mixture."""
         return sources_of(self.dataset) | self.evaluation.tables
+
+    @property
+    def recording_policy(self) -> RecordingSpec:
+        """The batches that are recorded. Those of a share of 0 and no evaluations are none.
+
+        A spec without the table records about one batch of each iteration, in 64 MiB, and keeps no version for it.
+        """
+        if self.recording is UNSET:
+            share = 1 / self.rollout.batches_per_iteration
+            return RecordingSpec(share=share, max_bytes=64 * 1024**2, max_version_bytes=0)
+        if self.recording is None:
+            return NOTHING_RECORDED
+        return self.recording
 
     @property
     def file_digests(self) -> dict[str, str]:

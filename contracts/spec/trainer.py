@@ -24,7 +24,7 @@ HEALTH_RULES = {
     "completions_unscorable": "completions can't be judged",
     "mismatch_unusual": "mismatch is unusual",
 }
-"""A rule of a job's health → its name in words; an extra says what each looks at (`onbeat.health`)."""
+"""A rule of a job's health → its name in words; `onbeat/loop/health/rules.py` says what each looks at."""
 HealthRule: TypeAlias = Literal[tuple(HEALTH_RULES)]  # pyright: ignore[reportInvalidTypeForm]  # msgspec reads it when it runs
 
 NumHosts = Annotated[int, Meta(ge=1, le=512)]

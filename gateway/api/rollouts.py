@@ -15,7 +15,6 @@ from gateway.services import HasServices, KnownJob, Services
 from gateway.views.batch_view import Search, batch_view
 from onbeat.base.http.bodies import json_answer
 from onbeat.recording.files import RecordedFiles, why_not_again
-from onbeat.recording.recorder import recording_of
 from onbeat.recording.records import FoundTexts, IterationView, RecordedBatchView, RecordedIteration, RecordedList
 
 MAX_LISTED = 1000
@@ -66,9 +65,10 @@ def rollouts(
             damaged.append(str(error))
             continue
         found.append(IterationView(iteration=index.iteration, batches=index.batches, num_left_out=index.num_left_out))
-    spec = services.jobs.spec(job_id)
+    policy = services.jobs.spec(job_id).recording_policy
+    recording = policy if policy.takes_any else None
     return json_answer(
-        RecordedList(recording=recording_of(spec), bytes=num_bytes, iterations=tuple(found), damaged=tuple(damaged))
+        RecordedList(recording=recording, bytes=num_bytes, iterations=tuple(found), damaged=tuple(damaged))
     )
 
 

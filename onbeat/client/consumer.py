@@ -39,7 +39,7 @@ from onbeat.data.rendering.pieces import Pieces
 from onbeat.loop.expected import ExpectedIteration
 from onbeat.loop.trained_job import Succession, append_lines, job_prompts
 from onbeat.loop.window import Window
-from onbeat.recording.recorder import recorder_of
+from onbeat.recording.recorder import Recorder
 from onbeat.weights.model_path import opened_model
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Consumer:
 
         tenure = self._tenure
         self._weights = weights
-        self._tenure.recorder = recorder_of(self._tenure.folder, self.spec, self._pieces)
+        self._tenure.recorder = Recorder(self._tenure.folder, self.spec, pieces=self._pieces())
         self._tenure.window = Window(Schedule("periodic"), self._plan(), last_iteration=self.spec.last_iteration)
         self._versions = Versions(tenure, self.model_folder)
         if self._succession.committed >= self.spec.last_iteration:
@@ -294,7 +294,7 @@ class Consumer:
             expected, made=made, metrics=metrics, write_score=lambda score: append_lines(evaluations, [score])
         )
         tenure.recorder.commit(iteration.number)
-        tenure.run_files.keep(iteration.number, tenure.side, has_checkpoint=True)
+        tenure.keep_files(iteration.number, has_checkpoint=True)
 
     def _reread(self, refused: frozenset[str]) -> None:
         for manifest in self._tenure.window.manifests:
@@ -310,7 +310,7 @@ class Consumer:
         if isinstance(error, BatchFailed | DeadlineExceeded):
             self._tenure.end(JobState.FAILED, reason=str(error), fault=error.fault)
         elif isinstance(error, FencedOff):
-            self._tenure.run_files.leave()
+            self._tenure.leave_files()
 
     def _open_iteration(self) -> TrainingIteration:
         if self._iteration is None or self._succession.next != self._iteration.number:

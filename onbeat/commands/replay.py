@@ -22,7 +22,7 @@ from contracts.settings import engine_from
 from onbeat.base.process.waiting import Waiting
 from onbeat.commands import options
 from onbeat.replay.recorded import Replay, read_from
-from onbeat.run_folder.run_files import run_files
+from onbeat.run_folder.run_files import bring_files
 from onbeat.stack.plan import StackPlan, stack_settings, threads_from
 from onbeat.stack.stack import MODULES, EmbeddedStack
 from onbeat.stack.supervision import describe_exit
@@ -66,7 +66,7 @@ def sample_again(plan: StackPlan, job_id: str, batch_id: str, *, timeout_s: floa
     """
     settings = replace(plan.settings, run_root=str(plan.run_root), redis_url="")
     folder = RunFolder(plan.run_root, job_id, weight_root=settings.weight_root_path)
-    run_files(settings, folder, deadline_s=timeout_s).bring()
+    bring_files(settings, folder, deadline_s=timeout_s)
     read_from(folder, batch_id)
     plan = dataclasses.replace(plan, settings=settings)
     # What scores and plays; a generator's place is this program's.

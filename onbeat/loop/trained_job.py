@@ -28,14 +28,13 @@ from broker.trainer_side import TrainerSide
 from contracts import events
 from contracts.encoding.json_lines import append_json_lines
 from contracts.encoding.wire import Record, encode_json
-from contracts.errors import InvalidInput, Unavailable, WeightsRejected
+from contracts.errors import Unavailable, WeightsRejected
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.base.process.crash_points import reach
-from onbeat.base.process.entry_points import all_of
 from onbeat.base.process.folders import make_private, usable, written_whole
 from onbeat.base.telemetry.observing import observed
 from onbeat.data.datasets.loading import job_examples
@@ -44,6 +43,7 @@ from onbeat.data.prompts.source import PromptSource
 from onbeat.loop.chain import check_same_environment, check_same_run, commit_record, needs_rewind, rewind_record
 from onbeat.loop.chain_file import ChainFile, read_chain, restored
 from onbeat.loop.expected import ExpectedIteration, evaluation_score
+from onbeat.loop.health.watch import HealthWatch
 from onbeat.loop.lease_keeper import LeaseKeeper
 from onbeat.loop.watches import GeneratorWatch, StageWatch
 from onbeat.loop.window import Window
@@ -58,31 +58,6 @@ if TYPE_CHECKING:
     from onbeat.weights.receiver import PublishedVersions
 
 log = logging.getLogger(__name__)
-
-
-class HealthWatch:
-    """What a trainer says of its job's health; as it stands here nothing, since an extra has the rules."""
-
-    def __init__(self, jobs: JobStore, folder: RunFolder, spec: JobSpec) -> None:
-        """Raises InvalidInput where nothing judges the health that is to end the job."""
-        if spec.trainer.stops_on:
-            raise InvalidInput("no extra judges a job's health here", field="trainer.stop_on", cure="leave it out")
-
-    def begin(self, first: int) -> None:
-        """Takes the iterations before the first one: what was wrong at the last resume ends nothing any more."""
-
-    def scored(self, score: EvaluationScore) -> None:
-        """Takes a held-out score, before the commit of its iteration."""
-
-    def committed(self, metrics: events.IterationMetrics) -> None: ...
-
-    def check(self) -> None:
-        """Raises Unhealthy where a rule of `trainer.stop_on` was broken since the last resume."""
-
-
-def health_watch(jobs: JobStore, folder: RunFolder, spec: JobSpec) -> HealthWatch:
-    """The one that is installed under `onbeat.health`, by its name, or one that says nothing."""
-    return next(iter(all_of("onbeat.health").values()), HealthWatch)(jobs, folder, spec)
 
 
 def trainer_side(broker: Broker, job_id: str, spec: JobSpec, *, owner: str) -> TrainerSide:
@@ -118,7 +93,7 @@ class TrainedJob:
         self.folder = RunFolder(self.settings.run_root_path, self.job_id, weight_root=self.settings.weight_root_path)
         deadline_s = self.spec.timeouts.dependency_s
         self.run_files = run_files(self.settings, self.folder, deadline_s=deadline_s, pause=self.pause)
-        self.health = health_watch(self.jobs, self.folder, self.spec)
+        self.health = HealthWatch(self.jobs, self.folder, self.spec)
         self.generators = GeneratorWatch(
             presence=Presence(self.broker), spec=self.spec, job_id=self.job_id, kind=lambda: self.side.fence().engine
         )
@@ -143,8 +118,24 @@ class TrainedJob:
 
     def open_files(self) -> None:
         """Brings what others have of the run folder, before a file of it is read, or written. Raises OnbeatError."""
-        self.run_files.begin(self.jobs.files(self.job_id))
+        if self.run_files is not None:
+            self.run_files.begin(self.jobs.files(self.job_id))
         self.chain_file = ChainFile(self.folder)
+
+    def keep_files(self, iteration: int, *, has_checkpoint: bool) -> None:
+        """Copies the run folder after the commit of an iteration, where hosts share none. Raises FencedOff.
+
+        Args:
+            iteration: The number of the iteration.
+            has_checkpoint: Copies what isn't only appended to, too, and removes what is in no list any more.
+        """
+        if self.run_files is not None:
+            self.run_files.keep(iteration, self.side, has_checkpoint=has_checkpoint)
+
+    def leave_files(self) -> None:
+        """Lets others of this host bring files into the folder: its trainer writes none of them any more."""
+        if self.run_files is not None:
+            self.run_files.leave()
 
     def open_store(self, layout: Layout, adapters: AdapterSource | None = None) -> None:
         """Makes what writes versions of this layout, and what reads them back. It imports torch."""

@@ -1,41 +1,115 @@
-"""The record of what was trained, as the spec's `[recording]` says, or a little of it; what writes it is an extra.
+"""Writes what was trained into the run folder, where the spec's `[recording]` says so (records.py).
 
-    published ─ take ─▶ in memory ─ trained, write ─▶ its file ─ iteration committed, commit ─▶ the index
+    published ─ take ─▶ in memory ─ trained, write ─▶ its file ─ iteration committed ─▶ the index; what is old goes
 
-It costs the record, never the run, where a disk refuses, and has no say in what is trained.
+A disk that refuses costs the record, never the run: it is counted, logged, and tried again with the next batch. Nothing
+here has a say in what is trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
+from contracts.encoding.arrays import pack_int32, unpack_int32
+from contracts.encoding.wire import encode
+from contracts.errors import OnbeatError
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.spec.job import JobSpec
-from contracts.spec.recording import RecordingSpec
 from contracts.versions import WeightManifest
-from onbeat.base.process.entry_points import UnknownEntryPoint, load_entry_point
+from onbeat.base.process.crash_points import reach
+from onbeat.base.process.folders import make_missing
 from onbeat.data.rendering.pieces import Pieces
+from onbeat.recording.files import INDEX, RecordedFiles, folders_of, parts_of, write_record
+from onbeat.recording.records import RecordedBatch, RecordedIteration, RecordedSummary
+from onbeat.weights.files.tensor_folder import remove_folders, remove_scratch
 
-GROUP, NAME = "onbeat.recorders", "rollouts"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A batch that waits to be written."""
+
+    asked: PromptBatch
+    batch: RolloutBatch
+    """As published."""
+    digest: str
+    manifest: WeightManifest | None
+    engine: str
+    as_trained: RolloutBatch
+    """With columns, and the rewards that they add."""
 
 
 class Recorder:
-    """The records of one job, of one that has none as it stands here. One thread at a time calls it."""
+    """Records the batches of one job, under one trainer epoch; the spec's policy chooses them, and may choose none.
+
+    The trainer makes it, and one thread at a time calls it.
+    """
+
+    def __init__(self, folder: RunFolder, spec: JobSpec, *, pieces: Pieces) -> None:
+        """Touches no file.
+
+        Args:
+            folder: The job's run folder.
+            spec: The job's spec.
+            pieces: Makes the texts of the tokens.
+        """
+        self._policy = spec.recording_policy
+        self._spec = spec
+        self._pieces = pieces
+        self._files = RecordedFiles(folder)
+        self._waiting: dict[str, Recorded] = {}
+        self._written: dict[str, RecordedSummary] = {}
+        """Batches of the open iteration that are on disk."""
+        self._manifests: dict[str, WeightManifest] = {}
+        self._bytes: dict[int, int] = {}
+        """Iteration → bytes of its records."""
+        self._versions: dict[int, Mapping[str, int]] = {}
+        """Recorded iteration → the folders of its versions, and their bytes."""
+        self._engine = ""
+        self._num_left_out = 0
+        self._has_complained = False
 
     @property
     def kept_versions(self) -> frozenset[str]:
-        """The folders of versions that stay for the batches that they sampled."""
-        return frozenset()
+        """The folders of versions that stay for the batches that they sampled: the newest, as far as there is room."""
+        kept: set[str] = set()
+        left = self._policy.max_version_bytes
+        for iteration in sorted(self._versions, reverse=True):
+            new = {folder: size for folder, size in self._versions[iteration].items() if folder not in kept}
+            if sum(new.values()) > left:
+                break
+            left -= sum(new.values())
+            kept |= new.keys()
+        return frozenset(kept)
 
     def begin(self, first: int | None) -> None:
-        """Takes up earlier trainers' records; those from `first` on are made again. first: None where nothing is."""
+        """Takes up the records of earlier trainers, and removes those that are made again.
+
+        Args:
+            first: The iteration that is trained first; None where all are committed.
+        """
+        try:
+            remove_scratch(self._files.path)
+            for iteration in self._files.iterations():
+                if first is not None and iteration >= first:
+                    self._remove(iteration)
+                    continue
+                self._bytes[iteration] = self._files.num_bytes(iteration)
+                self._versions[iteration] = self._index_of(iteration)
+        except OSError as error:
+            self._complain(f"earlier records: {error.strerror}")
 
     def takes(self, batch: RolloutBatch) -> bool:
-        """Whether the batch is recorded."""
-        return False
+        """Returns True where the batch is recorded."""
+        return self._policy.takes(batch.batch_id, purpose=batch.purpose, seed=self._spec.seed)
 
     def take(
         self,
@@ -49,9 +123,25 @@ class Recorder:
     ) -> None:
         """Keeps a batch that `takes` chose in memory until it is trained.
 
-        manifests: the versions of the window. engine: asks for the kind of engine that samples the job, which stays.
-        as_trained: with what stages made of it; None where it is as published.
+        Args:
+            batch: The batch as published.
+            asked: The prompts that it answers.
+            digest: The digest of the batch as published.
+            manifests: The versions of the window.
+            engine: Asks for the kind of engine that samples the job, which stays the same.
+            as_trained: The batch with what stages made of it; None where it is trained as published.
         """
+        self._engine = self._engine or engine()
+        version = batch.policy_version, batch.weights_digest
+        manifest = next((one for one in manifests if (one.policy_version, one.weights_digest) == version), None)
+        self._waiting[batch.batch_id] = Recorded(
+            asked=replace(asked, policy_version=batch.policy_version, weights_digest=batch.weights_digest),
+            batch=batch,
+            digest=digest,
+            manifest=manifest,
+            engine=self._engine,
+            as_trained=as_trained or batch,
+        )
 
     def write(
         self,
@@ -60,35 +150,126 @@ class Recorder:
         advantages: Sequence[float] | None = None,
         trainer_logprobs: Sequence[bytes | None] | None = None,
     ) -> None:
-        """Writes a batch that was taken; any other is none of the record."""
+        """Writes a batch that was taken; does nothing for any other."""
+        taken = self._waiting.pop(batch_id, None)
+        if taken is None:
+            return
+        try:
+            record = self._record(taken, advantages, trainer_logprobs)
+            self._write_batch(record)
+        except (OSError, OnbeatError) as error:
+            self._left_out(batch_id, error.strerror or "" if isinstance(error, OSError) else str(error))
+            return
+        if taken.manifest is not None:
+            self._manifests[taken.manifest.directory] = taken.manifest
+        self._written[batch_id] = _summary(taken)
 
     def commit(self, iteration: int, *, deviation: float = 1.0) -> None:
-        """Lists what was written of an iteration that is committed, and removes what is kept no longer."""
+        """Lists what was written of an iteration that is committed, and removes what is kept no longer.
+
+        Args:
+            iteration: The number of the iteration.
+            deviation: The number that its advantages were divided by.
+        """
+        written = sorted(self._written.values(), key=lambda one: (one.purpose != "train", one.index))
+        index = RecordedIteration(
+            iteration=iteration,
+            batches=tuple(written),
+            versions=folders_of(self._manifests.values()),
+            deviation=deviation,
+            num_left_out=self._num_left_out,
+        )
+        if written or self._num_left_out:
+            self._write_index(index)
+        self._waiting.clear()
+        self._written, self._manifests, self._num_left_out = {}, {}, 0
+        self._has_complained = False
+        for old in sorted(self._bytes)[: -self._policy.keep_iterations]:
+            self._remove(old)
+
+    def _record(
+        self, taken: Recorded, advantages: Sequence[float] | None, trainer_logprobs: Sequence[bytes | None] | None
+    ) -> RecordedBatch:
+        rollouts = [rollout for group in taken.batch.groups for rollout in group.rollouts]
+        tokens = sorted({token for one in rollouts for token in unpack_int32(one.completion.token_ids)})
+        rewards = tuple(rollout.reward for group in taken.as_trained.groups for rollout in group.rollouts)
+        return RecordedBatch(
+            asked=taken.asked,
+            batch=replace(taken.batch, columns=taken.as_trained.columns),
+            batch_digest=taken.digest,
+            manifest=taken.manifest,
+            engine=taken.engine,
+            rewards=rewards if self._spec.stages else UNSET,
+            advantages=None if advantages is None else tuple(advantages),
+            trainer_logprobs=None if trainer_logprobs is None else tuple(trainer_logprobs),
+            piece_ids=pack_int32(tokens),
+            pieces=self._pieces.of(tokens),
+        )
+
+    def _write_batch(self, record: RecordedBatch) -> None:
+        """Raises OSError, and OnbeatError where it is larger than all records may be."""
+        data, iteration = encode(record), record.batch.iteration
+        if not self._make_room(len(data), iteration):
+            raise OnbeatError(f"{len(data)} bytes don't fit beside this iteration's", field="recording.max_bytes")
+        path = self._files.path_of(record.batch.batch_id)
+        make_missing(path.parent)
+        self._bytes.setdefault(iteration, 0)
+        self._bytes[iteration] += write_record(path, data)
+        reach("consumer.recording")
+
+    def _write_index(self, index: RecordedIteration) -> None:
+        path = self._files.folder_of(index.iteration) / INDEX
+        try:
+            make_missing(path.parent)
+            self._bytes[index.iteration] = self._bytes.get(index.iteration, 0) + write_record(path, index)
+        except OSError as error:
+            self._complain(f"iteration {index.iteration}: {error.strerror}")
+            return
+        self._versions[index.iteration] = index.versions
+
+    def _make_room(self, num_bytes: int, iteration: int) -> bool:
+        """Removes the oldest iterations until so many bytes fit; False where they don't beside those of `iteration`."""
+        if self._bytes.get(iteration, 0) + num_bytes > self._policy.max_bytes:
+            return False
+        while sum(self._bytes.values()) + num_bytes > self._policy.max_bytes:
+            self._remove(min(one for one in self._bytes if one != iteration))
+        return True
+
+    def _remove(self, iteration: int) -> None:
+        self._bytes.pop(iteration, None)
+        self._versions.pop(iteration, None)
+        if (folder := self._files.folder_of(iteration)).is_dir():
+            remove_folders([folder])
+
+    def _index_of(self, iteration: int) -> Mapping[str, int]:
+        try:
+            return self._files.index(iteration).versions
+        except OnbeatError:
+            return {}  # without an index no batch of it is shown, or sampled again
+
+    def _left_out(self, batch_id: str, why: str) -> None:
+        self._num_left_out += 1
+        self._complain(f"batch {batch_id}: {why}")
+
+    def _complain(self, what: str) -> None:
+        """Says it once an iteration: the run goes on."""
+        if not self._has_complained:
+            log.warning("not recorded, the run goes on: %s", what)
+        self._has_complained = True
 
 
-def recording_of(spec: JobSpec) -> RecordingSpec | None:
-    """Says what of a job is recorded; None: nothing.
-
-    A spec without the table has about one batch of each iteration, in 64 MiB, and no version more than without.
-    """
-    policy = spec.recording
-    if policy is UNSET:
-        return RecordingSpec(share=1 / spec.rollout.batches_per_iteration, max_bytes=64 * 1024**2, max_version_bytes=0)
-    return policy if policy and (policy.share or policy.evaluations) else None
-
-
-def recorder_of(folder: RunFolder, spec: JobSpec, pieces: Callable[[], Pieces]) -> Recorder:
-    """Makes that of a job. pieces: makes the texts of its tokens.
-
-    Raises UnknownEntryPoint where nothing writes the records that the spec asks for.
-    """
-    policy = recording_of(spec)
-    if policy is None:
-        return Recorder()
-    try:
-        make = load_entry_point(GROUP, NAME, field="recording")
-    except UnknownEntryPoint:
-        if spec.recording is UNSET:
-            return Recorder()
-        raise
-    return make(folder, spec, policy, pieces=pieces())
+def _summary(taken: Recorded) -> RecordedSummary:
+    batch = taken.batch
+    rewards = [rollout.reward for group in taken.as_trained.groups for rollout in group.rollouts]
+    return RecordedSummary(
+        batch_id=batch.batch_id,
+        purpose=batch.purpose,
+        index=parts_of(batch.batch_id)[2],
+        policy_version=batch.policy_version,
+        weights_digest=batch.weights_digest,
+        generator_id=batch.generator_id,
+        num_groups=len(batch.groups),
+        num_completions=batch.num_completions,
+        reward_mean=math.fsum(reward / len(rewards) for reward in rewards),
+        batch_digest=taken.digest,
+    )

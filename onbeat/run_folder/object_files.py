@@ -29,7 +29,6 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from onbeat.base.process.crash_points import reach
 from onbeat.base.process.folders import make_private, usable, written_whole
-from onbeat.run_folder.run_files import RunFiles
 from onbeat.weights.files.tensor_folder import ASIDE
 from onbeat.weights.objects.blobs import Blobs, Piece, open_blobs
 from onbeat.weights.objects.cache import lock
@@ -109,8 +108,11 @@ class GrowingFile:
         return self._pieces
 
 
-class ObjectFiles(RunFiles):
-    """The RunFiles of one job."""
+class ObjectFiles:
+    """Copies one job's run folder to the object store, and brings it from there to other hosts.
+
+    Each method raises Unavailable where the copies can't be reached within the deadline.
+    """
 
     def __init__(
         self, settings: StackSettings, folder: RunFolder, *, deadline_s: float, pause: Callable[[float], None]
@@ -129,6 +131,12 @@ class ObjectFiles(RunFiles):
         self._appended = tuple(path.name for path in paths)
 
     def begin(self, listed: bytes | None) -> None:
+        """Brings what a trainer goes on with, before it reads or writes a file; what it can't have it does without.
+
+        Args:
+            listed: The list of copies, as Redis has it; the copies themselves may know a newer one, where Redis came
+                back older.
+        """
         self._blobs.check_writable()
         self._take_folder()
         files: Files = {}
@@ -149,6 +157,13 @@ class ObjectFiles(RunFiles):
                 self._whole[name] = (stamp, pieces)
 
     def bring(self, listed: bytes | None = None, *, below: str = "") -> None:
+        """Makes the run folder here what the list says, for a reader of it; what is here already stays.
+
+        Args:
+            listed: The list of copies, as Redis has it; None takes the newest of which the copies know, which is one of
+                a checkpoint.
+            below: The part of the folder that is brought; "" brings all.
+        """
         listed = listed or self._newest_pointer()
         if listed is None or self._brought.get(below) == listed:
             return
@@ -159,6 +174,13 @@ class ObjectFiles(RunFiles):
                 self._brought[below] = listed
 
     def keep(self, iteration: int, side: TrainerSide, *, has_checkpoint: bool) -> None:
+        """Copies what has changed since, after the commit of an iteration, and says so. Raises FencedOff.
+
+        Args:
+            iteration: The number of the iteration.
+            side: The trainer's side of Redis, which is told where the list of copies is.
+            has_checkpoint: Copies what isn't only appended to, too, and removes what is in no list any more.
+        """
         # All at once: over a network each request waits for the store, whatever it carries.
         with usable(self._folder.path, to_be="copied"), ThreadPoolExecutor(AT_ONCE) as pool:
             whole = pool.submit(self._put_whole, everything=has_checkpoint)
@@ -180,10 +202,12 @@ class ObjectFiles(RunFiles):
             self._blobs.sweep(_named(at, files), older_than_s=UNUSED_S)
 
     def remove(self) -> None:
+        """Removes all copies of a job that was removed. Safe to repeat."""
         # Its versions are among them, where its trainer's end could not see to them.
         self._blobs.bucket.delete_below(self._folder.job_id)
 
     def leave(self) -> None:
+        """Lets others of this host bring files into the folder: its trainer writes none of them any more."""
         if self._give_folder_back is not None:
             self._give_folder_back()
 

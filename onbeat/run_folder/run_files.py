@@ -1,4 +1,4 @@
-"""The files of a run where other hosts have no part in its folder: what copies them is an extra, found by its name.
+"""Chooses how the files of a run reach other hosts: by copies in an object store, or by a run root that hosts share.
 
 a trainer's commit ─▶ keep ─▶ copies ─▶ which they are, in Redis, under the trainer's epoch
 another host's trainer, a gateway, verify, export, replay ─▶ bring ─▶ the run folder there
@@ -10,69 +10,61 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from contracts.errors import InvalidInput
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from onbeat.base.process.entry_points import all_of
 
 if TYPE_CHECKING:
-    from broker.trainer_side import TrainerSide
+    from onbeat.run_folder.object_files import ObjectFiles
 
-GROUP = "onbeat.run_folder.run_files"
 BRING_S = 60.0
 """Longest that a person's program waits for copies without a byte of them."""
 
 
-class RunFiles:
-    """One job's, of a stack whose processes share the run root as it stands here: there is nothing to copy.
-
-    Each method raises Unavailable where the copies can't be reached within the deadline.
-    """
-
-    def begin(self, listed: bytes | None) -> None:
-        """Brings what a trainer goes on with, before it reads or writes a file; what it can't have it does without.
-
-        listed: as Redis has it; the copies themselves may know a newer list, where Redis came back older.
-        """
-
-    def keep(self, iteration: int, side: TrainerSide, *, has_checkpoint: bool) -> None:
-        """Copies what has changed since, after the commit of an iteration, and says so. Raises FencedOff.
-
-        has_checkpoint: copies what isn't only appended to, too, and removes what is in no list any more.
-        """
-
-    def bring(self, listed: bytes | None = None, *, below: str = "") -> None:
-        """Makes the run folder here what the list says; what is here already stays. For who reads it alone.
-
-        listed: as Redis has it; None: the newest of which the copies know, which is one of a checkpoint. below: the
-        part of the folder that is brought, "" for all.
-        """
-
-    def remove(self) -> None:
-        """Removes all copies of a job that was removed. Safe to repeat."""
-
-    def leave(self) -> None:
-        """Lets others of this host bring files into the folder: its trainer writes none of them any more."""
-
-
 def run_files(
     settings: StackSettings, folder: RunFolder, *, deadline_s: float, pause: Callable[[float], None] = time.sleep
-) -> RunFiles:
-    """Makes those of a job. pause: sleeps while the copies can't be reached; it may raise.
+) -> ObjectFiles | None:
+    """Makes what copies a job's run folder; None in a stack whose processes share the run root (no ONBEAT_OBJECTS).
 
-    Raises InvalidInput for an ONBEAT_OBJECTS that names no store.
+    Args:
+        settings: The stack's settings.
+        folder: The job's run folder.
+        deadline_s: Longest wait in seconds for a store that is away.
+        pause: Sleeps while the copies can't be reached; it may raise.
+
+    Raises:
+        InvalidInput: ONBEAT_OBJECTS names no store, or the package that speaks to it isn't installed.
     """
     if not settings.objects:
-        return RunFiles()
-    make: Callable[..., RunFiles] | None = all_of(GROUP).get("objects")
-    if make is None:
-        raise InvalidInput(
-            "what copies run folders isn't installed", field="ONBEAT_OBJECTS", cure="pip install 'onbeat[objects]'"
-        )
-    return make(settings, folder, deadline_s=deadline_s, pause=pause)
+        return None
+    # It imports the readers of versions, which a command without objects should not pay for.
+    from onbeat.run_folder.object_files import ObjectFiles
+
+    return ObjectFiles(settings, folder, deadline_s=deadline_s, pause=pause)
+
+
+def bring_files(
+    settings: StackSettings,
+    folder: RunFolder,
+    *,
+    listed: bytes | None = None,
+    below: str = "",
+    deadline_s: float = BRING_S,
+) -> None:
+    """Makes the run folder here what its copies are, where copies are kept. Raises what `ObjectFiles.bring` does.
+
+    Args:
+        settings: The stack's settings.
+        folder: The job's run folder.
+        listed: The list of copies, as Redis has it; None takes the newest that the store knows.
+        below: The part of the folder that is brought; "" brings all.
+        deadline_s: Longest wait in seconds for a store that is away.
+    """
+    files = run_files(settings, folder, deadline_s=deadline_s)
+    if files is not None:
+        files.bring(listed, below=below)
 
 
 def bring_missing(settings: StackSettings, folder: RunFolder) -> None:
-    """Brings a run folder that isn't here, where copies are kept. Raises what `RunFiles.bring` does."""
-    if settings.objects and not folder.path.is_dir():
-        run_files(settings, folder, deadline_s=BRING_S).bring()
+    """Brings a run folder that isn't here, where copies are kept. Raises what `bring_files` does."""
+    if not folder.path.is_dir():
+        bring_files(settings, folder)

@@ -17,7 +17,7 @@ from contracts.spec.job import JobSpec
 from gateway.app import create_app
 from gateway.services import Services
 from onbeat.audit.weights import digests_on_disk
-from onbeat.run_folder.run_files import run_files
+from onbeat.run_folder.run_files import bring_files
 from tests.chaos.short_job import LAG, assert_undisturbed, long_variant, sequential_digest, short_job
 from tests.chaos.test_crash_points import COPY_POINTS, LAGGING_POINTS, TRAINER_POINTS
 from tests.pipeline import Pipeline
@@ -54,7 +54,7 @@ def test_hosts_that_are_lost_with_their_disks_cost_what_came_after_the_last_chec
         assert pipeline.train_until_death(job_id, run_root=last, objects=bucket.as_uri()) == 0
         settings = replace(pipeline.settings, objects=bucket.as_uri())
         folder = RunFolder(settings.run_root_path, job_id)
-        run_files(settings, folder, deadline_s=10.0).bring(pipeline.jobs.files(job_id))
+        bring_files(settings, folder, listed=pipeline.jobs.files(job_id), deadline_s=10.0)
         assert_undisturbed(pipeline, job_id, oracle)
         # Less than all of it was trained again each time.
         trained = [record.iteration for record in pipeline.jobs.audit(job_id) if record.kind == "commit"]

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from onbeat.base.process.child_process import ChildProcess
-from onbeat.run_folder.run_files import run_files
+from onbeat.run_folder.run_files import bring_files
 from onbeat.stack.redis import EmbeddedRedis, write_private
 from tests.hosts.network import Network
 from tests.pipeline import Pipeline, until_ready
@@ -184,4 +184,4 @@ class Machines(Pipeline):
     def bring(self, job_id: str) -> None:
         """Brings the run folder to this process."""
         folder = RunFolder(self.settings.run_root_path, job_id)
-        run_files(self.settings, folder, deadline_s=300.0).bring(self.jobs.files(job_id))
+        bring_files(self.settings, folder, listed=self.jobs.files(job_id), deadline_s=300.0)

@@ -25,7 +25,6 @@ from contracts.monitor import GeneratorSeen
 from contracts.run_folder import RunFolder
 from contracts.spec.job import JobSpec
 from gateway.services import MOST_WAITING, Services
-from onbeat.run_folder.run_files import RunFiles
 from tests.builders import job_spec
 from tests.integration import test_gateway as rig
 from tests.needed_extras import needs_extra_routes
@@ -70,7 +69,7 @@ def test_answers_that_wait_for_files_of_other_hosts_leave_threads_for_the_others
     """A store that hangs: each answer that needs it waits for some seconds, and a page asks for several at once."""
     is_back, num_waiting = threading.Event(), threading.Semaphore(0)
 
-    class Hanging(RunFiles):
+    class Hanging:
         def bring(self, listed: bytes | None = None, *, below: str = "") -> None:
             num_waiting.release()
             assert is_back.wait(120.0)

@@ -11,7 +11,6 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 import consumer.trainer.trainer as trainer
-import onbeat.recording.recording as recording
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from consumer.trainer.held_job import HeldJob
@@ -23,10 +22,10 @@ from contracts.rollouts import batch_digest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec.recording import RecordingSpec
-from onbeat.base.process.entry_points import UnknownEntryPoint
 from onbeat.data.rendering.pieces import Pieces
+from onbeat.recording import recorder
 from onbeat.recording.files import INDEX, RecordedFiles
-from onbeat.recording.recorder import Recorder, recorder_of, recording_of
+from onbeat.recording.recorder import Recorder
 from onbeat.recording.records import RecordedBatch
 from tests.builders import job_spec
 from tests.own_trainer import generating, names_in, one_trainer
@@ -107,14 +106,14 @@ def test_old_iterations_go_first_and_versions_stay_as_long_as_what_they_sampled(
 def test_the_bound_in_bytes_drops_the_oldest_and_leaves_out_what_alone_is_larger(
     own: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = recording.RolloutRecorder.__init__
+    made = Recorder.__init__
     bounds = [20_000]
 
-    def bounded(self: recording.RolloutRecorder, *args: object, **options: object) -> None:
+    def bounded(self: Recorder, *args: object, **options: object) -> None:
         made(self, *args, **options)  # type: ignore[arg-type]
         self._policy = replace(RecordingSpec(), max_bytes=bounds[-1])
 
-    monkeypatch.setattr(recording.RolloutRecorder, "__init__", bounded)
+    monkeypatch.setattr(Recorder, "__init__", bounded)
     files, _, _ = trained(own, broker, iterations=6, recording={}, evaluation__num_prompts=0)
     total = sum(map(files.num_bytes, files.iterations()))
     assert 5_000 < total <= 20_000 + 2_000, "an index may be beyond it"
@@ -131,7 +130,7 @@ def test_the_bound_in_bytes_drops_the_oldest_and_leaves_out_what_alone_is_larger
 def test_a_disk_that_refuses_costs_the_record_and_not_the_run(
     own: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write, refused = recording.write_record, []
+    write, refused = recorder.write_record, []
 
     def full(path: Path, record: object) -> int:
         if path.parent.name == "i000001":
@@ -140,7 +139,7 @@ def test_a_disk_that_refuses_costs_the_record_and_not_the_run(
         return write(path, record)  # type: ignore[arg-type]
 
     _, _, digest = trained(own, broker, evaluation__num_prompts=0)
-    monkeypatch.setattr(recording, "write_record", full)
+    monkeypatch.setattr(recorder, "write_record", full)
     files, _, with_full_disk = trained(own, broker, recording={}, evaluation__num_prompts=0)
     assert digest == with_full_disk
     assert refused == ["train-000000.msgpack", "train-000001.msgpack", INDEX]
@@ -192,21 +191,11 @@ def test_a_spec_without_a_word_has_a_batch_of_each_iteration_recorded_and_no_ver
     for nothing in (None, {"share": 0.0}):
         files, _, without = trained(own, broker, recording=nothing, **rollout)
         assert (files.iterations(), without) == ([], digest)
-    assert recording_of(job_spec(rollout__batches_per_iteration=8)) == replace(
+    assert job_spec(rollout__batches_per_iteration=8).recording_policy == replace(
         RecordingSpec(), share=1 / 8, max_bytes=2**26, max_version_bytes=0
     )
     only_held_out = RecordingSpec(share=0.0, evaluations=True)
-    assert recording_of(job_spec(recording=only_held_out)) == only_held_out
-
-
-def test_without_the_extra_a_spec_without_a_word_records_nothing_and_another_one_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("onbeat.recording.recorder.NAME", "gone")
-    folder, pieces = RunFolder(tmp_path, "job-0123456789ab"), Pieces.__new__(Pieces)
-    assert type(recorder_of(folder, job_spec(), lambda: pieces)) is Recorder
-    with pytest.raises(UnknownEntryPoint, match="recording"):
-        recorder_of(folder, job_spec(recording={}), lambda: pieces)
+    assert job_spec(recording=only_held_out).recording_policy == only_held_out
 
 
 def test_the_share_is_a_function_of_seed_and_batch() -> None:

@@ -96,7 +96,7 @@ class Tenure(TrainedJob):
         if self._is_kept:
             self.keeper.close()
         self.connection.close(self._release)
-        self.run_files.leave()
+        self.leave_files()
 
     @contextlib.contextmanager
     def letting_go(self) -> Iterator[None]:
@@ -104,7 +104,7 @@ class Tenure(TrainedJob):
         try:
             yield
         except FencedOff:
-            self.run_files.leave()
+            self.leave_files()
             raise
 
     def _release(self) -> None:

@@ -19,15 +19,14 @@ from contracts.jobs import EvaluationScore, HealthProblem
 from contracts.run_folder import RunFolder
 from contracts.spec.job import JobSpec
 from onbeat.loop.health.rules import Health
-from onbeat.loop.trained_job import HealthWatch
 
 OfIteration = TypeVar("OfIteration", IterationMetrics, EvaluationScore)
 
 log = logging.getLogger(__name__)
 
 
-class JudgedHealth(HealthWatch):
-    """One job under one trainer epoch; what `onbeat.health` offers."""
+class HealthWatch:
+    """Judges one job's health under one trainer epoch. The trained job makes it and tells it of each iteration."""
 
     def __init__(self, jobs: JobStore, folder: RunFolder, spec: JobSpec) -> None:
         self._jobs = jobs
@@ -39,6 +38,7 @@ class JudgedHealth(HealthWatch):
         self._told: tuple[HealthProblem, ...] = ()
 
     def begin(self, first: int) -> None:
+        """Takes the iterations before the first one: what was wrong at the last resume ends nothing any more."""
         problems: tuple[HealthProblem, ...] = ()
         scores = {score.iteration: score for score in _standing(self._folder.evaluations, first, EvaluationScore)}
         for metrics in _standing(self._folder.metrics, first, IterationMetrics):
@@ -51,12 +51,15 @@ class JudgedHealth(HealthWatch):
         self._tell(problems, first - 1)
 
     def scored(self, score: EvaluationScore) -> None:
+        """Takes a held-out score, before the commit of its iteration."""
         self._health.score(score)
 
     def committed(self, metrics: IterationMetrics) -> None:
+        """Judges a committed iteration, and tells the job's readers where its health has changed."""
         self._tell(self._health.iteration(metrics), metrics.iteration)
 
     def check(self) -> None:
+        """Raises Unhealthy where a rule of `trainer.stop_on` was broken since the last resume."""
         for problem in self._told:
             if problem.rule in self._stops and problem.rule not in self._accepted:
                 raise Unhealthy(problem.in_words, field="trainer.stop_on", cure=problem.cure)

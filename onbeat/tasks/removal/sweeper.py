@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from broker import keys
 from broker.connection.client import Broker
@@ -26,8 +27,11 @@ from broker.removals import Removals
 from contracts.errors import OnbeatError, Unavailable
 from contracts.run_folder import Removal, RunFolder
 from contracts.settings import StackSettings
-from onbeat.run_folder.run_files import RunFiles, run_files
+from onbeat.run_folder.run_files import run_files
 from onbeat.tasks.removal.trees import remove_tree
+
+if TYPE_CHECKING:
+    from onbeat.run_folder.object_files import ObjectFiles
 
 LATE_S = 600.0
 """So long a removal is looked at again: a trainer that slept through it may still write a file, or a start make one."""
@@ -94,14 +98,16 @@ class Sweeper:
         if JobStore(self._broker).forks_of(job_id):
             return  # a fork was submitted since: the files go once it has ended
         is_removed = [remove_tree(root / job_id) for root in self._roots]
-        self._files_of(job_id).remove()
+        files = self._files_of(job_id)
+        if files is not None:
+            files.remove()
         if any(is_removed):
             log.info("the files of %s are removed", job_id)
         # Until then a late writer may make the folder anew, and another host, which shares no folder, removes its own.
         if time.time() - removal.at_s >= LATE_S:
             self._removals.done(job_id)
 
-    def _files_of(self, job_id: str) -> RunFiles:
+    def _files_of(self, job_id: str) -> ObjectFiles | None:
         return run_files(self._settings, self._folder_of(job_id), deadline_s=REMOVAL_S)
 
     def _folder_of(self, job_id: str) -> RunFolder:

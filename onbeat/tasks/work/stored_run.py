@@ -15,7 +15,7 @@ from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
 from onbeat.audit.chain import AuditEntry
 from onbeat.audit.folder import read_audit_file, read_spec
-from onbeat.run_folder.run_files import BRING_S, run_files
+from onbeat.run_folder.run_files import bring_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ def read_run(broker: Broker, settings: StackSettings, job_id: str) -> StoredRun:
         listed = jobs.files(job_id)
     except NotFound:
         return _left_run(folder)
-    run_files(settings, folder, deadline_s=BRING_S).bring(listed)
+    bring_files(settings, folder, listed=listed)
     return StoredRun(
         folder=folder,
         spec=spec,

@@ -1,7 +1,7 @@
 """Objects of jobs that nothing names any more: of a trainer that wrote after its job was removed, say.
 
-A job's objects go with the job (`RunFiles.remove`). What was written behind that, by a process that slept through it,
-or what a Redis that came back older has forgotten, stays under its prefix. It goes where nothing names the job, and
+A job's objects go with the job (`ObjectFiles.remove`). What was written behind that, by a process that slept through
+it, or what a Redis that came back older has forgotten, stays under its prefix. It goes where nothing names the job, and
 where nothing of it is new.
 """
 

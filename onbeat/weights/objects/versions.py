@@ -24,7 +24,6 @@ from contracts.errors import ContractViolation, InvalidInput, NotFound, Unavaila
 from contracts.run_folder import VERSION, number_of
 from contracts.settings import StackSettings
 from contracts.versions import WeightFile, WeightStep, WeightTransport
-from onbeat.recording.recorder import recording_of
 from onbeat.weights.chunks import ChunkedFile
 from onbeat.weights.layout import PlannedVersion
 from onbeat.weights.objects.blobs import open_blobs
@@ -102,8 +101,8 @@ class ObjectVersions:
         """A tensor that fills a shard waits for the store, which may be away."""
         self.bases: VersionStore = self
         self._settings = needs.settings
-        recording = recording_of(needs.spec)
-        self._stays = recording is not None and recording.max_version_bytes > 0
+        recording = needs.spec.recording_policy
+        self._stays = recording.takes_any and recording.max_version_bytes > 0
         """Whether versions stay at the job's end, as in a run folder: recorded batches are sampled again with them."""
         self._blobs = open_blobs(
             needs.settings, needs.folder.job_id, "weights", deadline_s=timeouts.dependency_s, sleep=needs.pause

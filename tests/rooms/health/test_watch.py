@@ -12,16 +12,14 @@ from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.monitor import job_status
 from contracts.encoding.json_lines import append_json_lines
-from contracts.errors import InvalidInput, Unhealthy
+from contracts.errors import Unhealthy
 from contracts.events import HealthChanged, IterationMetrics
 from contracts.jobs import EvaluationScore, HealthProblem
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
-from onbeat.loop import trained_job
 from onbeat.loop.health import watch as watching
-from onbeat.loop.health.watch import JudgedHealth
-from onbeat.loop.trained_job import HealthWatch, health_watch
+from onbeat.loop.health.watch import HealthWatch
 from tests.builders import job_spec
 from tests.contract.golden_files import iteration_metrics
 
@@ -47,7 +45,7 @@ class BelowHalf:
 
 
 @pytest.fixture
-def watch(settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Callable[..., JudgedHealth]:
+def watch(settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Callable[..., HealthWatch]:
     """Makes a trainer's watch over one job."""
     jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec())
@@ -55,10 +53,8 @@ def watch(settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPat
     folder.path.mkdir()
     monkeypatch.setattr(watching, "Health", BelowHalf)
 
-    def made(**spec: Any) -> JudgedHealth:
-        offered = health_watch(jobs, folder, job_spec(**spec))
-        assert isinstance(offered, JudgedHealth)
-        return offered
+    def made(**spec: Any) -> HealthWatch:
+        return HealthWatch(jobs, folder, job_spec(**spec))
 
     return made
 
@@ -67,16 +63,14 @@ def numbers(iteration: int, reward: float) -> IterationMetrics:
     return iteration_metrics(iteration=iteration, reward_mean=reward)
 
 
-def told(made: JudgedHealth) -> list[tuple[int, list[str]]]:
+def told(made: HealthWatch) -> list[tuple[int, list[str]]]:
     """(iteration, rules) of each event."""
     events = [event for _, event in made._jobs.events_after(made._folder.job_id, "0-0")]
     changes = [event for event in events if isinstance(event, HealthChanged)]
     return [(event.iteration, [problem.rule for problem in event.problems]) for event in changes]
 
 
-def test_a_change_is_told_once_and_stands_in_the_jobs_status(
-    watch: Callable[..., JudgedHealth], broker: Broker
-) -> None:
+def test_a_change_is_told_once_and_stands_in_the_jobs_status(watch: Callable[..., HealthWatch], broker: Broker) -> None:
     made = watch()
     made.begin(0)
     for iteration, reward in enumerate([0.9, 0.1, 0.1]):
@@ -90,7 +84,7 @@ def test_a_change_is_told_once_and_stands_in_the_jobs_status(
     assert job_status(broker, made._folder.job_id).health == ()
 
 
-def test_the_next_trainer_judges_what_was_before_it_and_says_nothing_twice(watch: Callable[..., JudgedHealth]) -> None:
+def test_the_next_trainer_judges_what_was_before_it_and_says_nothing_twice(watch: Callable[..., HealthWatch]) -> None:
     first = watch()
     append_json_lines(first._folder.metrics, [numbers(0, 0.9), numbers(1, 0.7), numbers(2, 0.2), numbers(1, 0.1)])
     score = EvaluationScore(iteration=1, policy_version=1, sampled=0.5, num_prompts=8)
@@ -105,7 +99,7 @@ def test_the_next_trainer_judges_what_was_before_it_and_says_nothing_twice(watch
     assert told(second) == [(1, ["reward_collapsed"])]
 
 
-def test_a_problem_that_begins_ends_a_job_that_asks_for_it(watch: Callable[..., JudgedHealth]) -> None:
+def test_a_problem_that_begins_ends_a_job_that_asks_for_it(watch: Callable[..., HealthWatch]) -> None:
     made = watch(trainer__stop_on=["reward_collapsed"])
     made.begin(0)
     made.committed(numbers(0, 0.9))
@@ -115,7 +109,7 @@ def test_a_problem_that_begins_ends_a_job_that_asks_for_it(watch: Callable[..., 
         made.check()
 
 
-def test_other_rules_and_what_was_broken_before_a_resume_end_nothing(watch: Callable[..., JudgedHealth]) -> None:
+def test_other_rules_and_what_was_broken_before_a_resume_end_nothing(watch: Callable[..., HealthWatch]) -> None:
     other = watch(trainer__stop_on=["entropy_gone"])
     other.begin(0)
     other.committed(numbers(0, 0.1))
@@ -132,7 +126,7 @@ def test_other_rules_and_what_was_broken_before_a_resume_end_nothing(watch: Call
 
 
 def test_a_trainer_that_died_before_it_could_end_its_job_leaves_that_to_the_next(
-    watch: Callable[..., JudgedHealth],
+    watch: Callable[..., HealthWatch],
 ) -> None:
     died = watch(trainer__stop_on=["reward_collapsed"])
     died.begin(0)
@@ -142,13 +136,3 @@ def test_a_trainer_that_died_before_it_could_end_its_job_leaves_that_to_the_next
     after.begin(1)
     with pytest.raises(Unhealthy, match="since iteration 0"):
         after.check()
-
-
-def test_a_job_that_is_to_end_by_its_health_is_refused_where_nothing_judges_it(
-    settings: StackSettings, broker: Broker, job_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trained_job, "all_of", lambda group: {})
-    jobs, folder = JobStore(broker), RunFolder(settings.run_root_path, job_id)
-    assert type(health_watch(jobs, folder, job_spec())) is HealthWatch
-    with pytest.raises(InvalidInput, match=r"trainer.stop_on: no extra judges a job's health here"):
-        health_watch(jobs, folder, job_spec(trainer__stop_on=["reward_collapsed"]))

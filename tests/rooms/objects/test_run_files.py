@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from contracts.errors import ContractViolation, FencedOff, InvalidInput
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from onbeat.run_folder.object_files import PIECE_BYTES, FileList, Listed, ObjectFiles, Piece
-from onbeat.run_folder.run_files import RunFiles, run_files
+from onbeat.run_folder.run_files import run_files
 from onbeat.weights.objects.blobs import open_blobs
 from tests.rooms.objects.conftest import has
 
@@ -50,7 +52,7 @@ class Host:
         (root / "bucket").mkdir(exist_ok=True)
         self.settings = StackSettings(run_root=str(root / name), objects=(root / "bucket").as_uri())
         self.folder = RunFolder(self.settings.run_root_path, JOB)
-        self.files = run_files(self.settings, self.folder, deadline_s=10.0)
+        self.files = ObjectFiles(self.settings, self.folder, deadline_s=10.0, pause=time.sleep)
         self.blobs = open_blobs(self.settings, JOB, "run", deadline_s=10.0)
 
     def write(self, name: str, data: bytes) -> None:
@@ -329,16 +331,14 @@ def test_all_of_a_removed_job_goes(host: Hosts) -> None:
     assert later.names() == set()
 
 
-def test_without_objects_nothing_is_imported_and_the_extra_is_named_where_it_is_missing(
+def test_a_stack_without_objects_copies_nothing(tmp_path: Path) -> None:
+    assert run_files(StackSettings(), RunFolder(tmp_path, JOB), deadline_s=1.0) is None
+
+
+def test_a_store_whose_package_is_missing_is_refused_with_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = RunFolder(tmp_path, JOB)
-    assert type(run_files(StackSettings(), folder, deadline_s=1.0)) is RunFiles
-    monkeypatch.setattr("onbeat.run_folder.run_files.GROUP", "onbeat.none")
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
     with pytest.raises(InvalidInput, match=r"onbeat\[objects\]") as raised:
-        run_files(StackSettings(objects="file:///x"), folder, deadline_s=1.0)
+        run_files(StackSettings(objects=tmp_path.as_uri()), RunFolder(tmp_path, JOB), deadline_s=1.0)
     assert raised.value.field == "ONBEAT_OBJECTS"
-
-
-def test_the_entry_point_leads_to_it(host: Hosts) -> None:
-    assert isinstance(host("a").files, ObjectFiles)

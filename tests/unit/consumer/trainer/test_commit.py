@@ -25,11 +25,12 @@ from contracts.schedule import Schedule
 from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.data.prompts.plan import IterationPlan
+from onbeat.data.rendering.pieces import Pieces
 from onbeat.loop.chain_file import ChainFile
-from onbeat.loop.trained_job import HealthWatch, Succession, TrainedJob
+from onbeat.loop.health.watch import HealthWatch
+from onbeat.loop.trained_job import Succession, TrainedJob
 from onbeat.loop.window import AskedIteration, Window
 from onbeat.recording.recorder import Recorder
-from onbeat.run_folder.run_files import RunFiles
 from tests.builders import DIGEST, commit_record, job_spec, manifest
 from tests.contract.golden_files import iteration_metrics
 
@@ -105,11 +106,11 @@ class Played(TrainedJob):
         self.folder = folder
         self.job_id = folder.job_id
         self.outline: list[AuditRecord] = []
-        self.recorder = Recorder()
+        self.recorder = Recorder(folder, self.spec, pieces=Pieces.__new__(Pieces))
         self.settled: WeightManifest | None = None
         self.forked = UNSET
         self.said: list[str] = []
-        self.run_files = RunFiles()
+        self.run_files = None
         self.chain_file = Synced(folder, self.said)
         self.records: list[AuditRecord] = []
         self.is_on_disk = True

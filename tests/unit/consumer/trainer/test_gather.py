@@ -35,6 +35,7 @@ from contracts.run_folder import RunFolder
 from contracts.schedule import Schedule
 from contracts.versions import WeightManifest
 from onbeat.base.process.waiting import Waiting
+from onbeat.data.rendering.pieces import Pieces
 from onbeat.loop.window import AskedIteration
 from onbeat.recording.recorder import Recorder
 from tests.builders import DIGEST, batch_of, job_spec, manifest, prompt_batch, rollout
@@ -69,11 +70,11 @@ class Played:
         rejected: str = "",
         stages: Sequence[dict[str, Any]] = (),
     ) -> None:
-        self.spec = job_spec(rollout__on_failed_batch=on_failed_batch, stages=list(stages))
+        self.spec = job_spec(rollout__on_failed_batch=on_failed_batch, stages=list(stages), recording=None)
         self.stages = NeverLate(self)
         self.schedule = Schedule(schedule)
         self.folder = folder
-        self.recorder = Recorder()
+        self.recorder = Recorder(folder, self.spec, pieces=Pieces.__new__(Pieces))
         self.window = Ahead()
         self.committed = -1
         self.changes: list[GeneratorsChanged] = []
