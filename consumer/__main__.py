@@ -1,7 +1,7 @@
 """`python -m consumer JOB_ID`: one trainer for one job, until the job ends or SIGTERM.
 
     one rank     this process is the trainer
-    more ranks   this process is their launcher, which starts this program for each (consumer/ranks/rank_processes.py)
+    more ranks   this process is their launcher, which starts this program for each (consumer/ranks/launching.py)
     more hosts   this process offers its host, and is the launcher of the ranks here
 
 Exit codes: `contracts.jobs.TrainerExit`.
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 import onbeat.base.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.connection.client import connect
 from broker.job_store import JobStore
-from consumer.ranks.rank_processes import rank_processes
+from consumer.ranks import launching
 from contracts.errors import OnbeatError, Unavailable
 from contracts.jobs import TrainerExit
 from contracts.settings import PREFIX, StackSettings, settings_from
@@ -42,15 +42,14 @@ def run(settings: StackSettings, job_id: str) -> int:
     if rank is not None:
         end_with_parent(signal.SIGTERM if rank == "0" else signal.SIGKILL)
     if rank is not None and rank != "0":
-        return rank_processes().follow(settings)
+        return launching.follow(settings)
     broker = connect(settings, patience_s=settings.broker_timeout_s)
     spec = JobStore(broker).spec(job_id)
     world_size = min(spec.trainer.world_size, settings.most_ranks)
     if spec.schedule_rule.takes_turns:
         settings = with_all_cores(settings, world_size)
     if rank is None and (spec.trainer.over_hosts or world_size > 1):
-        field = "trainer.hosts" if spec.trainer.over_hosts else "trainer.world_size"
-        return rank_processes(field).launch(settings, broker, spec, job_id)
+        return launching.launch(settings, broker, spec, job_id)
     with importing():
         from consumer.trainer.job_run import train
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from consumer.ranks.rank_processes import GROUP
 from gateway.app import EXTRAS
 from onbeat.base.process.entry_points import OURS, all_of
 
 needs_extra_routes = pytest.mark.skipif(
     not all_of(EXTRAS, distribution=OURS), reason="the extras that offer these routes are not there"
 )
-needs_ranks = pytest.mark.skipif(not all_of(GROUP), reason="the extra of ranks that are processes is not there")

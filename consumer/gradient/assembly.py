@@ -17,20 +17,16 @@ from consumer.gradient.losses.family import policy_loss
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.model.policy import LoadModel, Policy, load_policy, load_whole
 from consumer.model.shared_prompt.trial import check_as_sampled, share_prompts
+from consumer.model.teachers import teacher_of
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
-from onbeat.base.process.entry_points import load_entry_point
 from onbeat.base.process.launcher import check_threads_stand_still
 from onbeat.weights.model_folder import end_of_sequence_ids, model_config
 from onbeat.weights.model_path import opened_model
 
 Models = tuple[Policy, PreTrainedModel | None]
 """The policy and its reference; None without a KL term, or where a stage gives its log-probs."""
-SHARDINGS = "onbeat.shardings"
-"""A group of entry points: what `trainer.sharding` names."""
-TEACHERS = "onbeat.teachers"
-"""Likewise: what makes a policy's `Teacher`, of settings, spec and policy; it raises InvalidInput."""
 
 
 class Sharding(Protocol):
@@ -45,17 +41,25 @@ class Sharding(Protocol):
         ...
 
 
-def make_learner(settings: StackSettings, spec: JobSpec, place: Place = ALONE) -> Learner:
-    """Loads the model onto the setting's device, and sets torch up for this process. Raises InvalidInput.
+def make_learner(
+    settings: StackSettings, spec: JobSpec, place: Place = ALONE, sharding: Sharding | None = None
+) -> Learner:
+    """Loads the model onto the setting's device, and sets torch up for this process.
 
-    Ranks that share a model (`trainer.sharding`) each read their part of it, all at the same time.
+    Args:
+        settings: The stack's settings.
+        spec: The job's spec.
+        place: The rank that this process is, among how many.
+        sharding: How ranks share a model (`trainer.sharding`), each of which reads its part at the same time; None
+            where this rank has all of it. `make_rank_learner` hands it down.
+
+    Raises:
+        InvalidInput: The model or an option of the job can't be had here; the error names the spec's field.
     """
+    assert sharding is not None or spec.trainer.sharding == "none" or place.world_size == 1, "its ranks share a model"
     policy_loss(spec.algorithm)  # a plug-in that is missing is refused before the model is read
     set_up_torch(settings, spec)
     device = device_of(settings, place)
-    sharding: Sharding | None = None
-    if spec.trainer.sharding != "none" and place.world_size > 1:
-        sharding = load_entry_point(SHARDINGS, spec.trainer.sharding, field="trainer.sharding")()
     models = sharding.models(settings, spec, place, device) if sharding else _whole_models(settings, spec, device)
     policy, reference = models
     parameters = policy.trained_parameters()
@@ -114,7 +118,6 @@ def job_policy(settings: StackSettings, spec: JobSpec, load: LoadModel) -> Polic
     )
     policy = for_job(policy, settings, spec)
     if spec.algorithm.distillation_beta is not UNSET:
-        teacher_of = load_entry_point(TEACHERS, "stages", field="algorithm.distillation_beta")
         policy = dataclasses.replace(policy, teacher=teacher_of(settings, spec, policy))
     return policy if spec.trainer.lora is None else policy.with_adapters(spec.trainer.lora, seed=spec.seed)
 

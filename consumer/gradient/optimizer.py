@@ -1,4 +1,4 @@
-"""AdamW, or what an extra brings: global-norm clipping, and a learning rate that is a function of the iteration.
+"""Steps a policy by AdamW or Muon: global-norm clipping, and a learning rate that is a function of the iteration.
 
 What a checkpoint keeps of an optimizer's state are tensors; of AdamW exp_avg and exp_avg_sq, float32: 8 bytes a
 parameter.
@@ -10,7 +10,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
-from typing import Any
 
 import torch
 from msgspec import UNSET
@@ -18,18 +17,20 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from consumer.gradient.accumulation import Gradients
+from consumer.gradient.optimizers.adamw import Adamw32bit
+from consumer.gradient.optimizers.adamw_8bit import Adamw8bit
+from consumer.gradient.optimizers.muon import MuonAndAdamw
 from consumer.model.rows import local_rows, whole
 from contracts.errors import ContractViolation, InvalidInput, TrainingDiverged
 from contracts.spec.job import OptimizerSpec
-from onbeat.base.process.entry_points import load_entry_point
 
 GROUP_BYTES = {"cpu": 32 * 1024**2, "cuda": 256 * 1024**2}
 """What is stepped at a time, by device. A publisher has only the last group left when the step is done; a call of the
 optimizer costs some 0.1 ms, and passes over all parameters."""
 CRITIC_LEARNING_RATE_FACTOR = 10.0
 """`optimizer.critic_learning_rate_factor` where a spec leaves it out; verl's defaults are 1e-5 and 1e-6."""
-OPTIMIZERS = "onbeat.optimizers"
-"""A group of entry points: each other optimizer that `optimizer.type` names, a kind of Adamw32bit."""
+OPTIMIZERS: dict[str, type[Adamw32bit]] = {"adamw": Adamw32bit, "adamw_8bit": Adamw8bit, "muon": MuonAndAdamw}
+"""`optimizer.type` → the class. That of adamw_8bit imports its library, an extra, when it is made."""
 
 
 def horizon_at(iteration: int, horizons: Mapping[int, int], iterations: int) -> int:
@@ -141,10 +142,7 @@ class PolicyOptimizer:
             {"params": of_group, "weight_decay": decay, "factor": factor, "is_hidden": is_hidden}
             for (is_hidden, factor, decay), of_group in together.items()
         ]
-        make: type[Adamw32bit] = Adamw32bit
-        if spec.type != "adamw":
-            make = load_entry_point(OPTIMIZERS, spec.type, field="optimizer.type")
-        self._moments = make(groups, spec)
+        self._moments = OPTIMIZERS[spec.type](groups, spec)
 
     def step(
         self, learning_rate: float, gradients: Gradients, *, on_stepped: Callable[[str], None] = lambda name: None
@@ -277,37 +275,3 @@ def _master(parameter: nn.Parameter) -> nn.Parameter:
     if parameter.dtype not in (torch.float32, torch.float64):
         return nn.Parameter(rows.float())
     return nn.Parameter(rows) if isinstance(parameter, DTensor) else parameter
-
-
-class Adamw32bit:
-    """torch's fused AdamW, one pass over each parameter; the state of a parameter is named tensors."""
-
-    def __init__(self, groups: list[dict[str, Any]], spec: OptimizerSpec) -> None:
-        """groups: each with parameters, weight decay, factor of the learning rate, and whether they are hidden
-        matrices."""
-        self.optimizers: list[Any] = [torch.optim.AdamW(groups, **adamw_options(spec), fused=True)]
-
-    def of(self, parameter: Tensor) -> Any:
-        """Returns the one of `optimizers` that steps a parameter."""
-        return self.optimizers[-1]
-
-    def shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
-        """Returns the shape of each state of a parameter, by name."""
-        return {"exp_avg": tuple(parameter.shape), "exp_avg_sq": tuple(parameter.shape), "step": ()}
-
-    def state(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Returns the state of a parameter that was stepped."""
-        return {name: self.of(parameter).state[parameter][name] for name in self.shapes(parameter)}
-
-    def load(self, parameter: Tensor, state: Mapping[str, Tensor]) -> None:
-        """Takes what `state` returned."""
-        # The fused kernel reads its step, a float32, where the parameter is.
-        self.of(parameter).state[parameter] = {
-            name: tensor.to(parameter.device, torch.float32 if name == "step" else parameter.dtype, copy=True)
-            for name, tensor in state.items()
-        }
-
-
-def adamw_options(spec: OptimizerSpec) -> dict[str, Any]:
-    """What each kind of AdamW is told."""
-    return {"lr": spec.learning_rate, "betas": (spec.beta1, spec.beta2), "eps": spec.epsilon}

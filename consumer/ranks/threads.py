@@ -23,11 +23,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.gradient.micro_batch import row_tokens
 from consumer.ranks.base import Ranks
-from consumer.ranks.rank_processes import own_processes
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings, usable_cores
 from contracts.spec.algorithm import PluginLoss
@@ -97,17 +95,6 @@ def with_threads(learner: Learner, passes: Passes) -> Ranks:
         )
         return Ranks(learner)
     return ThreadedRank(learner, beside, passes)
-
-
-def make_ranks(settings: StackSettings, spec: JobSpec) -> Ranks:
-    """Returns this process alone as the ranks, with threads or without, or those that its launcher has put it among.
-
-    Raises what `make_learner` and `RankProcesses.group` raise.
-    """
-    if processes := own_processes():
-        return processes.group(settings, spec)
-    learner, passes = make_learner(settings, spec), passes_at_once(settings, spec)
-    return with_threads(learner, passes) if passes.then > 1 and has_room_for_gradients(learner) else Ranks(learner)
 
 
 class Room:

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from consumer.trainer.report import Tracking
 from contracts.errors import InvalidInput
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore
@@ -96,8 +95,11 @@ def evaluation_values(score: EvaluationScore) -> dict[str, float]:
     return values if score.greedy is None else values | {"evaluation/greedy": score.greedy}
 
 
-class Trackers(Tracking):
-    """The trackers of one job. A replayed iteration has its points already: it is passed over."""
+class Trackers:
+    """The trackers of one job, which its run log makes and feeds.
+
+    A replayed iteration has its points already: it is passed over.
+    """
 
     def __init__(
         self, makers: dict[str, Callable[[], Tracker]], *, last_iteration: int = -1, last_evaluation: int = -1
@@ -108,16 +110,19 @@ class Trackers(Tracking):
         self._last_evaluation = last_evaluation
 
     def iteration(self, metrics: IterationMetrics) -> None:
+        """Takes the numbers of an iteration, which a replay may have given before."""
         if metrics.iteration > self._last_iteration:
             self._last_iteration = metrics.iteration
             self._log(metrics.iteration, iteration_values(metrics))
 
     def evaluation(self, score: EvaluationScore) -> None:
+        """Takes a held-out score, which a replay may have given before."""
         if score.iteration > self._last_evaluation:
             self._last_evaluation = score.iteration
             self._log(score.iteration, evaluation_values(score))
 
     def close(self) -> None:
+        """Waits for each tracker, up to its deadline."""
         for tracker in self._trackers:
             tracker.close()
 
@@ -140,8 +145,3 @@ def tracker_makers(spec: JobSpec, folder: RunFolder) -> dict[str, Callable[[], T
                 cure=f'pip install "onbeat[{name}]"',
             ) from error
     return makers
-
-
-def trackers_of(spec: JobSpec, folder: RunFolder, *, last_iteration: int, last_evaluation: int) -> Trackers:
-    """Raises what `tracker_makers` raises."""
-    return Trackers(tracker_makers(spec, folder), last_iteration=last_iteration, last_evaluation=last_evaluation)

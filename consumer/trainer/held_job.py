@@ -10,8 +10,8 @@ import torch
 
 from broker.spans import SpanStream
 from consumer.gradient.losses.plugin import torch_kept
-from consumer.ranks.rank_processes import own_processes
-from consumer.ranks.threads import make_ranks
+from consumer.ranks.assembly import make_ranks
+from consumer.ranks.launching import is_rank
 from contracts.errors import WeightsUnfit
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.timeline import kind_of
@@ -43,7 +43,7 @@ class HeldJob(TrainedJob):
         settings, spec = self.settings, self.spec
         prompts = partial(load_prompts, settings, spec, self.job_id)
         # Before the weights, which may take minutes; but other processes are met first: they wait for no data set.
-        source = None if own_processes() else prompts()
+        source = None if is_rank() else prompts()
         self.ranks = make_ranks(settings, spec)
         plan = IterationPlan(self.job_id, spec, prompts() if source is None else source)
         policy = self.ranks.learner.policy

@@ -31,7 +31,7 @@ from typing import NoReturn
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
-from consumer.ranks.rank_processes import own_processes
+from consumer.ranks.launching import is_rank, sealed
 from consumer.trainer.commit import save
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.trainer import run_iterations
@@ -50,10 +50,9 @@ log = logging.getLogger(__name__)
 def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -> TrainerExit:
     """Trains in the only process of a trainer, or in its rank 0. Raises OnbeatError before the lease is held."""
     side = trainer_side(broker, job_id, spec, owner=settings.process_id())
-    processes = own_processes()
-    sealed = processes.sealed(settings, spec) if processes else 0
+    group = sealed(settings, spec) if is_rank() else 0
     try:
-        epoch = side.acquire(sealed)
+        epoch = side.acquire(group)
     except errors.Conflict as error:
         log.info("job %s: %s", job_id, error)
         return TrainerExit.HELD

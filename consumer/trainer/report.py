@@ -16,6 +16,7 @@ import torch
 from consumer.gradient.statistics import BatchStats, joined
 from consumer.gradient.terms.policy import num_clipped
 from consumer.model.policy import Policy
+from consumer.trackers.background import Trackers, tracker_makers
 from contracts.encoding.json_lines import json_lines
 from contracts.encoding.wire import Record
 from contracts.events import IterationMetrics, MismatchAlarm, TimelineSpan
@@ -23,7 +24,6 @@ from contracts.jobs import EvaluationScore, passes_in_words
 from contracts.run_folder import RunFolder
 from contracts.spec.algorithm import AlgorithmSpec
 from contracts.spec.job import JobSpec
-from onbeat.base.process.entry_points import load_entry_point
 from onbeat.base.process.folders import usable
 from onbeat.base.telemetry.observing import observed
 from onbeat.loop.trained_job import append_lines, begin_folder
@@ -37,8 +37,6 @@ NOISE_SHARE = 0.01
 
 T = TypeVar("T", bound=Record)
 
-TRACKING = "onbeat.tracking"
-"""A group of entry points: `trackers` takes the numbers of a job to what its spec names, which are extras."""
 log = logging.getLogger(__name__)
 
 
@@ -83,19 +81,6 @@ def log_iteration(metrics: IterationMetrics, num_iterations: int) -> None:
     )
 
 
-class Tracking:
-    """What gets the numbers of one job beside its run folder, of one that names no tracker as it stands here."""
-
-    def iteration(self, metrics: IterationMetrics) -> None:
-        """Takes those of an iteration, which a replay may have given before."""
-
-    def evaluation(self, score: EvaluationScore) -> None:
-        """Takes a held-out score, likewise."""
-
-    def close(self) -> None:
-        """Waits for each tracker, up to its deadline."""
-
-
 class RunLog:
     """Appends lines, of a replayed iteration again: readers take the last. The job's trackers get the numbers once."""
 
@@ -103,22 +88,23 @@ class RunLog:
         """Raises OnbeatError naming the folder when it cannot be made or written, InvalidInput for a tracker."""
         self._folder = folder
         begin_folder(folder, spec)
-        self._trackers = Tracking()
+        self._trackers: Trackers | None = None
         if spec.trackers:
-            self._trackers = load_entry_point(TRACKING, "trackers", field="trackers")(
-                spec,
-                folder,
+            self._trackers = Trackers(
+                tracker_makers(spec, folder),
                 last_iteration=_last_iteration(folder.metrics, IterationMetrics),
                 last_evaluation=_last_iteration(folder.evaluations, EvaluationScore),
             )
 
     def close(self) -> None:
         """Waits for the trackers, each up to its deadline."""
-        observed("the trackers", self._trackers.close)
+        if self._trackers is not None:
+            observed("the trackers", self._trackers.close)
 
     def metrics(self, metrics: IterationMetrics) -> None:
         append_lines(self._folder.metrics, [metrics])
-        observed("the trackers", partial(self._trackers.iteration, metrics))
+        if self._trackers is not None:
+            observed("the trackers", partial(self._trackers.iteration, metrics))
 
     def timeline(self, spans: Iterable[TimelineSpan]) -> None:
         append_lines(self._folder.timeline, spans)
@@ -129,7 +115,8 @@ class RunLog:
         where = f"version {score.policy_version}, {score.num_prompts} held-out prompts"
         greedy += passes_in_words(score)
         log.info("%s: sampled %.4g%s", where, score.sampled, greedy, extra={"facts": {"sampled": score.sampled}})
-        observed("the trackers", partial(self._trackers.evaluation, score))
+        if self._trackers is not None:
+            observed("the trackers", partial(self._trackers.evaluation, score))
 
 
 def sampled_scores(folder: RunFolder) -> dict[int, float]:

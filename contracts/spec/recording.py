@@ -33,3 +33,12 @@ class RecordingSpec(Record, frozen=True, kw_only=True):
             return self.evaluations
         drawn = hashlib.blake2b(f"{seed}/record/{batch_id}".encode(), digest_size=6).digest()
         return int.from_bytes(drawn, "little") < self.share * 2**48
+
+    @property
+    def takes_any(self) -> bool:
+        """True where some batch may be recorded."""
+        return self.share > 0.0 or self.evaluations
+
+
+NOTHING_RECORDED = RecordingSpec(share=0.0, max_version_bytes=0)
+"""The policy of a job whose spec has `recording` null."""

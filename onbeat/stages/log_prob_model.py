@@ -26,6 +26,7 @@ from consumer.gradient.log_probs import response_measures
 from consumer.gradient.micro_batch import check_fits, micro_batch_maker, split_rows
 from consumer.model.language_head import Summary, has_plain_head
 from consumer.model.policy import Policy, load_policy
+from consumer.model.teachers import bits_of, check_head, head_digest, likeliest
 from contracts.encoding.digests import Digest
 from contracts.errors import BatchFailed, InvalidInput
 from contracts.experience.columns import ColumnValues
@@ -35,7 +36,6 @@ from contracts.spec.job import JobSpec
 from contracts.spec.stages import TeacherStage
 from onbeat.data.named_files import reading_model
 from onbeat.stages.served_stages import ServedStage, field_of, model_folders, renamed
-from onbeat.stages.teachers import bits_of, check_head, head_digest, likeliest
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.model_folder import load_tokenizer
 from onbeat.weights.model_path import opened_model

@@ -15,11 +15,9 @@ from contracts.events import TimelineSpan, versions_of
 from contracts.jobs import JobState, TrainerExit
 from contracts.run_folder import RunFolder
 from tests.chaos.short_job import assert_undisturbed, committed, long_variant, short_job, until
-from tests.needed_extras import needs_ranks
 from tests.pipeline import Pipeline, wait_for_exit
 
 NUM_GENERATORS = 1
-pytestmark = needs_ranks
 
 
 def process_of_rank(rank: int, job_id: str) -> int:

@@ -30,7 +30,6 @@ from onbeat.client.gateway import GatewayClient
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
 from tests.chaos.short_job import DEADLINE_S, STAGED, long_variant, short_job
-from tests.needed_extras import needs_ranks
 from tests.pipeline import REPOSITORY
 from tests.until import until
 
@@ -198,7 +197,6 @@ def test_so_does_one_whose_batches_are_at_a_stage(stopped: StoppedStack) -> None
     assert_stopped_in_time_and_the_same_at_the_end(stopped, spec, digest, how="hangs", first_s=0.0)
 
 
-@needs_ranks
 @long_variant
 @pytest.mark.parametrize("how", ["hangs", "is gone"])
 def test_so_does_one_whose_trainer_has_several_ranks(stopped: StoppedStack, undisturbed: str, how: str) -> None:

@@ -24,6 +24,7 @@ from consumer.gradient.terms.table import terms_of_job
 from consumer.model import language_head
 from consumer.model.language_head import Summary
 from consumer.model.policy import Policy
+from consumer.model.teachers import WholeVocabulary, bits_of, divergence_from, head_digest, likeliest, teacher_of
 from contracts.encoding.arrays import pack_float32, unpack_float32
 from contracts.encoding.wire import convert
 from contracts.errors import ContractViolation, InvalidInput
@@ -34,7 +35,6 @@ from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
 from contracts.spec.stages import NO_LOGPROB
 from onbeat.stages.log_prob_model import frozen_values
-from onbeat.stages.teachers import WholeVocabulary, bits_of, divergence_from, head_digest, likeliest, teacher_of
 from tests.builders import VOCABULARY, job_spec, rollout_batch
 from tests.chaos.short_job import long_variant
 from tests.contract.test_kept_sets import END, PROCESSED, changed_by, kept_iteration

@@ -26,10 +26,10 @@ from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.gradient.terms.base import LossSpec, TokenOutputs
 from consumer.gradient.terms.table import terms_of
 from consumer.model.policy import load_policy
+from consumer.model.teachers import divergence_from, likeliest
 from contracts.spec.algorithm import AlgorithmSpec
 from contracts.spec.root import SpecRoot
 from contracts.spec.trainer import OptimizerSpec
-from onbeat.stages.teachers import divergence_from, likeliest
 from tests.builders import batch_of, job_spec, rollout, tiny_model_folder
 from tests.trl_cases import BOUNDED, BUDGET, CASES, LAGGED, LEVELS, OFF_POLICY, ON_POLICY, UNWEIGHED, trl_trainer
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from consumer.gradient.advantages.estimators import clipped, penalised_advantages
 from consumer.gradient.terms.reference_kl import token_divergences
 from consumer.model.language_head import output_head
+from consumer.model.teachers import WholeVocabulary, bits_of, head_digest
 from contracts.encoding.arrays import pack_int32, unpack_int32
 from contracts.rollouts import Rollout, RolloutBatch
 from contracts.spec.stages import TEACHER_HEAD, TEACHER_STATES
-from onbeat.stages.teachers import WholeVocabulary, bits_of, head_digest
 from tests.builders import job_spec, rollout_batch, tiny_model_folder
 from tests.contract.test_mini_batches import BATCHES, steps_of
 from tests.contract.test_streamed_gradient import iteration_of, relative_error, streamed_gradient

@@ -19,7 +19,6 @@ from contracts.spec.job import JobSpec
 from onbeat.audit.chain import AuditEntry, verify_run
 from tests.builders import job_spec
 from tests.chaos.short_job import long_variant
-from tests.needed_extras import needs_ranks
 from tests.pipeline import Pipeline
 
 ROWS = [{"prompt": f"{number}+{number}=", "completion": str(2 * number)[::-1]} for number in range(8)]
@@ -85,7 +84,6 @@ def test_another_learning_rate_goes_on_from_it(pipeline: Pipeline, source: str) 
     assert len(digests | {pipeline.final_digest(source)}) == 3
 
 
-@needs_ranks
 @long_variant
 def test_two_ranks_go_on_from_it_to_the_weights_of_one(pipeline: Pipeline, source: str) -> None:
     fork = {"job": source, "version": 2}

@@ -17,7 +17,6 @@ from tests.builders import CHANGED_LOGITS
 from tests.building.specs import trained_job
 from tests.chaos.short_job import long_variant, running
 from tests.forked import STAGE_WORKER
-from tests.needed_extras import needs_ranks
 from tests.pipeline import Pipeline
 from tests.sequential_execution import digests_of_versions
 
@@ -119,7 +118,7 @@ def test_a_lagging_job_whose_reference_is_a_stage_makes_the_versions_of_its_sequ
             "lag 2, changed",
             {"trainer__world_size": 2, "trainer__sharding": "fsdp"},
             "consumer.after_weights:5",
-            marks=[long_variant, needs_ranks],
+            marks=[long_variant],
             id="fsdp",
         ),
         pytest.param("LoRA, lag 1", {}, "consumer.after_commit:3", id="adapters"),
@@ -127,7 +126,7 @@ def test_a_lagging_job_whose_reference_is_a_stage_makes_the_versions_of_its_sequ
             "LoRA, lag 1",
             {"weights": {"transport": "redis"}, "trainer__world_size": 2},
             "consumer.after_checkpoint:2",
-            marks=[long_variant, needs_ranks],
+            marks=[long_variant],
             id="adapters by redis, two ranks",
         ),
         pytest.param(

@@ -15,7 +15,6 @@ from contracts.run_folder import RunFolder
 from tests.builders import CHANGED_LOGITS
 from tests.building.specs import trained_job
 from tests.chaos.short_job import long_variant
-from tests.needed_extras import needs_ranks
 from tests.pipeline import Pipeline
 
 NUM_GENERATORS = 1
@@ -145,7 +144,6 @@ def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbe
         assert tracked_iterations(pipeline, job_id) == list(range(ITERATIONS))
 
 
-@needs_ranks
 @long_variant
 @pytest.mark.parametrize(
     ("variant", "changes"),

@@ -1,1 +1,1 @@
-"""Optimizers of a trainer beside AdamW: `optimizer.type`."""
+"""The optimizers of a trainer, a file each: `optimizer.type`."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consumer.gradient.optimizer import Adamw32bit, adamw_options
+from consumer.gradient.optimizers.adamw import Adamw32bit, adamw_options
 from contracts.errors import InvalidInput
 from contracts.spec.job import OptimizerSpec
 

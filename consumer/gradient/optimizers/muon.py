@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consumer.gradient.optimizer import Adamw32bit
+from consumer.gradient.optimizers.adamw import Adamw32bit
 from contracts.spec.job import OptimizerSpec
 
 

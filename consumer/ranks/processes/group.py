@@ -13,13 +13,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.model.checkpoint import Checkpoint
 from consumer.ranks.base import Ranks
 from consumer.ranks.processes import orders
 from consumer.ranks.processes.orders import Exchange, Expected, idle_patience_s, join
 from consumer.ranks.processes.rank import Rank, told
+from consumer.ranks.processes.rank_learner import make_rank_learner
 from consumer.ranks.threads import HANDED_OUT, POKE_S
 from contracts.errors import DeadlineExceeded, Unavailable
 from contracts.rollouts import RolloutBatch
@@ -33,11 +33,14 @@ END_GRACE_S = 5.0
 
 
 def make_group(settings: StackSettings, spec: JobSpec) -> RankGroup:
-    """Returns the group that its launcher has put this process into. Raises what `make_learner` and `join` raise."""
+    """Returns the group that its launcher has put this process into.
+
+    Raises what `make_rank_learner` and `join` raise.
+    """
     member = join(spec, device=settings.device)
     return RankGroup(
         member.exchange,
-        make_learner(settings, spec, member.place),
+        make_rank_learner(settings, spec, member.place),
         answer_s=spec.timeouts.ranks_s,
         patience_s=idle_patience_s(spec),
     )

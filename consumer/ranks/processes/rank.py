@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner
 from consumer.model.checkpoint import Checkpoint, read_checkpoint
 from consumer.model.rows import store_errors
 from consumer.ranks.processes import orders
 from consumer.ranks.processes.orders import Exchange, idle_patience_s, join
+from consumer.ranks.processes.rank_learner import make_rank_learner
 from consumer.ranks.processes.sent_state import save_state_of, send_state
 from contracts.checkpoints import CheckpointState
 from contracts.errors import FenceViolation, OnbeatError
@@ -43,7 +43,7 @@ def follow(settings: StackSettings) -> int:
     member = join(None, device=settings.device)
     patience_s = idle_patience_s(member.spec)
     try:
-        learner = make_learner(settings, member.spec, member.place)
+        learner = make_rank_learner(settings, member.spec, member.place)
     except OnbeatError as error:
         # Rank 0 ends the job with this reason, if not with its own. A rank that died first would only end the group.
         log.error("%s", error)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner
 from consumer.model.checkpoint import MODEL_FILE, OPTIMIZER_FILE, Checkpoint, file_of_rank
 from consumer.model.rows import local_rows
 from consumer.ranks.processes.orders import Begin, Done, End, Exchange, Failed, Save, TrainBatch, join
 from consumer.ranks.processes.rank import Rank, checksum, told
+from consumer.ranks.processes.rank_learner import make_rank_learner
 from contracts.checkpoints import CheckpointState
 from contracts.errors import ContractViolation, FenceViolation
 from contracts.settings import StackSettings
@@ -29,7 +29,7 @@ def be_rank(rank: int, folder: Path, *, of: str = "", **changes: Any) -> None:
     """The last of rank 1's parameters whose names begin with `of` is off by 1e-6; the store's server is rank 0's."""
     spec = job_spec(trainer__world_size=2, timeouts__ranks_s=60.0, **changes)
     member = join(spec if rank == 0 else None, device="cpu")
-    learner = make_learner(StackSettings(model_root=str(folder)), member.spec, member.place)
+    learner = make_rank_learner(StackSettings(model_root=str(folder)), member.spec, member.place)
     with torch.no_grad():
         named = learner.policy.trained_parameters()
         named[max(name for name in named if name.startswith(of))].view(-1)[0] += rank * 1e-6
@@ -83,7 +83,7 @@ def be_a_host(rank: int, folder: Path) -> None:
     """Both ranks step once by rows, rank 0 alone saves, and what it restores moves both back."""
     sharded = job_spec(trainer__world_size=2, trainer__sharding="fsdp", timeouts__ranks_s=60.0)
     member = join(sharded if rank == 0 else None, device="cpu")
-    learner = make_learner(StackSettings(model_root=str(folder)), member.spec, member.place)
+    learner = make_rank_learner(StackSettings(model_root=str(folder)), member.spec, member.place)
     this = Rank(member.exchange.for_another_thread(), learner, patience_s=DEADLINE_S)
     this.folder = folder / f"of rank {rank}"
     this.folder.mkdir()

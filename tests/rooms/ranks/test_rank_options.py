@@ -18,14 +18,15 @@ from torch.distributed import PrefixStore
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import OptimizerStep
 from consumer.model.rows import local_rows
+from consumer.model.teachers import WholeVocabulary
 from consumer.ranks.base import Ranks
 from consumer.ranks.fsdp import sharded_loading
 from consumer.ranks.processes.group import RankGroup
 from consumer.ranks.processes.orders import Exchange, join
 from consumer.ranks.processes.rank import Rank
+from consumer.ranks.processes.rank_learner import make_rank_learner
 from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
-from onbeat.stages.teachers import WholeVocabulary
 from onbeat.weights.hashing import tensors_digest
 from tests.builders import CHANGED_LOGITS, job_spec, rollout_batch, tiny_model_folder
 from tests.contract.test_distillation import taught
@@ -223,7 +224,7 @@ def be_rank(rank: int, folder: Path) -> None:
         exchange = Exchange(PrefixStore(variant, member.exchange._store))
         here = replace(member, spec=spec_of(variant), exchange=exchange)
         reads.clear()
-        learner = make_learner(settings, here.spec, here.place)
+        learner = make_rank_learner(settings, here.spec, here.place)
         if variant == UNTIED:
             parameters = learner.policy.trained_parameters().values()
             items = [sum(map(Tensor.numel, parameters)), sum(local_rows(one).numel() for one in parameters), sum(reads)]

@@ -14,6 +14,7 @@ import torch
 from msgspec.structs import replace
 
 from broker.stage_side import ClaimedItem
+from consumer.model.teachers import likeliest
 from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput
 from contracts.experience.columns import check_values, row_shapes
 from contracts.rollouts import RolloutBatch
@@ -24,7 +25,6 @@ from onbeat.stages.log_prob_model import frozen_values, load_frozen
 from onbeat.stages.models import model_loader, services
 from onbeat.stages.reward_model import RewardModel, load_reward_model
 from onbeat.stages.served_stages import ServedStage
-from onbeat.stages.teachers import likeliest
 from onbeat.weights.hashing import tensors_digest
 from tests.builders import DIGEST, VOCABULARY, char_tokenizer, job_spec, rollout_batch, tiny_model_folder
 from tests.rooms.stages.stage_fakes import claimed_item, served_stage

@@ -21,6 +21,7 @@ from consumer.gradient.log_probs import response_measures
 from consumer.gradient.micro_batch import make_micro_batch
 from consumer.gradient.terms.policy import num_clipped
 from consumer.model import language_head
+from consumer.model.teachers import WholeVocabulary, bits_of, divergence_of, head_digest
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.experience.columns import check_values, row_shapes
 from contracts.rollouts import RolloutBatch
@@ -28,7 +29,6 @@ from contracts.settings import StackSettings
 from onbeat.stages.log_prob_model import load_frozen
 from onbeat.stages.models import model_loader
 from onbeat.stages.served_stages import ServedStage
-from onbeat.stages.teachers import WholeVocabulary, bits_of, divergence_of, head_digest
 from tests.builders import CHANGED_LOGITS, VOCABULARY, char_tokenizer, rollout_batch, tiny_model_folder
 from tests.contract.test_kept_sets import kept_iteration
 from tests.rooms.stages.stage_fakes import claimed_item, served_stage
@@ -323,7 +323,7 @@ def test_adapters_in_a_head_are_refused_where_the_stage_loads_it(
     models(tmp_path, "untied")
     original = language_head.output_head
     monkeypatch.setattr(
-        "onbeat.stages.teachers.output_head",
+        "consumer.model.teachers.output_head",
         lambda model: Adapted(4, 4) if model.device.type == "cpu" else original(model),
     )
     with pytest.raises(InvalidInput, match=r"stages\.teacher\.model: Qwen3ForCausalLM has no plain output head"):

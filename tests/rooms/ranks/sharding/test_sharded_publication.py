@@ -17,6 +17,7 @@ from consumer.model import published_weights
 from consumer.model.rows import gathered
 from consumer.ranks.processes.orders import join
 from consumer.ranks.processes.rank import Nowhere
+from consumer.ranks.processes.rank_learner import make_rank_learner
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.versions import WeightManifest
@@ -48,7 +49,7 @@ def publish_twice(learner: Learner, folder: RunFolder) -> list[WeightManifest | 
 def be_rank(rank: int, root: Path) -> None:
     sharded = spec(trainer__world_size=2, trainer__sharding="fsdp", timeouts__ranks_s=60.0)
     member = join(sharded if rank == 0 else None, device="cpu")
-    learner = make_learner(StackSettings(model_root=str(root)), member.spec, member.place)
+    learner = make_rank_learner(StackSettings(model_root=str(root)), member.spec, member.place)
     publication.PASSING_BYTES = 1
     memory = GatheredMemory()
     published_weights.gathered = memory.gather

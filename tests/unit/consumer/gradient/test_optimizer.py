@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from consumer.gradient.optimizer import GROUP_BYTES, Adamw32bit, PolicyOptimizer, horizon_at, learning_rate_at
+from consumer.gradient.optimizer import GROUP_BYTES, PolicyOptimizer, horizon_at, learning_rate_at
+from consumer.gradient.optimizers.adamw import Adamw32bit
 from contracts.errors import ContractViolation, InvalidInput, TrainingDiverged
 from contracts.spec.job import OptimizerSpec
 from tests.builders import job_spec, step_on_grads

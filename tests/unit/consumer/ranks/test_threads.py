@@ -13,6 +13,7 @@ import torch
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.ranks import threads
+from consumer.ranks.assembly import make_ranks
 from consumer.ranks.base import Ranks
 from consumer.ranks.threads import (
     ONE_BY_ONE,
@@ -20,7 +21,6 @@ from consumer.ranks.threads import (
     Room,
     ThreadedRank,
     input_tokens,
-    make_ranks,
     passes_at_once,
     with_threads,
 )

@@ -1,0 +1,48 @@
+"""AdamW with moments in float32, and what every optimizer of a trainer answers of its state.
+
+A checkpoint keeps of a parameter exp_avg and exp_avg_sq: float32, 8 bytes a parameter together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from contracts.spec.job import OptimizerSpec
+
+
+class Adamw32bit:
+    """torch's fused AdamW, one pass over each parameter; the state of a parameter is named tensors."""
+
+    def __init__(self, groups: list[dict[str, Any]], spec: OptimizerSpec) -> None:
+        """groups: each with parameters, weight decay, factor of the learning rate, and whether they are hidden
+        matrices."""
+        self.optimizers: list[Any] = [torch.optim.AdamW(groups, **adamw_options(spec), fused=True)]
+
+    def of(self, parameter: Tensor) -> Any:
+        """Returns the one of `optimizers` that steps a parameter."""
+        return self.optimizers[-1]
+
+    def shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
+        """Returns the shape of each state of a parameter, by name."""
+        return {"exp_avg": tuple(parameter.shape), "exp_avg_sq": tuple(parameter.shape), "step": ()}
+
+    def state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Returns the state of a parameter that was stepped."""
+        return {name: self.of(parameter).state[parameter][name] for name in self.shapes(parameter)}
+
+    def load(self, parameter: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Takes what `state` returned."""
+        # The fused kernel reads its step, a float32, where the parameter is.
+        self.of(parameter).state[parameter] = {
+            name: tensor.to(parameter.device, torch.float32 if name == "step" else parameter.dtype, copy=True)
+            for name, tensor in state.items()
+        }
+
+
+def adamw_options(spec: OptimizerSpec) -> dict[str, Any]:
+    """Returns the arguments that every kind of AdamW takes from the spec."""
+    return {"lr": spec.learning_rate, "betas": (spec.beta1, spec.beta2), "eps": spec.epsilon}
