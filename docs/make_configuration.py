@@ -27,6 +27,7 @@ PAGE = Path(__file__).parent / "configuration.md"
 UNIONS = {
     "dataset": ("`[dataset]`", "Where prompts come from; `type` is one of:"),
     "loss": ("`algorithm.loss`", "A name, or a table `{ type = ..., ... }`; `type` is:"),
+    "trackers": ("`trackers`", "A list, each a name, or a table `{ type = ..., ... }`; `type` is:"),
     "components": ("`reward.components`", "A list of scorers, each a table `{ type = ..., ... }`; `type` is one of:"),
     "stages": ("`[[stages]]`", "What is made of training rollouts before they are trained; `type` is one of:"),
     "weights": ("`[weights]`", 'How each version gets to the generators; `transport`, "file" if unset, is one of:'),
@@ -235,7 +236,8 @@ def _type_words(kind: types.Type) -> str:
         case types.DictType():
             return "table"
         case types.VarTupleType():
-            return f"list of {'tables' if _structs_in(kind) else _type_words(kind.item_type)}"
+            words = _type_words(kind.item_type)
+            return f"list of {'tables' if words == 'table' else words}"
     if isinstance(kind, types.UnionType):
         # What may be left out is written like what it is when given: TOML has no null.
         words = [_type_words(member) for member in kind.types if not isinstance(member, types.NoneType)]

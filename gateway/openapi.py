@@ -18,13 +18,14 @@ from contracts.encoding.docstrings import field_docstrings
 from contracts.encoding.wire import Record
 from contracts.events import JobEvent
 from contracts.spec.algorithm import PluginLoss
+from contracts.spec.trainer import PluginTracker
 from onbeat.base.http.access import OPEN_PATHS
 from onbeat.base.http.bodies import JSON
 
 KEY_SCHEME = "key"
 KEY = {"type": "http", "scheme": "bearer", "description": "The stack's API key"}
 REFERENCE = "#/components/schemas/{name}"
-LONE_TABLES = frozenset({PluginLoss.__name__})
+LONE_TABLES = frozenset({PluginLoss.__name__, PluginTracker.__name__})
 """Tables with a `type` that has no other: msgspec reads them without it, though its schema asks for it."""
 JOB_IN = {"JobStatus": "/job_id", "JobList": "/jobs/0/job_id"}
 """Schema that holds a job's id → where, as a JSON pointer."""

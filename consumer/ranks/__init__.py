@@ -1,1 +1,1 @@
-"""What trains a job's batches, as the loop sees it: this process, its threads, or ranks that an extra brings."""
+"""Trains a job's batches, as the loop sees it: by this process, by its threads, or by ranks that are processes."""

@@ -19,26 +19,28 @@ from contracts.errors import InvalidInput
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
-from contracts.spec.job import JobSpec
-from onbeat.base.process.entry_points import find_entry_point
+from contracts.spec.job import JobSpec, TrackerName
+from contracts.spec.trainer import PluginTracker
+from onbeat.base.process.entry_points import load_entry_point
 
 log = logging.getLogger(__name__)
 
 GROUP = "onbeat.trackers"
-"""A group of entry points: classes that are made of (run folder, spec). Only what a spec names is imported: the
-libraries are extras, and slow to import."""
+"""A group of entry points: a package's classes, made of (run folder, spec)."""
 CLOSE_TIMEOUT_S = 30.0
 """What each tracker has at the job's end."""
 
 
 class Tracker(Protocol):
-    """What a tracker's library is asked for."""
+    """A place that draws the numbers of a job, over its library."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Takes one point of each name. Steps never go back; a step may come twice, with other names."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Sends what is left, at the job's end."""
+        ...
 
 
 class BackgroundTracker:
@@ -132,16 +134,44 @@ class Trackers:
 
 
 def tracker_makers(spec: JobSpec, folder: RunFolder) -> dict[str, Callable[[], Tracker]]:
-    """Imports the libraries that the spec names. Raises InvalidInput for one that is not installed."""
+    """Imports the libraries of the trackers that the spec names.
+
+    Returns:
+        Name for the log → makes the tracker.
+
+    Raises:
+        InvalidInput: A tracker is not installed where the trainer runs.
+    """
     makers: dict[str, Callable[[], Tracker]] = {}
-    for name in spec.trackers:
-        tracker = find_entry_point(GROUP, name, field="trackers", where="trainer")
+    for tracker in spec.trackers:
+        if isinstance(tracker, PluginTracker):
+            offered = load_entry_point(GROUP, tracker.entry_point, field="trackers")
+            # A package may call its tracker as one of ours is called.
+            makers[f"plug-in {tracker.entry_point}"] = functools.partial(offered, folder, spec)
+            continue
         try:
-            makers[name] = functools.partial(tracker.load(), folder, spec)
+            makers[tracker] = functools.partial(_tracker_class(tracker), folder, spec)
         except ImportError as error:
             raise InvalidInput(
-                f"`{name}` is not installed where the trainer runs: {error}",
+                f"`{tracker}` is not installed where the trainer runs: {error}",
                 field="trackers",
-                cure=f'pip install "onbeat[{name}]"',
+                cure=f'pip install "onbeat[{tracker}]"',
             ) from error
     return makers
+
+
+def _tracker_class(name: TrackerName) -> Callable[[RunFolder, JobSpec], Tracker]:
+    """Imports one of Onbeat's trackers alone: the libraries are extras, and slow to import. Raises ImportError."""
+    match name:
+        case "mlflow":
+            from consumer.trackers.to_mlflow import MlflowTracker
+
+            return MlflowTracker
+        case "tensorboard":
+            from consumer.trackers.to_tensorboard import TensorBoardTracker
+
+            return TensorBoardTracker
+        case "wandb":
+            from consumer.trackers.to_wandb import WandbTracker
+
+            return WandbTracker

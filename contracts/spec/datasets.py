@@ -1,4 +1,4 @@
-"""Where a job's prompts come from: a type for each kind, which an extra loads (onbeat/data/prompts/examples.py)."""
+"""Says where a job's prompts come from: a type for each kind, which onbeat/data/datasets/kinds.py loads."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ docs/configuration.md is generated from the docstrings under the fields.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType, field
 
@@ -40,12 +40,12 @@ from contracts.spec.stages import (
     stage_plan,
     stage_problems,
 )
-from contracts.spec.trainer import OptimizerSpec, TrainerSpec, external_problem, hosts_problem
+from contracts.spec.trainer import OptimizerSpec, PluginTracker, TrainerSpec, external_problem, hosts_problem
 from contracts.stated_scores import all_stated_scores, names_problem
 from contracts.weights import FileWeights, WeightsSpec, has_deltas
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
-"""What `trackers` may name: entry points of group `onbeat.trackers`."""
+"""Onbeat's own trackers."""
 
 
 class ModelSpec(Record, frozen=True, kw_only=True):
@@ -127,8 +127,9 @@ class JobSpec(Record, frozen=True, kw_only=True):
     """What one iteration samples."""
     algorithm: AlgorithmSpec = field(default_factory=AlgorithmSpec)
     """Advantage and loss."""
-    trackers: Annotated[tuple[TrackerName, ...], Meta(max_length=len(get_args(TrackerName)))] = ()
-    """Experiment trackers that get each iteration's numbers; each is an extra of the package."""
+    trackers: Annotated[tuple[TrackerName | PluginTracker, ...], Meta(max_length=8)] = ()
+    """Experiment trackers that get each iteration's numbers: an extra of Onbeat by its name, or a package's by a
+    table."""
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     """The optimizer."""
     trainer: TrainerSpec = field(default_factory=TrainerSpec)

@@ -65,6 +65,16 @@ class ParameterGroup(Record, frozen=True, kw_only=True):
     """Theirs, norms' and embeddings' too; left out: optimizer.weight_decay, on what that acts on."""
 
 
+class PluginTracker(Record, tag_field="type", tag="plugin", frozen=True, kw_only=True):
+    """A user's tracker, found by its name among the entry points of group `onbeat.trackers` where the trainer runs.
+
+    docs/extend.md says how it is called.
+    """
+
+    entry_point: Line
+    """Name of the class in group `onbeat.trackers`."""
+
+
 class OptimizerSpec(Record, frozen=True, kw_only=True):
     """AdamW or Muon; the learning rate is a function of the iteration, the same for all of its updates."""
 
@@ -248,7 +258,7 @@ EARLIER_DEFAULTS = {"algorithm.loss": ("grpo",)}
 """Key → defaults that it had: earlier releases wrote them into each job that named none."""
 
 
-def external_problem(tables: Mapping[str, Record], trackers: Sequence[str], schedule: str) -> str:
+def external_problem(tables: Mapping[str, Record], trackers: Sequence[object], schedule: str) -> str:
     """Says which key of a job an external trainer would ignore, or which only our own trainer can do; "" for none.
 
     tables: those that say how a job is trained, by name; every key but `trainer.external` has to be its default, or one

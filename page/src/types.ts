@@ -539,7 +539,7 @@ export interface JobSpec {
   deterministic: boolean;
   rollout?: RolloutSpec;
   algorithm?: AlgorithmSpec;
-  trackers: ("mlflow" | "tensorboard" | "wandb")[];
+  trackers: (("mlflow" | "tensorboard" | "wandb") | PluginTracker)[];
   optimizer?: OptimizerSpec;
   trainer?: TrainerSpec;
   weights?: (FileWeights | DeltaWeights | RedisWeights | ObjectWeights);
@@ -768,6 +768,11 @@ export interface PluginReward {
   file: string;
   source: string;
   package?: string;
+}
+
+export interface PluginTracker {
+  type?: ("plugin");
+  entry_point: string;
 }
 
 export interface ProblemDetails {

@@ -1,4 +1,4 @@
-"""Prompts from the user's own rows: of files with a JSON object a line, or of what an extra reads.
+"""Prompts from the user's own rows: of files with a JSON object a line, or of tables (saved_rows.py).
 
 a file's rows ─▶ the columns that the spec names ─▶ Row ─▶ Example {prompt or messages, reference, metadata}
 """

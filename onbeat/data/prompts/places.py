@@ -1,7 +1,7 @@
 """Which places of the training set an iteration takes: a pure function of the spec and the iteration (I7).
 
 A data set is a pool, or several are that a mixture names. A pool is walked through in passes, each in an order of its
-own, or drawn from by a curriculum, which is an extra: by a column, or by what committed iterations have measured.
+own, or drawn from by a curriculum: by a column, or by what committed iterations have measured.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,11 @@ from consumer.trackers.background import tracker_makers
 from consumer.trainer.report import RunLog
 from contracts.errors import InvalidInput
 from contracts.run_folder import RunFolder
-from tests.builders import job_spec
+from tests.builders import install, job_spec
 from tests.rooms.trackers.test_background import metrics, score
 
 
-def run_a_job_that_is_replayed(folder: RunFolder, *trackers: str) -> None:
+def run_a_job_that_is_replayed(folder: RunFolder, *trackers: str | Mapping[str, str]) -> None:
     """Iterations 0 to 2, then a second trainer that resumes at 1 and ends with 3; held-out scores under 0 and 4."""
     spec = job_spec(trackers=list(trackers))
     first = RunLog(folder, spec)
@@ -41,6 +42,33 @@ def test_a_tracker_whose_library_is_missing_is_refused_with_the_extra(
     monkeypatch.delitem(sys.modules, f"consumer.trackers.to_{name}", raising=False)
     with pytest.raises(InvalidInput, match=rf'^trackers: `{name}` is not installed .*pip install "onbeat\[{name}\]"'):
         tracker_makers(job_spec(trackers=[name]), RunFolder(tmp_path, "job-1"))
+
+
+def test_a_tracker_of_a_package_gets_each_point_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "drawing", "[onbeat.trackers]\nwandb = drawing:Drawing\n")
+    (tmp_path / "drawing.py").write_text(
+        "points = []\n"
+        "class Drawing:\n"
+        "    def __init__(self, folder, spec):\n"
+        "        self.job_id = folder.job_id\n"
+        "    def log(self, step, values):\n"
+        "        points.append((self.job_id, step, values.get('reward_mean')))\n"
+        "    def close(self):\n"
+        "        points.append('closed')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run_a_job_that_is_replayed(RunFolder(tmp_path, "job-1"), {"type": "plugin", "entry_point": "wandb"})
+    points = importlib.import_module("drawing").points
+    rewards = [point[1:] for point in points if point != "closed" and point[2] is not None]
+    assert rewards == [(0, 0.0), (1, 0.25), (2, 0.5), (3, 0.75)]
+    assert points.count("closed") == 2, "once for each trainer"
+    assert {point[0] for point in points if point != "closed"} == {"job-1"}
+
+
+def test_a_tracker_that_no_package_offers_is_refused(tmp_path: Path) -> None:
+    spec = job_spec(trackers=[{"type": "plugin", "entry_point": "drawing"}])
+    with pytest.raises(InvalidInput, match=r"^trackers: no package offers `drawing` in group onbeat\.trackers"):
+        tracker_makers(spec, RunFolder(tmp_path, "job-1"))
 
 
 def test_tensorboard_holds_each_point_once(tmp_path: Path) -> None:
