@@ -39,7 +39,6 @@ from onbeat.data.rendering.pieces import Pieces
 from onbeat.loop.expected import ExpectedIteration
 from onbeat.loop.trained_job import Succession, append_lines, job_prompts
 from onbeat.loop.window import Window
-from onbeat.recording.recorder import Recorder
 from onbeat.weights.model_path import opened_model
 
 if TYPE_CHECKING:
@@ -121,6 +120,7 @@ class Consumer:
         Raises InvalidInput where they are not the version's, not the model's, or the spec's data set can't be read.
         """
         from onbeat.client.training.published import Versions
+        from onbeat.recording.recorder import Recorder
 
         tenure = self._tenure
         self._weights = weights

@@ -47,11 +47,11 @@ from onbeat.loop.health.watch import HealthWatch
 from onbeat.loop.lease_keeper import LeaseKeeper
 from onbeat.loop.watches import GeneratorWatch, StageWatch
 from onbeat.loop.window import Window
-from onbeat.recording.recorder import Recorder
 from onbeat.run_folder.run_files import run_files
 from onbeat.weights.model_path import opened_model
 
 if TYPE_CHECKING:
+    from onbeat.recording.recorder import Recorder
     from onbeat.weights.adapter.matrices import AdapterSource
     from onbeat.weights.layout import Layout
     from onbeat.weights.publication import WeightPublisher
