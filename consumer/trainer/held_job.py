@@ -58,7 +58,7 @@ class HeldJob(TrainedJob):
         layout = policy.weights().layout
         self._check_engines_load(layout)
         self.open_store(layout, adapters)
-        self.recorder = Recorder(self.folder, spec, pieces=Pieces(policy.tokenizer))
+        self.recorder = Recorder(self.folder, spec, pieces=partial(Pieces, policy.tokenizer))
         self.settled: WeightManifest | None = None
         """The version that the policy holds and that the fence has committed: it can be saved. None before the start,
         and from a step, which moves the policy away from it, to the commit of what the step made."""

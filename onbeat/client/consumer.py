@@ -124,7 +124,7 @@ class Consumer:
 
         tenure = self._tenure
         self._weights = weights
-        self._tenure.recorder = Recorder(self._tenure.folder, self.spec, pieces=self._pieces())
+        self._tenure.recorder = Recorder(self._tenure.folder, self.spec, pieces=self._pieces)
         self._tenure.window = Window(Schedule("periodic"), self._plan(), last_iteration=self.spec.last_iteration)
         self._versions = Versions(tenure, self.model_folder)
         if self._succession.committed >= self.spec.last_iteration:

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -53,17 +54,17 @@ class Recorder:
     The trainer makes it, and one thread at a time calls it.
     """
 
-    def __init__(self, folder: RunFolder, spec: JobSpec, *, pieces: Pieces) -> None:
+    def __init__(self, folder: RunFolder, spec: JobSpec, *, pieces: Callable[[], Pieces]) -> None:
         """Touches no file.
 
         Args:
             folder: The job's run folder.
             spec: The job's spec.
-            pieces: Makes the texts of the tokens.
+            pieces: Loads what makes the texts of tokens, before the first record is written.
         """
         self._policy = spec.recording_policy
         self._spec = spec
-        self._pieces = pieces
+        self._load_pieces = pieces
         self._files = RecordedFiles(folder)
         self._waiting: dict[str, Recorded] = {}
         self._written: dict[str, RecordedSummary] = {}
@@ -76,6 +77,10 @@ class Recorder:
         self._engine = ""
         self._num_left_out = 0
         self._has_complained = False
+
+    @cached_property
+    def _pieces(self) -> Pieces:
+        return self._load_pieces()
 
     @property
     def kept_versions(self) -> frozenset[str]:
