@@ -2,8 +2,8 @@
 
     .task-0123456789ab.1.part/   ─▶  20261129T030004Z-0123456789ab/   a task's work, and its backup once it is whole
 
-A name says when it was made and by which task: a task that begins again finds what it has made. Nothing else in the
-folder is touched.
+A name has the time of the backup and its task: a task that begins again finds its own. Nothing else in the folder is
+touched.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from contracts.encoding.json_lines import read_plain
 from contracts.encoding.wire import decode_json
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
+from onbeat.backup.folder import MARK, REDIS, Backup, errors_in_words, make_backup
 from onbeat.base.process.folders import make_private, sync
-from onbeat.commands.backup import MARK, REDIS, Backup, errors_in_words, make_backup
 
 NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{12}")
 """The folder of a backup."""
@@ -64,17 +64,18 @@ def back_up(
                 return path, read_mark(path)
         part = folder / f".{task_id}.{turn}.part"
         try:
-            made = _copied(settings, part)
-            target = folder / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(made.at_s))}-{hex_id}"
+            record = _copied(settings, part)
+            target = folder / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(record.at_s))}-{hex_id}"
             part.rename(target)
             sync(folder)
         finally:
             shutil.rmtree(part, ignore_errors=True)
         remove_older(folder, settings.backups_kept)
-    return target, made
+    return target, record
 
 
 def _copied(settings: StackSettings, part: Path) -> Backup:
+    """Makes the backup in the folder of an attempt, with Redis' data where the stack's are on this host."""
     root = settings.run_root_path
     redis_folder = Path(settings.redis_folder).resolve() if settings.redis_folder else None
     with_redis = redis_folder is not None or (root / REDIS).is_dir()

@@ -24,9 +24,9 @@ def backup(broker: Broker, settings: StackSettings, attempt: Attempt, progress: 
         except NotFound:
             return False
 
-    path, made = back_up(settings, attempt.task_id, attempt.turn, is_open)
-    progress.add(files=len(made.files), num_bytes=made.num_bytes)
+    path, record = back_up(settings, attempt.task_id, attempt.turn, is_open)
+    progress.add(files=len(record.files), num_bytes=record.num_bytes)
     result = BackupMade(
-        directory=str(path), num_jobs=len(made.jobs), num_bytes=made.num_bytes, has_redis=made.has_redis
+        directory=str(path), num_jobs=len(record.jobs), num_bytes=record.num_bytes, has_redis=record.has_redis
     )
     return TaskResult(backup=result)

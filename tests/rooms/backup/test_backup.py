@@ -18,9 +18,9 @@ from contracts.errors import Conflict, InvalidInput, Unavailable
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from onbeat.backup import copies
+from onbeat.backup.folder import MARK, bring_back, make_backup, read_backup
 from onbeat.cli import run
 from onbeat.client.gateway import GatewayClient
-from onbeat.commands.backup import MARK, bring_back, make_backup, read_backup
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.stack.stack import EmbeddedStack

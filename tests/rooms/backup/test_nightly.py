@@ -19,12 +19,12 @@ from broker.connection.script_texts import write_texts
 from contracts.errors import Conflict, InvalidInput, OnbeatError, Unavailable
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
+from onbeat.backup import folder as backup_folder
 from onbeat.backup import nightly
 from onbeat.backup.copies import APPEND_ONLY, SEAL
+from onbeat.backup.folder import MARK, bring_back, make_backup, read_backup
 from onbeat.backup.nightly import back_up, backups_in, remove_older
 from onbeat.cli import run
-from onbeat.commands import backup as command
-from onbeat.commands.backup import MARK, bring_back, make_backup, read_backup
 from onbeat.stack.redis import EmbeddedRedis, find_server_binary
 from tests.until import until
 
@@ -110,7 +110,7 @@ def test_what_ends_in_the_middle_leaves_no_backup_and_no_files(
     def fails(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(command, "copy_run", fails)
+    monkeypatch.setattr(backup_folder, "copy_run", fails)
     with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else OnbeatError):
         back_up(settings, TASK, 1)
     assert names_in(settings) == []
@@ -131,14 +131,14 @@ def test_a_job_that_is_deleted_while_it_is_copied_is_left_out(
     other = RunFolder(settings.run_root_path, "job-0123456789cd")
     other.path.mkdir()
     other.chain.write_text("{}\n")
-    copy_run = command.copy_run
+    copy_run = backup_folder.copy_run
 
     def deleted(source: RunFolder, target: Path) -> None:
         if source.job_id == JOB:
             shutil.rmtree(source.path)
         copy_run(source, target)
 
-    monkeypatch.setattr(command, "copy_run", deleted)
+    monkeypatch.setattr(backup_folder, "copy_run", deleted)
     path, made = back_up(settings, TASK, 1)
     assert made.jobs == (other.job_id,)
     assert read_backup(path) == made
