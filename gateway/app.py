@@ -6,7 +6,7 @@ request ─ requests.py ─ onbeat/base/http/access.py (Host, origin, key)
                       ├─ event_stream.py ◀─ the job's events
                       ├─ run_files.py ◀─ the job's run folder
                       ├─ broker/monitor.py ◀─ fence, counters
-                      ├─ routes of extras, by their entry points
+                      ├─ metrics/ ◀─ Redis, run folders: the stack's state, the streams of a job
                       └─ page/ ◀─ the built page, without a key
 """
 
@@ -26,7 +26,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 from contracts.errors import OnbeatError
-from gateway.api import jobs, watch
+from gateway.api import dead_letters, deletion, jobs, rollouts, task_queues, tasks, timeline, watch
+from gateway.metrics import stream_report
+from gateway.metrics.stack_state import stack_metrics
 from gateway.openapi import REFUSALS, describe_contracts
 from gateway.page.files import page_router, read_page
 from gateway.requests import Measure
@@ -34,11 +36,9 @@ from gateway.services import Services, services_of
 from onbeat.base.http.access import Access, AccessRules
 from onbeat.base.http.problems import answer_with_problems
 from onbeat.base.http.process_routes import process_routes
-from onbeat.base.process.entry_points import OURS, all_of
 from onbeat.base.process.waiting import wait_for
 
 VERSION = "0.1.0"
-EXTRAS, EXPOSITIONS = "onbeat.routes", "onbeat.expositions"
 LOOK_EVERY_S = 60.0
 UNCOMPRESSED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/x-tar")
 """Weights hardly become smaller, and a download of them has a length, and goes on where it broke off."""
@@ -52,18 +52,24 @@ async def _require_ready(request: Request) -> None:
 
 
 def _exposition(request: Request) -> bytes:
-    """What this process counts, and what extras say of the stack."""
+    """Returns the process's own metrics, and the stack's as Redis has them, in Prometheus' text form."""
     services = services_of(request)
-    return b"".join([generate_latest(services.metrics.registry), *(of_stack(services) for of_stack in STACK)])
+    return generate_latest(services.metrics.registry) + stack_metrics(services)
 
 
-STACK = tuple(all_of(EXPOSITIONS, distribution=OURS).values())
 ROUTERS = (
-    *(jobs.router, watch.router),
+    jobs.router,
+    watch.router,
     process_routes(require_ready=_require_ready, exposition=_exposition),
-    *all_of(EXTRAS, distribution=OURS).values(),
+    dead_letters.router,
+    task_queues.router,
+    deletion.router,
+    rollouts.router,
+    stream_report.router,
+    tasks.router,
+    timeline.router,
 )
-"""Every endpoint: a new one is a file in api/ and a name here, or a router that an extra offers."""
+"""Every endpoint, in the order of the OpenAPI document: a new one is a file in api/ and a name here."""
 
 
 def create_app(services: Services) -> FastAPI:

@@ -1,4 +1,6 @@
-"""How a job is deleted: its keys go at once, and a task removes its files. The gateway may not write to the run root.
+"""The endpoint that deletes a job: its keys go at once, and a task removes its files.
+
+The gateway may not write to the run root, so a worker of tasks does.
 
 Consumes:     requests to delete an ended job.
 Waits for:    nothing.
@@ -8,12 +10,9 @@ Produces:     jobs that Redis has forgotten, notes for workers of tasks, and a t
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
-from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
 
 from fastapi import APIRouter, Response
 
@@ -24,10 +23,8 @@ from contracts.run_folder import Removal
 from contracts.tasks.kinds import TaskKind
 from contracts.tasks.records import TaskArguments
 from gateway.services import HasCaller, HasServices, OwnJob, Services
-from onbeat.base.process.entry_points import OURS, all_of
+from gateway.task_requests import request_task
 
-TASKS = "onbeat.tasks"
-"""A group of entry points: `request` creates a task, and sends its message."""
 TASK_HEADER = "Onbeat-Task"
 """Names the task that an answer has begun beside what it says."""
 
@@ -48,18 +45,13 @@ def delete_job(job_id: OwnJob, services: HasServices, caller: HasCaller) -> Resp
     return Response(status_code=HTTPStatus.NO_CONTENT, headers={TASK_HEADER: task_id} if task_id else {})
 
 
-@functools.cache
-def _request_of_tasks() -> Callable[..., Any] | None:
-    return all_of(TASKS, distribution=OURS).get("request")
-
-
 def _begin_removal(services: Services, job_id: str, *, who: str) -> str:
-    """Has the files removed soon, and returns the task; "" where there is none: the clock's sweep finds the note."""
-    request = _request_of_tasks()
+    """Has the files removed soon, and returns the task's id.
+
+    "" where no task can be created now: the clock's sweep finds the note of the removal later.
+    """
     try:
-        if request is None:
-            return ""
-        return request(services, TaskKind.DELETE, TaskArguments(job_id=job_id), who=who).task_id
+        return request_task(services, TaskKind.DELETE, TaskArguments(job_id=job_id), who=who).task_id
     except OnbeatError as error:
         log.warning("the files of %s go with the next sweep: %s", job_id, error)
         return ""

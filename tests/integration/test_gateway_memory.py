@@ -26,7 +26,6 @@ from gateway.services import Services
 from tests.builders import job_spec
 from tests.contract.golden_files import iteration_metrics
 from tests.integration.test_gateway_reads import commit_up_to
-from tests.needed_extras import needs_extra_routes
 from tests.served import services_over
 from tests.until import until
 
@@ -153,7 +152,6 @@ def test_no_answer_from_a_large_file_of_a_run_folder_takes_more_than_64_mib(
         assert {path: grown for path, (_, grown) in answers.items() if grown > MOST_BYTES} == {}
 
 
-@needs_extra_routes
 def test_no_timeline_from_a_large_file_takes_more_than_64_mib(settings: StackSettings, large: RunFolder) -> None:
     with services_over(settings) as services, gateway_over(settings) as gateway:
         job_id = job_over(services, large)

@@ -27,13 +27,11 @@ from contracts.spec.job import JobSpec
 from gateway.services import MOST_WAITING, Services
 from tests.builders import job_spec
 from tests.integration import test_gateway as rig
-from tests.needed_extras import needs_extra_routes
 from tests.until import until
 
 services = rig.services
 ask = rig.ask
 Ask = Callable[..., httpx.Response]
-OF_EXTRAS = [pytest.param(route, marks=needs_extra_routes) for route in ("timeline", "timeline/perfetto", "rollouts")]
 
 
 def folder_of(services: Services, job_id: str) -> RunFolder:
@@ -295,7 +293,7 @@ def test_a_log_that_is_a_link_or_a_pipe_shows_no_other_file_and_holds_no_request
     assert ask("GET", f"/v1/jobs/{job_id}/log").json()["detail"] == "cannot be read: is no plain file"
 
 
-@pytest.mark.parametrize("route", ["metrics", "evaluations", "", *OF_EXTRAS])
+@pytest.mark.parametrize("route", ["metrics", "evaluations", "", "timeline", "timeline/perfetto", "rollouts"])
 def test_a_run_file_that_is_a_link_or_a_pipe_holds_no_request_and_no_memory(
     ask: Ask, services: Services, route: str
 ) -> None:

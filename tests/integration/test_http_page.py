@@ -25,12 +25,10 @@ from onbeat.recording.records import RecordedBatch, RecordedIteration, RecordedS
 from tests.builders import job_spec
 from tests.integration import test_gateway as rig
 from tests.integration.dead_batches import bury, running
-from tests.needed_extras import needs_extra_routes
 from tests.recorded import record_of, recorded
 from tests.served import services_over
 from tests.task_worker import task_worker
 
-pytestmark = needs_extra_routes
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "operate.md"
 SECTION = re.compile(r"^## HTTP\n(.*?)^## ", re.MULTILINE | re.DOTALL)

@@ -23,7 +23,6 @@ from gateway.services import Services
 from onbeat.recording.records import RecordedBatch
 from tests.integration.dead_batches import bury, running
 from tests.integration.test_gateway import audit_record, services, serving  # noqa: F401
-from tests.needed_extras import needs_extra_routes
 from tests.page.browsing import PHONE, chromium, opened
 from tests.recorded import record_of, recorded
 from tests.spans import one_iteration
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 else:
     expect = pytest.importorskip("playwright.sync_api").expect
 
-pytestmark = needs_extra_routes
 HOSTILE = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">\u202eabc\x1b[31m"
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": "<b>1</b>"}}\n</tool_call>'
 TABS = ("lanes", "fence", "rollouts", "audit")
