@@ -28,7 +28,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -42,7 +41,6 @@ from contracts.settings import StackSettings
 from onbeat.base.http.outgoing import make_client
 from onbeat.base.process import child_process
 from onbeat.base.process.child_process import ChildProcess
-from onbeat.base.process.entry_points import find_entry_point, load_entry_point, offers_of
 from onbeat.base.process.folders import make_private
 from onbeat.base.process.host_memory import with_large_pages
 from onbeat.base.process.signals import uninterrupted
@@ -53,6 +51,7 @@ from onbeat.stack.plan import REDIS_ROLES, StackPlan, child_environment, setting
 from onbeat.stack.ports import HOST, free_port, is_free
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.stack.supervision import PATIENT, RestartPolicy, Supervised, describe_exit
+from onbeat.stack.targets import MetricsTargets
 
 log = logging.getLogger(__name__)
 
@@ -75,13 +74,11 @@ MODULES = {
     "gateway": "gateway",
     "consumer": "consumer.supervisor",
     "generator": "producer",
-    "stage": "",
-    "tasks": "",
-    "beat": "",
+    "stage": "onbeat.stages",
+    "tasks": "onbeat.tasks",
+    "beat": "onbeat.tasks.clock",
 }
-"""Service → module that `python -m` runs; "" of one that an extra has."""
-EXTRA_PROCESSES = "onbeat.processes"
-"""The group of entry points in which those are found, by the service's name."""
+"""Service → module that `python -m` runs."""
 BACKGROUND = ("tasks", "beat")
 """Services that no job waits for; the stack goes on without one that dies at each of its starts."""
 PROCESSES = ("consumer", "generator", "stage", *BACKGROUND)
@@ -111,8 +108,7 @@ class EmbeddedStack:
         self.reward_url = f"http://{HOST}:{free_port()}"
         self.api_key = plan.settings.api_key or secrets.token_urlsafe(32)
         self.reward_key = plan.settings.reward_key or secrets.token_urlsafe(32)
-        targets = plan.metrics and load_entry_point("onbeat.targets", "prometheus", field="metrics", where="stack")
-        self._targets = targets(plan.settings) if targets else None
+        self._targets = MetricsTargets(plan.settings) if plan.metrics else None
         self.logs = self.folder / "logs"
         self.redis: EmbeddedRedis | None = None
         self.children: dict[str, ChildProcess] = {}
@@ -274,14 +270,9 @@ class EmbeddedStack:
         names = (*ports, *generators, *stages, *background)
         names = [name for name in names if name.partition("-")[0] in self._modules]
         return [
-            self._plan_child(name, settings, ("-m", self._module_of(name.partition("-")[0])), port=ports.get(name, 0))
+            self._plan_child(name, settings, ("-m", self._modules[name.partition("-")[0]]), port=ports.get(name, 0))
             for name in names
         ]
-
-    def _module_of(self, service: str) -> str:
-        """Raises UnknownEntryPoint where it is an extra's that isn't installed."""
-        flag = "--tasks" if service in BACKGROUND else f"--{service}-workers"
-        return self._modules[service] or find_entry_point(EXTRA_PROCESSES, service, field=flag, where="stack").module
 
     def program_as(self, name: str, *arguments: str) -> ChildProcess:
         """A Python program that is told what the service of this name is, not started. It is its starter's to look
@@ -354,15 +345,6 @@ def _excuse_of(name: str) -> Callable[[int], bool] | None:
     if name in BACKGROUND:
         return lambda _: True
     return is_of_work if name.startswith(SCALED) else None
-
-
-def has_tasks() -> bool:
-    """Returns True where an extra has the worker of tasks and the clock; its folder may have been removed."""
-    offers = offers_of(EXTRA_PROCESSES)
-    try:
-        return all(name in offers and find_spec(offers[name].module) is not None for name in BACKGROUND)
-    except ModuleNotFoundError:  # a parent package's folder
-        return False
 
 
 def readiness_client() -> httpx.Client:

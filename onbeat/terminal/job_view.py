@@ -1,10 +1,9 @@
-"""A job on the terminal: a live panel for people, plain lines where output is a file or a pipe."""
+"""A job as lines of text: for files and pipes, and the parts that the live panel (panel.py) shares with them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Protocol
 
 from msgspec import UNSET
@@ -17,7 +16,6 @@ from contracts import events
 from contracts.dead_letters import DeadLetter
 from contracts.jobs import JobState, JobStatus, passes_in_words
 from contracts.settings import OPERATOR
-from onbeat.base.process.entry_points import all_of
 from onbeat.client.progress import JobProgress
 from onbeat.terminal.words import count, duration, lags_of, number, one_line, plural, score, share, staleness
 
@@ -40,17 +38,6 @@ class JobView(Protocol):
     def event(self, event: events.JobEvent, progress: JobProgress) -> None: ...
 
     def refresh(self, progress: JobProgress) -> None: ...
-
-
-@contextmanager
-def view_for(console: Console) -> Iterator[JobView]:
-    """A panel that is drawn in place, as an extra draws it; lines where there is none, or no terminal."""
-    live = next(iter(all_of("onbeat.live_views").values()), None) if console.is_terminal else None
-    if live is None:
-        yield PlainView(console)
-        return
-    with live(console) as view:
-        yield view
 
 
 class NoView:

@@ -1,4 +1,4 @@
-"""The live panel of `onbeat watch` and of each wait for a job."""
+"""The view of `onbeat watch` and of each wait for a job: a live panel on a terminal, lines in a file or a pipe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from contracts.jobs import EvaluationScore, JobStatus, WindowIteration
 from contracts.schedule import LAGGING, versions_in_words
 from onbeat.base.telemetry.logs import shown
 from onbeat.client.progress import JobProgress
-from onbeat.terminal.job_view import FRAMES_PER_S, STATE_STYLES, JobView, bar, health_lines
+from onbeat.terminal.job_view import FRAMES_PER_S, STATE_STYLES, JobView, PlainView, bar, health_lines
 from onbeat.terminal.words import (
     UNKNOWN,
     by_reason,
@@ -37,8 +37,11 @@ from onbeat.terminal.words import (
 
 
 @contextmanager
-def live_view(console: Console) -> Iterator[JobView]:
-    """What `onbeat.live_views` offers."""
+def view_for(console: Console) -> Iterator[JobView]:
+    """Yields a panel that is drawn in place; where output is no terminal, a view that writes lines."""
+    if not console.is_terminal:
+        yield PlainView(console)
+        return
     with Live(console=console, refresh_per_second=FRAMES_PER_S, transient=False) as live:
         yield LiveView(live)
 
