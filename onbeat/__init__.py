@@ -16,6 +16,7 @@ Produces:     a running stack on loopback, submitted jobs, a verdict over the au
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,13 +24,15 @@ if TYPE_CHECKING:
     from onbeat.training.start import attach, train
 
 __all__ = ["Run", "attach", "train"]
-GROUP = "onbeat.names"
-"""Entry points of the names: nothing is imported before a program asks for it, and they are an extra's."""
+MODULES = {
+    "Run": "onbeat.training.run",
+    "attach": "onbeat.training.start",
+    "train": "onbeat.training.start",
+}
+"""Name → its module, which is imported when a program asks for the name: `import onbeat` itself imports nothing."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in MODULES:
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    from onbeat.base.process.entry_points import find_entry_point
-
-    return find_entry_point(GROUP, name, field=f"onbeat.{name}", where="program").load()
+    return getattr(import_module(MODULES[name]), name)

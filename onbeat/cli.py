@@ -1,4 +1,4 @@
-"""The entry point `onbeat`: which commands there are, and how an error leaves the process.
+"""The program `onbeat`: the table of its commands, and how an error leaves the process.
 
 exit 0    done (`demo`: succeeded and verified)
 exit 1    the job failed, was cancelled, or did not verify
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from importlib.metadata import EntryPoint
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
@@ -26,21 +25,194 @@ from onbeat.base.telemetry import logs
 from onbeat.terminal.output import BAD_INPUT, INTERRUPTED, emit_error
 
 HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
-COMMANDS = {"up": "stack", "submit": "jobs", "watch": "jobs", "cancel": "jobs", "resume": "jobs"}
-"""Command → its module of onbeat/commands/, where it is the function of its name; in the order of `onbeat --help`."""
-EXTRAS = "onbeat.commands"
-"""The group of entry points whose commands come after ours, and stand in the place of none; they may have
-`context_settings`."""
+GROUP = "onbeat.commands"
+"""The group of entry points by which other packages add commands. They are listed after ours and replace none."""
+Command = Callable[..., None]
+"""A command: a function whose parameters are its arguments and flags."""
+
+
+def _up() -> Command:
+    """Run the embedded stack in the foreground until Ctrl-C; its jobs go on at the next start."""
+    from onbeat.commands.stack import up
+
+    return up
+
+
+def _submit() -> Command:
+    """Submit a job."""
+    from onbeat.commands.jobs import submit
+
+    return submit
+
+
+def _watch() -> Command:
+    """Follow a job to its end, and show the batches that were given up; exit code 1 unless the job succeeds."""
+    from onbeat.commands.jobs import watch
+
+    return watch
+
+
+def _cancel() -> Command:
+    """Cancel a job: its trainer writes a checkpoint and ends."""
+    from onbeat.commands.jobs import cancel
+
+    return cancel
+
+
+def _resume() -> Command:
+    """Queue a failed or cancelled job again, or give a job more iterations: it goes on from its newest checkpoint."""
+    from onbeat.commands.jobs import resume
+
+    return resume
+
+
+def _backup() -> Command:
+    """Copy a stack's Redis and run folders, also while jobs run: `onbeat restore` makes a stack of it that goes on."""
+    from onbeat.commands.backup import backup
+
+    return backup
+
+
+def _chaos() -> Command:
+    """Kill and pause processes at random; every run must end with the weights of the undisturbed one."""
+    from onbeat.chaos.command import chaos
+
+    return chaos
+
+
+def _delete() -> Command:
+    """Delete ended jobs for good: status, audit chain, run folder with the trained weights."""
+    from onbeat.commands.delete import delete
+
+    return delete
+
+
+def _demo() -> Command:
+    """Start a private stack, train a job on it, and show it live."""
+    from onbeat.training.command import demo
+
+    return demo
+
+
+def _doctor() -> Command:
+    """Say what of this machine would hurt a job; exit code 1 where something would make it fail."""
+    from onbeat.doctor.command import doctor
+
+    return doctor
+
+
+def _down() -> Command:
+    """End the stack of a run folder, as Ctrl-C does; its jobs go on at the next start. Nothing to end is no error."""
+    from onbeat.commands.down import down
+
+    return down
+
+
+def _export() -> Command:
+    """Write the trained model as a Hugging Face folder; its digest is the version's."""
+    from onbeat.commands.exports.command import export
+
+    return export
+
+
+def _init() -> Command:
+    """Write a project that runs: spec, reward with its test, ten rows, a small model, a program."""
+    from onbeat.projects.command import init
+
+    return init
+
+
+def _jobs() -> Command:
+    """List the jobs, newest first: when each was submitted, how long it took, and why it waits or has failed."""
+    from onbeat.commands.job_list import jobs
+
+    return jobs
+
+
+def _key() -> Command:
+    """Make a key of the gateway with a scope, or revoke one; a running gateway knows it with its next request."""
+    from onbeat.commands.keys import key
+
+    return key
+
+
+def _plan() -> Command:
+    """Predict a job's seconds an iteration under each schedule, from a finished job's times; nothing is started."""
+    from onbeat.planning.command import plan
+
+    return plan
+
+
+def _replay() -> Command:
+    """Sample a recorded batch again; exit code 1 unless its digest is the same. The run folder is only read."""
+    from onbeat.commands.replay import replay
+
+    return replay
+
+
+def _restore() -> Command:
+    """Make a run folder of a backup; `onbeat up` there goes on with its jobs. It replaces nothing."""
+    from onbeat.commands.backup import restore
+
+    return restore
+
+
+def _streams() -> Command:
+    """Show a job's batches and streams in Redis: lengths, ages, leases, rejections, bytes, and names of their keys."""
+    from onbeat.commands.streams import streams
+
+    return streams
+
+
+def _tasks() -> Command:
+    """List the tasks, newest first: what each does, for whom, how far it is, and why it waits or has failed."""
+    from onbeat.commands.tasks import tasks
+
+    return tasks
+
+
+def _verify() -> Command:
+    """Re-check a job's audit chain and the weights on disk; exit code 1 on any gap."""
+    from onbeat.commands.exports.verify_command import verify
+
+    return verify
+
+
+COMMANDS: dict[str, Callable[[], Command]] = {
+    "up": _up,
+    "submit": _submit,
+    "watch": _watch,
+    "cancel": _cancel,
+    "resume": _resume,
+    "backup": _backup,
+    "chaos": _chaos,
+    "delete": _delete,
+    "demo": _demo,
+    "doctor": _doctor,
+    "down": _down,
+    "export": _export,
+    "init": _init,
+    "jobs": _jobs,
+    "key": _key,
+    "plan": _plan,
+    "replay": _replay,
+    "restore": _restore,
+    "streams": _streams,
+    "tasks": _tasks,
+    "verify": _verify,
+}
+"""Name → the function that imports our command, with the line of `onbeat --help` as its docstring; in its order."""
 
 
 class Commands(TyperGroup):
-    """Imports a command when it is called: what it needs, another one doesn't wait for."""
+    """Lists the commands, and imports one when it is called: it doesn't wait for what another one needs."""
 
     def __init__(self, **settings: Any) -> None:
-        ours = {name: EntryPoint(name, f"onbeat.commands.{at}:{name}", EXTRAS) for name, at in COMMANDS.items()}
-        self.offers = {**ours, **{name: offer for name, offer in offers_of(EXTRAS).items() if name not in ours}}
-        docstrings = {name: docstring_of(offer) for name, offer in self.offers.items()}
-        listed = {name: TyperCommand(name, help=text) for name, text in docstrings.items() if text is not None}
+        self.offers = {name: offer for name, offer in offers_of(GROUP).items() if name not in COMMANDS}
+        help_texts = {name: load_command.__doc__ for name, load_command in COMMANDS.items()}
+        help_texts |= {name: docstring_of(offer) for name, offer in self.offers.items()}
+        # None is of a package whose module is gone.
+        listed = {name: TyperCommand(name, help=text) for name, text in help_texts.items() if text is not None}
         super().__init__(**{**settings, "commands": listed})
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
@@ -48,11 +220,17 @@ class Commands(TyperGroup):
         return name, name and self.imported(name), rest
 
     def imported(self, name: str) -> Any:
-        """The command with its flags. Raises UnknownEntryPoint where its package can't be imported."""
-        function = load(self.offers[name], field="COMMAND", where="command")
-        single = typer.Typer(add_completion=False)
-        single.command(name, context_settings={**HELP_FLAGS, **getattr(function, "context_settings", {})})(function)
-        return typer.main.get_command(single)
+        """Returns the command with its flags. Raises UnknownEntryPoint where another package's can't be imported."""
+        if name in COMMANDS:
+            return with_flags(name, COMMANDS[name]())
+        return with_flags(name, load(self.offers[name], field="COMMAND", where="command"))
+
+
+def with_flags(name: str, command: Command) -> Any:
+    """Returns what reads a command's flags and calls it."""
+    single = typer.Typer(add_completion=False)
+    single.command(name, context_settings=HELP_FLAGS)(command)
+    return typer.main.get_command(single)
 
 
 app = typer.Typer(
@@ -67,7 +245,7 @@ app = typer.Typer(
 
 @app.callback()
 def _app() -> None:
-    """A group has commands of its own even where it is given none here."""
+    """Makes the app a group: the commands are those of `Commands`, none is registered here."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,9 +1,11 @@
-"""A process of one's own joins the stream, as a producer, a trainer or a stage (docs/extend.md); beside it, what
-the command line asks of a gateway. The parts are an extra's, found when they are asked for; none of them imports torch.
+"""Classes by which a process of your own joins a job, as a producer, a trainer or a stage (docs/extend.md).
+
+The command line's client of a gateway stands next to them. None of these modules imports torch.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,11 +27,21 @@ __all__ = [
     "TrainingIteration",
     "TrainingRows",
 ]
+MODULES = {
+    "Consumer": "onbeat.client.consumer",
+    "Producer": "onbeat.client.producer",
+    "PromptClaim": "onbeat.client.samples",
+    "Rows": "onbeat.client.rows",
+    "Sample": "onbeat.client.samples",
+    "Stage": "onbeat.client.stage",
+    "StageRows": "onbeat.client.stage",
+    "TrainingIteration": "onbeat.client.training.arrivals",
+    "TrainingRows": "onbeat.client.training.arrivals",
+}
+"""Name → its module, which is imported when a program asks for the name."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in MODULES:
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    from onbeat.base.process.entry_points import find_entry_point
-
-    return find_entry_point(__name__, name, field=f"{__name__}.{name}", where="program").load()
+    return getattr(import_module(MODULES[name]), name)

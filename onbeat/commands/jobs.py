@@ -21,8 +21,9 @@ from onbeat.commands import options
 from onbeat.commands.options import Job
 from onbeat.stack.access import run_dir_flag, run_root_from
 from onbeat.terminal.follow import follow, until_over
-from onbeat.terminal.job_view import NoView, dead_letter_table, health_lines, view_for
+from onbeat.terminal.job_view import NoView, dead_letter_table, health_lines
 from onbeat.terminal.output import FAILED, console_for, emit, tell
+from onbeat.terminal.panel import view_for
 from onbeat.terminal.trainer_log import LogLines
 from onbeat.terminal.words import UNKNOWN, one_line, plural
 

@@ -23,7 +23,7 @@ from onbeat.base.process.waiting import Waiting
 from onbeat.commands import options
 from onbeat.stack.access import FILE_NAME, StackFile, read_stack_file, run_dir_flag
 from onbeat.stack.plan import StackPlan, stack_settings, threads_from
-from onbeat.stack.stack import LOG, EmbeddedStack, has_tasks
+from onbeat.stack.stack import LOG, EmbeddedStack
 from onbeat.terminal.output import console_for, emit, tell, tell_page
 
 TICK_S = 0.25
@@ -42,12 +42,11 @@ def up(
         bool, typer.Option("--metrics", help="Serve each process's metrics, and write prometheus_targets.json.")
     ] = False,
     tasks: Annotated[
-        bool | None,
+        bool,
         typer.Option(
-            "--tasks/--no-tasks",
-            help="A worker of tasks (exports, checks, backups) and the clock, or none. Default: where it is installed.",
+            "--tasks/--no-tasks", help="Run a worker of tasks (exports, checks, backups) and the clock, or neither."
         ),
-    ] = None,
+    ] = True,
     detach: Annotated[
         bool,
         typer.Option("--detach", "-d", help="Leave it running: `onbeat jobs` shows its jobs, `onbeat down` ends it."),
@@ -62,7 +61,7 @@ def up(
         model_root=options.model_root_or_default(model_root),
         generators=1 if num_generators is None else num_generators,
         stage_workers=stage_workers or 0,
-        tasks=has_tasks() if tasks is None else tasks,
+        tasks=tasks,
         profile=stack_profile,
         threads=threads_from(os.environ, threads),
         gateway_port=port,

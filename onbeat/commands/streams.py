@@ -26,7 +26,7 @@ def streams(
     api_key: options.ApiKey = None,
     run_dir: options.RunDir = None,
 ) -> None:
-    """Show a job's batches and streams in Redis: lengths, ages, leases, rejections, bytes, and the names of their keys.
+    """Show a job's batches and streams in Redis: lengths, ages, leases, rejections, bytes, and names of their keys.
 
     With --follow once a second.
     """

@@ -17,8 +17,8 @@ from contracts.run_folder import RunFolder
 from contracts.spec.job import JobSpec
 from onbeat.client.progress import JobProgress
 from onbeat.stack.plan import StackPlan
-from onbeat.terminal.job_view import view_for
 from onbeat.terminal.output import tell_page
+from onbeat.terminal.panel import view_for
 from onbeat.training.figures import draw_figures
 from onbeat.training.start import on_own_stack
 

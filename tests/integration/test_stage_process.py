@@ -42,7 +42,7 @@ def test_it_says_what_it_serves_and_leaves_on_a_request_to_end(redis_server: Emb
         child.stop(grace_s=0.0)
 
 
-def test_a_stack_finds_the_process_among_the_extras(tmp_path: Path) -> None:
+def test_a_stack_starts_stage_workers_beside_its_generators(tmp_path: Path) -> None:
     stack = EmbeddedStack(StackPlan(run_root=tmp_path, model_root=tmp_path, stage_workers=2))
     children = stack._plan_children(stack._settings())
     found = {child.name: child.command[1:] for child in children if child.name.startswith("stage-")}

@@ -33,12 +33,11 @@ from contracts.monitor import GeneratorSeen
 from contracts.rewards import PluginReward, RewardItem, Unscorable
 from contracts.settings import StackSettings
 from onbeat.base.process import child_process
-from onbeat.base.process.entry_points import offers_of
 from onbeat.base.process.waiting import Waiting
 from onbeat.cli import run
 from onbeat.client.spec_file import parse_spec
 from onbeat.stack.plan import StackPlan
-from onbeat.stack.stack import EXTRA_PROCESSES, MODULES, EmbeddedStack
+from onbeat.stack.stack import MODULES, EmbeddedStack
 from reward_service.scorers.rubric import score_component
 from tests.builders import job_spec
 from tests.until import until
@@ -344,10 +343,7 @@ def interrupted(root: Path, *words: str, when: str, module: str = "onbeat") -> t
         return process.wait(120), "".join(said)
 
 
-OF_EXTRAS = [one.module for one in offers_of(EXTRA_PROCESSES).values()]
-
-
-@pytest.mark.parametrize("module", ["onbeat", "consumer", *filter(None, MODULES.values()), *OF_EXTRAS])
+@pytest.mark.parametrize("module", ["onbeat", "consumer", *MODULES.values()])
 def test_ctrl_c_while_a_program_is_imported_is_no_traceback(module: str, root: Path) -> None:
     began = interrupted(root, "jobs", when=" onbeat.base.process.own_packages\n", module=module)
     assert began == (-signal.SIGINT, "")

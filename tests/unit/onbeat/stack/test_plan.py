@@ -14,12 +14,13 @@ import onbeat.commands.stack as stack_commands
 from broker.connection.roles import CELERY, GATEWAY, GENERATOR, STAGE, TASKS, TRAINER
 from contracts.errors import InvalidInput
 from contracts.settings import ENGINE_OPTIONS, PREFIX, StackSettings, engine_from, settings_from
-from onbeat.base.process.entry_points import all_of
 from onbeat.base.process.host_memory import TUNABLES
+from onbeat.chaos.command import chaos
 from onbeat.commands.stack import up
 from onbeat.stack.plan import DECIDED, MAX_THREADS, SECRETS, StackPlan, child_environment, stage_workers_for
 from onbeat.stack.profile import GeneratorProfile, StackProfile, load_profile
 from onbeat.stack.stack import EmbeddedStack
+from onbeat.training.command import demo
 from tests.builders import job_spec
 from tests.refusals import refusal_of
 
@@ -112,12 +113,11 @@ class Started(Exception):
         self.plan = plan
 
 
-COMMANDS: dict[str, Callable[[], None]] = {"up": lambda: up(port=0)}
-EXTRAS = all_of("onbeat.commands")
-if chaos := EXTRAS.get("chaos"):
-    COMMANDS["chaos"] = lambda: chaos(rounds=1, max_faults=1)
-if demo := EXTRAS.get("demo"):
-    COMMANDS["demo"] = demo
+COMMANDS: dict[str, Callable[[], None]] = {
+    "up": lambda: up(port=0),
+    "chaos": lambda: chaos(rounds=1, max_faults=1),
+    "demo": demo,
+}
 
 
 @pytest.fixture(params=COMMANDS)
@@ -127,10 +127,9 @@ def command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp
     def refuse(*arguments: Any, **_: Any) -> None:
         raise Started(next(argument for argument in arguments if isinstance(argument, StackPlan)))
 
-    for module in {stack_commands.__name__, *([chaos.__module__] if chaos else [])}:
+    for module in {stack_commands.__name__, chaos.__module__}:
         monkeypatch.setattr(f"{module}.EmbeddedStack", refuse)
-    if demo:
-        monkeypatch.setattr(f"{demo.__module__}.run_demo", refuse)
+    monkeypatch.setattr(f"{demo.__module__}.run_demo", refuse)
     for variable in [name for name in os.environ if name.startswith(PREFIX)]:
         monkeypatch.delenv(variable)
     monkeypatch.chdir(ROOT)
@@ -225,13 +224,9 @@ def test_up_alone_has_tasks_and_they_can_be_left_out(
 ) -> None:
     """A stack of one job has none: a worker of tasks takes a second of a core at its start, and 100 MB."""
     is_up = request.node.callspec.params["command"] == "up"
-    monkeypatch.setattr(stack_commands, "has_tasks", lambda: True)
     assert command().tasks is is_up
     monkeypatch.setitem(COMMANDS, "up", lambda: up(port=0, tasks=False))
     assert command().tasks is False
-    monkeypatch.setitem(COMMANDS, "up", lambda: up(port=0))
-    monkeypatch.setattr(stack_commands, "has_tasks", lambda: False)
-    assert command().tasks is False, "without its folder"
 
 
 def test_a_flag_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

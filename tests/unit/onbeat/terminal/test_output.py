@@ -19,8 +19,9 @@ from contracts.jobs import HealthProblem, JobState, JobStatus
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
 from onbeat.terminal.follow import EventReader
-from onbeat.terminal.job_view import PlainView, view_for
+from onbeat.terminal.job_view import PlainView
 from onbeat.terminal.output import TextConsole, emit, emit_error, tell_page
+from onbeat.terminal.panel import view_for
 from tests.until import until
 
 HOSTILE = "[bold]a[/bold][/]\x1b[2Jb\x9b31m\nc :boom:\u202e"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from onbeat.base.process.entry_points import all_of
+from onbeat.cli import COMMANDS
 from tests.builders import install
 
 GROUP = "onbeat.tried"
@@ -67,3 +69,15 @@ def test_a_package_s_command_stands_in_the_place_of_none_of_ours_and_is_imported
 def test_the_help_waits_for_no_library_of_a_command() -> None:
     program = f"import sys; from onbeat.cli import run; run(['--help']); print(sys.modules.keys() & {set(HEAVY)})"
     assert shown_by(program).splitlines()[-1] == "set()"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_has_a_command_s_own_first_paragraph(name: str) -> None:
+    command = COMMANDS[name]()
+    assert command.__name__ == name
+    first_paragraph = inspect.cleandoc(command.__doc__ or "").split("\n\n")[0]
+    assert COMMANDS[name].__doc__ == first_paragraph.replace("\n", " ")
+
+
+def test_there_are_at_most_21_commands_to_learn() -> None:
+    assert len(COMMANDS) <= 21
