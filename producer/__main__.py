@@ -20,7 +20,7 @@ from broker.presence import Presence
 from contracts.engines import Engine
 from contracts.errors import EngineUnavailable
 from contracts.settings import StackSettings, engine_from
-from onbeat.base.http.own_metrics import metrics_of
+from onbeat.base.metrics.process_metrics import metrics_of
 from onbeat.base.process.ending import Ending
 from onbeat.data.prompts.opening_service import environment_http
 from onbeat.scoring.reward_client import RewardClient, reward_http

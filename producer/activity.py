@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from broker.generator_side import Claim
 from contracts.timeline import covered_s
-from onbeat.base.http.own_metrics import UNCOUNTED, OwnMetrics
+from onbeat.base.metrics.process_metrics import ProcessMetrics
 from onbeat.work.spans import Spans
 
 RATE_S = 60.0
@@ -27,12 +27,12 @@ class Activity:
     """The event loop's thread alone touches it."""
 
     def __init__(
-        self, generator_id: str, *, wall_clock: Callable[[], float] = time.time, metrics: OwnMetrics = UNCOUNTED
+        self, generator_id: str, *, wall_clock: Callable[[], float] = time.time, metrics: ProcessMetrics | None = None
     ) -> None:
         """metrics: of the process."""
         self.now_s = wall_clock
         self.spans = Spans(generator_id)
-        self._metrics = metrics
+        self._metrics = metrics or ProcessMetrics("generator")
         self._rounds: deque[tuple[float, float, int]] = deque(maxlen=256)
         self._waits_since_s: float | None = None
 

@@ -35,7 +35,7 @@ from contracts.errors import BatchFailed, BrokerUnavailable, InvalidInput, Weigh
 from contracts.events import TimelineSpan
 from contracts.monitor import GeneratorSeen
 from contracts.versions import WeightManifest
-from onbeat.base.http.own_metrics import UNCOUNTED, OwnMetrics
+from onbeat.base.metrics.process_metrics import ProcessMetrics
 from onbeat.base.process.crash_points import reach
 from onbeat.base.process.dependency import Dependency
 from onbeat.base.process.waiting import wait_for
@@ -81,7 +81,7 @@ class Generator(Worker[Claim]):
         services: Sequence[Dependency] = (),
         clock: Callable[[], float] = time.monotonic,
         stop_grace_s: float = STOP_GRACE_S,
-        metrics: OwnMetrics = UNCOUNTED,
+        metrics: ProcessMetrics | None = None,
     ) -> None:
         """services: what batches need beside the engine. metrics: of the process."""
         self._activity = Activity(generator_id, metrics=metrics)

@@ -31,7 +31,7 @@ from consumer.supervisor.reconciler import Reconciler, RunRoots
 from consumer.supervisor.trainer_process import TrainerProcess
 from contracts.errors import OnbeatError, Unavailable
 from contracts.settings import StackSettings, settings_from
-from onbeat.base.http.own_metrics import metrics_of
+from onbeat.base.metrics.process_metrics import metrics_of
 from onbeat.base.process.ending import end_in_time
 from onbeat.base.telemetry import logs
 from onbeat.base.telemetry.container_name import named

@@ -16,6 +16,7 @@ import logging
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from broker.connection.client import Broker
@@ -29,7 +30,7 @@ from contracts.jobs import JobState, TrainerExit
 from contracts.monitor import ConsumerSeen
 from contracts.settings import StackSettings
 from contracts.spec.trainer import TrainerSpec
-from onbeat.base.http.own_metrics import UNCOUNTED, OwnMetrics
+from onbeat.base.metrics.process_metrics import ProcessMetrics
 from onbeat.base.process.folders import make_missing
 
 RESERVATION_S = 8.0
@@ -93,7 +94,7 @@ class Reconciler:
     trainer_start_s: float
     network: str = ""
     """Over which this host is offered to jobs of several hosts."""
-    metrics: OwnMetrics = UNCOUNTED
+    metrics: ProcessMetrics = field(default_factory=partial(ProcessMetrics, "worker"))
     _of_hosts: str = ""
     """The job of the trainer here, where that launches ranks of several hosts: it counts its starts itself."""
     _left_alone: set[str] = field(default_factory=set)

@@ -16,7 +16,7 @@ from contracts.errors import WeightsUnfit
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.timeline import kind_of
 from contracts.versions import WeightManifest
-from onbeat.base.http.own_metrics import UNCOUNTED, OwnMetrics
+from onbeat.base.metrics.process_metrics import ProcessMetrics
 from onbeat.base.process.crash_points import reach
 from onbeat.base.telemetry.observing import MISSED, observed
 from onbeat.data.prompts.plan import IterationPlan
@@ -34,8 +34,8 @@ from onbeat.weights.publication import StoredVersion
 class HeldJob(TrainedJob):
     """One job under one trainer epoch. Its parts stay as they are; only `settled` changes from phase to phase."""
 
-    metrics: OwnMetrics = field(default=UNCOUNTED, kw_only=True)
-    """Those of the process."""
+    metrics: ProcessMetrics = field(default_factory=partial(ProcessMetrics, "trainer"), kw_only=True)
+    """The metrics of the process."""
 
     def __post_init__(self) -> None:
         """Loads model and data. Raises InvalidInput that names the spec's field, or the setting."""

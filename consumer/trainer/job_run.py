@@ -39,7 +39,7 @@ from contracts import errors
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
-from onbeat.base.http.own_metrics import UNCOUNTED, OwnMetrics, metrics_of
+from onbeat.base.metrics.process_metrics import ProcessMetrics, metrics_of
 from onbeat.base.process.ending import CALL_S, TRAINER_END_S, Ending
 from onbeat.loop.lease_keeper import LAST_WORDS_S, Cancelled, LeaseKeeper, Stopped
 from onbeat.loop.trained_job import trainer_side
@@ -86,13 +86,16 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
             raise
 
 
-def _metrics_of(settings: StackSettings) -> OwnMetrics:
-    """A port that is taken, as by a trainer that has not quite ended, is no reason not to train: a warning says so."""
+def _metrics_of(settings: StackSettings) -> ProcessMetrics:
+    """Creates the trainer's metrics, and serves them where they can be.
+
+    A port that is taken, as by a trainer that has not quite ended, is no reason not to train: a warning says so.
+    """
     try:
         return metrics_of(settings, "trainer")
     except errors.InvalidInput as error:
         log.warning("this trainer serves no metrics: %s", error)
-        return UNCOUNTED
+        return ProcessMetrics("trainer")
 
 
 def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callable[[], HeldJob]) -> TrainerExit:

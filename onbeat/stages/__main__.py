@@ -19,7 +19,7 @@ from broker.presence import StagePresence
 from broker.spans import report_spans
 from broker.stage_side import StageSide
 from contracts.settings import StackSettings
-from onbeat.base.http.own_metrics import metrics_of
+from onbeat.base.metrics.process_metrics import metrics_of
 from onbeat.base.process.ending import Ending
 from onbeat.stages.served_stages import ServedStages
 from onbeat.stages.services import Services, make_services

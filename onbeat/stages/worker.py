@@ -24,7 +24,7 @@ from broker.stage_side import ClaimedItem, PutOutcome, StageSide, wait_for_items
 from contracts import errors
 from contracts.monitor import StageWorkerSeen
 from contracts.timeline import COMPUTE, STAGE_WORKER
-from onbeat.base.http.own_metrics import UNCOUNTED, OwnMetrics
+from onbeat.base.metrics.process_metrics import ProcessMetrics
 from onbeat.base.process.crash_points import reach
 from onbeat.base.process.dependency import Dependency
 from onbeat.base.process.waiting import wait_for
@@ -62,7 +62,7 @@ class StageWorker(Worker[ClaimedItem]):
         wait_for_items: Callable[[Waits, float], None] = wait_for_items,
         stop_grace_s: float = STOP_GRACE_S,
         report: Report = lambda job_id, spans: None,
-        metrics: OwnMetrics = UNCOUNTED,
+        metrics: ProcessMetrics | None = None,
     ) -> None:
         """dependencies: servers that the services ask. metrics: of the process."""
         self._spans = Spans(f"{STAGE_WORKER} {worker_id}")
@@ -78,7 +78,7 @@ class StageWorker(Worker[ClaimedItem]):
         self._stages = stages
         self._of_kind = services
         self._wait_for_items = wait_for_items
-        self._metrics = metrics
+        self._metrics = metrics or ProcessMetrics("stage")
         self._waiting: asyncio.Task[None] | None = None
 
     @property

@@ -37,7 +37,7 @@ from contracts.errors import OnbeatError, Unavailable
 from contracts.settings import DAY_S, StackSettings, settings_from
 from contracts.tasks.kinds import OF_HOST, TaskKind, TaskQueue
 from contracts.tasks.records import ClockEntry, TaskArguments
-from onbeat.base.http.own_metrics import UNCOUNTED, OwnMetrics, metrics_of
+from onbeat.base.metrics.process_metrics import ProcessMetrics, metrics_of
 from onbeat.base.process.ending import end_in_time
 from onbeat.base.telemetry import logs
 from onbeat.base.telemetry.container_name import named
@@ -106,14 +106,14 @@ class Clock:
     """One clock of a stack, of which there may be several."""
 
     def __init__(
-        self, broker: Broker, settings: StackSettings, messages: TaskMessages, metrics: OwnMetrics = UNCOUNTED
+        self, broker: Broker, settings: StackSettings, messages: TaskMessages, metrics: ProcessMetrics | None = None
     ) -> None:
         self._broker = broker
         self._settings = settings
         self._store = TaskStore(broker)
         self._presence = TaskPresence(broker)
         self._messages = messages
-        self._metrics = metrics
+        self._metrics = metrics or ProcessMetrics("clock")
         self._owner = settings.process_id("clock")
         self._entries: list[ClockEntry] = []
         self._stopping = False

@@ -35,7 +35,7 @@ from contracts.monitor import TaskWorkerSeen
 from contracts.settings import StackSettings
 from contracts.tasks.kinds import TaskQueue, TaskState, queue_of_host
 from contracts.tasks.records import TaskResult
-from onbeat.base.http.own_metrics import metrics_of
+from onbeat.base.metrics.process_metrics import metrics_of
 from onbeat.base.process import crash_points
 from onbeat.base.process.crash_points import reach
 from onbeat.base.process.launcher import end_with_parent

@@ -28,13 +28,11 @@ from contracts.errors import InvalidInput
 from contracts.settings import KEY_FORM, OPERATOR, StackSettings
 from onbeat.base.http.asker import WorkLog
 from onbeat.base.http.change_log import ChangeLine
+from onbeat.base.http.probe_paths import HEALTH_PATH, METRICS_KEY, METRICS_PATH
 from onbeat.base.http.problems import Problem, problem_response
 from onbeat.base.telemetry.correlation import HEADER, about_request
 
-METRICS_PATH = "/metrics"
-METRICS_KEY = "ONBEAT_METRICS_KEY"
 API_KEY = "ONBEAT_API_KEY"
-HEALTH_PATH = "/healthz"
 OPEN_PATHS = frozenset({HEALTH_PATH, "/readyz"})
 LOOPBACK_NAMES = frozenset({"localhost"})
 SAME_SITE = ("same-origin", "none")

@@ -2,8 +2,8 @@
 
     generator, trainer, … ─▶ ProcessMetrics ─▶ its registry ─▶ prometheus_client's server ◀─ GET /metrics, /healthz
 
-A process creates its ProcessMetrics when it starts, where ONBEAT_METRICS_PORT is set; a process without a port imports
-nothing of this. The server of prometheus_client listens at ONBEAT_HOST. Without ONBEAT_METRICS_KEY that must be
+A process creates its ProcessMetrics when it starts; they are served where ONBEAT_METRICS_PORT is set. The server of
+prometheus_client listens at ONBEAT_HOST. Without ONBEAT_METRICS_KEY that must be
 loopback, where each user of the machine may read the numbers and the ids of jobs in them. With the key it may be any
 address: containers are scraped at theirs, and each scrape sends the key.
 """
@@ -17,7 +17,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler
 
 from prometheus_client import (
@@ -33,8 +33,8 @@ from prometheus_client import (
 
 from contracts.errors import InvalidInput
 from contracts.settings import KEY_FORM, StackSettings
-from onbeat.base.http.access import HEALTH_PATH, METRICS_KEY, METRICS_PATH
-from onbeat.base.http.own_metrics import WRONG_READS, OwnMetrics, Process
+from onbeat.base.http.probe_paths import HEALTH_PATH, METRICS_KEY, METRICS_PATH
+from onbeat.base.metrics.wrong_reads import WRONG_READS
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500)
 """From a millisecond, which a toy model needs for a batch, to most of an hour."""
@@ -42,6 +42,11 @@ REQUEST_S = 10.0
 """A client that sends nothing for so long loses its connection, and the thread that it held ends."""
 
 log = logging.getLogger(__name__)
+
+
+Process = Literal["generator", "trainer", "stage", "worker", "tasks", "clock"]
+"""A kind of process that is no HTTP service. `worker` is a consumer, which starts trainers; `tasks` is a worker of
+tasks, and `clock` starts those that have a time."""
 
 
 class Numbers(NamedTuple):
@@ -139,8 +144,13 @@ NUMBERS: Mapping[Process, Numbers] = {
 }
 
 
-class ProcessMetrics(OwnMetrics):
-    """A registry of one process: the metrics of NUMBERS, memory, processor time, open files and wrong reads."""
+class ProcessMetrics:
+    """The numbers of one process, by the names that its code gives them.
+
+    Its registry has the metrics of NUMBERS, and memory, processor time, open files and wrong reads. The process's entry
+    point creates it by `metrics_of`; the objects that count get it from there, and one created without it has its own,
+    which is not served.
+    """
 
     def __init__(self, process: Process) -> None:
         self.registry = registry = CollectorRegistry()
@@ -162,27 +172,36 @@ class ProcessMetrics(OwnMetrics):
             self._gauges[name].set(first)
 
     def observe(self, what: str, seconds: float) -> None:
+        """Adds a duration to its histogram. A name without one is passed over: some spans are of the timeline alone."""
         if what in self._seconds:
             self._seconds[what].observe(max(0.0, seconds))
 
     def count(self, name: str, number: int = 1, *, label: str = "") -> None:
+        """Adds to a counter. label: its part, for a counter with parts; never a text that a job or a client wrote."""
         counter = self._counters[name]
         (counter.labels(label) if label else counter).inc(number)
 
     def set(self, name: str, value: float) -> None:
+        """Sets a gauge."""
         self._gauges[name].set(value)
 
     def ask(self, name: str, value: Callable[[], float]) -> None:
+        """Has a gauge call `value` each time that it is read."""
         self._gauges[name].set_function(value)
 
     def exposition(self) -> bytes:
+        """Returns all of them in Prometheus' text form."""
         return generate_latest(self.registry)
 
 
-def served(settings: StackSettings, process: Process) -> ProcessMetrics:
-    """Creates a process's metrics and serves them from now on. Raises InvalidInput as `serve` does."""
+def metrics_of(settings: StackSettings, process: Process) -> ProcessMetrics:
+    """Creates a process's metrics, and serves them from now on where a port is set.
+
+    Raises InvalidInput as `serve` does.
+    """
     metrics = ProcessMetrics(process)
-    serve(settings, metrics.registry)
+    if settings.metrics_port:
+        serve(settings, metrics.registry)
     return metrics
 
 

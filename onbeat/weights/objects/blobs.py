@@ -30,7 +30,7 @@ from contracts.encoding.names import SEGMENT, check_job_id
 from contracts.encoding.wire import Record
 from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.settings import StackSettings
-from onbeat.base.http.own_metrics import WRONG_READS
+from onbeat.base.metrics.wrong_reads import WRONG_READS
 from onbeat.base.process.folders import written_whole
 from onbeat.weights.objects.bucket import MOST_READS, Bucket, check_name
 from onbeat.weights.objects.cache import HostCache, open_cache

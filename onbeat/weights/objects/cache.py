@@ -29,7 +29,7 @@ from blake3 import blake3
 
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import InvalidInput
-from onbeat.base.http.own_metrics import WRONG_READS
+from onbeat.base.metrics.wrong_reads import WRONG_READS
 from onbeat.base.process.folders import make_private, written_whole
 
 SETTING = "ONBEAT_CACHE"

@@ -13,7 +13,7 @@ import pytest
 from contracts.encoding.digests import content_digest
 from contracts.errors import ContractViolation, InvalidInput, NotFound, ObjectsUnavailable
 from contracts.settings import StackSettings
-from onbeat.base.http.own_metrics import WRONG_READS
+from onbeat.base.metrics.wrong_reads import WRONG_READS
 from onbeat.stack.ports import free_port
 from onbeat.weights.objects import blobs as blobs_module
 from onbeat.weights.objects import bucket as bucket_module

@@ -15,7 +15,7 @@ from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import decode_json
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
-from onbeat.base.http.own_metrics import WRONG_READS
+from onbeat.base.metrics.wrong_reads import WRONG_READS
 from onbeat.weights.objects import cache as cache_module
 from onbeat.weights.objects.blobs import Blobs
 from onbeat.weights.objects.cache import HostCache, Owner, open_cache

@@ -14,7 +14,7 @@ from contracts.encoding.digests import content_digest
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from onbeat.base.http.outgoing import make_client
-from onbeat.base.http.own_metrics import WRONG_READS
+from onbeat.base.metrics.wrong_reads import WRONG_READS
 from onbeat.base.process.child_process import ChildProcess
 from onbeat.stack.plan import child_environment
 from onbeat.stack.ports import free_port

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 
 import httpx
@@ -12,8 +13,8 @@ from msgspec.structs import replace
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from onbeat.base.http.access import AccessRules
-from onbeat.base.http.own_metrics import UNCOUNTED, WRONG_READS, metrics_of
-from onbeat.base.metrics.process_metrics import NUMBERS, ProcessMetrics, ScrapeHandler, serve, served
+from onbeat.base.metrics.process_metrics import NUMBERS, ProcessMetrics, ScrapeHandler, metrics_of, serve
+from onbeat.base.metrics.wrong_reads import WRONG_READS
 from onbeat.stack.ports import free_port
 from tests.refusals import refusal_of
 
@@ -23,7 +24,7 @@ PUBLIC = {"metrics_key": "the-metrics-key", "host": "0.0.0.0"}
 
 def serving(**settings: str | int) -> str:
     port = free_port()
-    metrics = served(replace(StackSettings(), metrics_port=port, **settings), "generator")
+    metrics = metrics_of(replace(StackSettings(), metrics_port=port, **settings), "generator")
     metrics.observe("generate", 0.3)
     metrics.observe("what has no histogram", 1.0)
     return f"http://127.0.0.1:{port}"
@@ -47,22 +48,28 @@ def test_a_scrape_with_the_key_reads_them_and_nothing_else_is_there() -> None:
 
 
 def test_what_came_wrong_is_counted_whether_it_is_served_or_not() -> None:
-    metrics = metrics_of(replace(StackSettings(), metrics_port=free_port()), "trainer")
-    assert isinstance(metrics, ProcessMetrics)
+    metrics = metrics_of(StackSettings(), "trainer")
     WRONG_READS["host"] += 1
     assert f'onbeat_wrong_reads{{layer="host"}} {WRONG_READS["host"]:.1f}' in metrics.exposition().decode()
 
 
-def test_a_process_keeps_each_number_by_its_name_and_one_without_a_port_none() -> None:
-    assert metrics_of(StackSettings(), "trainer") is UNCOUNTED
+def test_a_process_without_a_port_counts_and_serves_nothing() -> None:
+    threads = threading.enumerate()
+    metrics = metrics_of(StackSettings(), "worker")
+    metrics.count("started")
+    assert "onbeat_worker_trainers_started_total 1.0" in metrics.exposition().decode()
+    assert threading.enumerate() == threads
+
+
+def test_a_process_keeps_each_number_by_its_name() -> None:
     for process, numbers in NUMBERS.items():
-        for metrics in (ProcessMetrics(process), UNCOUNTED):
-            for what in numbers.seconds:
-                metrics.observe(what, 1.0)
-            for name, (_, _, labels) in numbers.counters.items():
-                metrics.count(name, 2, label="one" if labels else "")
-            for name in numbers.gauges:
-                metrics.set(name, 3.0)
+        metrics = ProcessMetrics(process)
+        for what in numbers.seconds:
+            metrics.observe(what, 1.0)
+        for name, (_, _, labels) in numbers.counters.items():
+            metrics.count(name, 2, label="one" if labels else "")
+        for name in numbers.gauges:
+            metrics.set(name, 3.0)
         text = ProcessMetrics(process).exposition().decode()
         assert all(f"{metric}_count 0.0" in text for metric, _ in numbers.seconds.values())
         assert all(f"{metric} {first}" in text for metric, _, first in numbers.gauges.values())

@@ -21,8 +21,7 @@ from contracts.tasks.kinds import TaskKind, TaskState
 from contracts.tasks.records import ClockEntry, TaskArguments
 from gateway.metrics.stack_state import stack_metrics
 from gateway.services import Services
-from onbeat.base.http.own_metrics import Process
-from onbeat.base.metrics.process_metrics import NUMBERS, ProcessMetrics
+from onbeat.base.metrics.process_metrics import NUMBERS, Process, ProcessMetrics
 from onbeat.stack.redis import EmbeddedRedis
 from tests.served import services_over
 

@@ -7,14 +7,15 @@ import contextlib
 from collections import Counter
 
 from contracts.errors import WeightsRejected
-from onbeat.base.http.own_metrics import OwnMetrics
+from onbeat.base.metrics.process_metrics import ProcessMetrics
 from producer.activity import Activity
 from tests.unit.producer.test_generator import Stack
 from tests.until import Clock
 
 
-class Booked(OwnMetrics):
+class Booked(ProcessMetrics):
     def __init__(self) -> None:
+        super().__init__("generator")
         self.seconds: list[tuple[str, float]] = []
         self.counts: Counter[tuple[str, str]] = Counter()
 
