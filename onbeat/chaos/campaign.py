@@ -36,10 +36,10 @@ from onbeat.audit.folder import read_spec
 from onbeat.audit.weights import digests_on_disk
 from onbeat.base.process import child_process
 from onbeat.base.process.waiting import Waiting
-from onbeat.chaos.asked_tasks import TASK, AskedTasks, child_of
 from onbeat.chaos.disturbed_run import DisturbedRun, Paused
 from onbeat.chaos.evidence import TRAINER
 from onbeat.chaos.result import TRAINER_FAULTS, Baseline, CampaignResult, Fault, RoundResult, summed, unproven
+from onbeat.chaos.task_requests import TASK, AskedTasks, child_of
 from onbeat.client.gateway import GatewayClient
 from onbeat.stack.stack import EmbeddedStack
 

@@ -35,7 +35,7 @@ from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.base.process.waiting import run_apart
 from onbeat.client.connection import connected
-from onbeat.client.own_worker import OwnWorker
+from onbeat.client.joined_worker import OwnWorker
 from onbeat.client.samples import PromptClaim, Sample, completions_of
 from onbeat.scoring.groups import reward_items, rollout_groups
 from onbeat.scoring.reward_client import RewardClient, reward_http, tries_of

@@ -26,7 +26,7 @@ from contracts.monitor import StageWorkerSeen
 from contracts.settings import StackSettings
 from contracts.spec.stages import ExternalStage
 from onbeat.client.connection import JobConnection, connected
-from onbeat.client.own_worker import OwnWorker
+from onbeat.client.joined_worker import OwnWorker
 from onbeat.client.rows import RowKey, Rows, packed
 
 MAX_ROWS = 256

@@ -18,7 +18,7 @@ from onbeat.stack.access import run_dir_flag
 from onbeat.terminal.output import FAILED, console_for, tell
 from onbeat.terminal.words import by_reason, count, duration, one_line, plural, score
 from onbeat.training.demo import DemoSummary, run_demo
-from onbeat.training.own_stack import new_run_root, plan_of_job
+from onbeat.training.private_stack import new_run_root, plan_of_job
 
 
 def demo(

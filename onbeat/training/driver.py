@@ -20,7 +20,7 @@ from contracts.run_folder import RunFolder
 from onbeat.base.process.waiting import Waiting
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
-from onbeat.commands.exports.kept_audit import write_audit
+from onbeat.commands.exports.audit_file import write_audit
 from onbeat.stack.access import GatewayAccess
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack

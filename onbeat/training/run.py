@@ -27,7 +27,7 @@ from onbeat.audit.folder import read_spec
 from onbeat.base.process.signals import uninterrupted
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
-from onbeat.commands.exports.kept_audit import read_audit, verify_at, verify_folder
+from onbeat.commands.exports.audit_file import read_audit, verify_at, verify_folder
 from onbeat.commands.options import model_root_or_default
 from onbeat.run_folder.run_files import bring_missing
 from onbeat.stack.access import GatewayAccess, page_address

@@ -33,7 +33,7 @@ from onbeat.training.inputs import (
     reward_table,
     tools_table,
 )
-from onbeat.training.own_stack import new_run_root, nothing_left_of_what_is_refused, on_own_stack, plan_of_job
+from onbeat.training.private_stack import new_run_root, nothing_left_of_what_is_refused, on_own_stack, plan_of_job
 from onbeat.training.progress_line import shown_for
 from onbeat.training.run import Run
 

@@ -23,8 +23,8 @@ from contracts.settings import settings_from
 from contracts.tasks.records import ExportRequest
 from onbeat.audit.folder import read_spec
 from onbeat.commands import options
+from onbeat.commands.exports.audit_file import read_audit, stands_alone
 from onbeat.commands.exports.fetched import exported_of, fetch
-from onbeat.commands.exports.kept_audit import read_audit, stands_alone
 from onbeat.commands.jobs import Job
 from onbeat.export.exported import Exported
 from onbeat.export.target import check_target

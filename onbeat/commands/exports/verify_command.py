@@ -14,7 +14,7 @@ from contracts.errors import ContractViolation
 from contracts.run_folder import RunFolder
 from onbeat.client.gateway import GatewayClient, result_of
 from onbeat.commands import options
-from onbeat.commands.exports.kept_audit import read_audit, stands_alone, verify_at, verify_folder
+from onbeat.commands.exports.audit_file import read_audit, stands_alone, verify_at, verify_folder
 from onbeat.commands.options import Job
 from onbeat.stack.access import run_root_from
 from onbeat.terminal.output import FAILED, console_for, tell

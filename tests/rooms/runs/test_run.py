@@ -21,7 +21,7 @@ from contracts.errors import DeadlineExceeded, InvalidInput, JobFailed, NotFound
 from contracts.jobs import JobState, JobStatus
 from contracts.rewards import PluginReward
 from onbeat.client.progress import JobProgress
-from onbeat.commands.exports.kept_audit import read_audit
+from onbeat.commands.exports.audit_file import read_audit
 from onbeat.commands.exports.verify_command import verdict_text
 from onbeat.stack.access import StackFile, write_stack_file
 from onbeat.terminal import follow

@@ -19,7 +19,7 @@ from contracts.rewards import PluginReward
 from onbeat.audit.folder import read_spec
 from onbeat.audit.weights import digest_of
 from onbeat.base.process import child_process
-from onbeat.commands.exports.kept_audit import read_audit
+from onbeat.commands.exports.audit_file import read_audit
 from tests.builders import tiny_model_folder
 from tests.chaos.short_job import long_variant
 from tests.unit.onbeat.data.rendering.chat_models import CHATML, chat_tokenizer

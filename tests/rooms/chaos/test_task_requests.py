@@ -11,7 +11,7 @@ import pytest
 from contracts.settings import StackSettings
 from contracts.tasks.kinds import TaskKind, TaskState
 from contracts.tasks.records import ExportedFiles, ExportRequest, TaskResult, TaskStatus
-from onbeat.chaos.asked_tasks import AskedTasks, child_of
+from onbeat.chaos.task_requests import AskedTasks, child_of
 from onbeat.tasks.exports import folder_of, place_of
 
 VERIFY, EXPORT = "task-00000000000a", "task-00000000000b"
