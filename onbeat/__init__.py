@@ -1,4 +1,4 @@
-"""What a person types and imports, and below it what the services share.
+"""The roof, which a person types and imports, and below it the rooms that the services share.
 
     run = onbeat.train("configs/demo.toml", iterations=50)
     for iteration in run:
@@ -6,7 +6,7 @@
     model, tokenizer = run.export("my-model")
 
 `commands`, `client`, `stack` and `terminal` start the services as processes, and import none of them. The services
-import the lower rooms: `loop`, `weights`, `prompts`, `environments`, `cage`, `process` and their like.
+import the lower rooms: `loop`, `weights`, `data`, `environments`, `base` and their like.
 
 Consumes:     job specs from programs, files and flags, and what the gateway answers over HTTP.
 Waits for:    readiness of each service it started, and the events of the jobs it watches, each with a deadline.

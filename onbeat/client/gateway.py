@@ -87,7 +87,7 @@ class GatewayClient:
         return self.ask(method, f"/v1/jobs/{segment(job_id)}{behind}", **request)
 
     def ask(self, method: str, path: str, **request: Any) -> Any:
-        """The answer's JSON; what an extra asks of a route of its own. Raises OnbeatError as the gateway does."""
+        """Returns the answer's JSON, of any route. Raises OnbeatError as the gateway does."""
         try:
             answer = self._http.request(method, path, **request)
         except httpx.TransportError as error:
