@@ -17,7 +17,7 @@ Both sides have the model folder, the prompts in their order, group size, tokens
 clipping, GRPO's loss without a KL, and the rewards, by one function. Seeds are 0, 1, ..., one for each repeat, but
 the two draw other samples from them. Ours is `onbeat demo` as it is, with one compute thread in each process. TRL has
 two threads, all completions of an iteration in one batch, float32, no checkpoints, no logs, and no gradient
-checkpointing; it samples by transformers' `generate` (docs/decisions/0022-beside-trl.md). Neither evaluates while it
+checkpointing; it samples by transformers' `generate` (docs/benchmarks.md, what is equal). Neither evaluates while it
 trains: the model that each has made is then evaluated by one function, on the held-out prompts.
 """
 

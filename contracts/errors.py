@@ -47,7 +47,7 @@ PATH_KEY = "path"
 
 
 class Fault(StrEnum):
-    """The side on which the cause of a job's failure lies (decision 44)."""
+    """The side on which the cause of a job's failure lies (decision 17)."""
 
     JOB = "job"
     """The job's own spec, data, reward or numbers: its owner can fix it, and other jobs go on."""
