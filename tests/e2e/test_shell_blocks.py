@@ -61,7 +61,7 @@ ELSEWHERE = {
     "onbeat up --metrics --generators 2": ("tests/e2e/test_prometheus.py", "generators=2, threads=1, metrics=True"),
     "prometheus --config.file=": ("tests/e2e/test_prometheus.py", "embedded.yml"),
     "promtool test rules": ("tests/integration/test_prometheus_rules.py", "promtool"),
-    "onbeat init my-project && cd my-project": ("tests/rooms/projects/test_tutorial.py", "Your own data and reward"),
+    "onbeat init my-project && cd my-project": ("tests/rooms/projects/test_tutorial.py", "## Your first run"),
     "python train.py": ("tests/rooms/projects/test_tutorial.py", "train.py"),
     "python make_rows.py && python -m pytest": ("tests/rooms/projects/test_tutorial.py", "make_rows.py"),
     "onbeat plan configs/demo.toml": ("tests/rooms/planning/test_plan.py", '["plan", str(DEMO)'),
@@ -106,7 +106,7 @@ TYPED = {
 }
 """Command of a page → what is typed in its place: a stack in the background, numbers of a small job, a folder here."""
 SESSION = (
-    ("start.md", "Your first job"),
+    ("start.md", "A job on a stack that stays"),
     ("start.md", "Commands"),
     ("start.md", "The demo"),
     ("operate.md", "The trained model"),
