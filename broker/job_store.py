@@ -29,8 +29,8 @@ from contracts.jobs import (
     resumed_spec,
 )
 from contracts.run_folder import Removal
+from contracts.spec.fork import fork_of
 from contracts.spec.job import JobSpec
-from contracts.spec.submission import fork_of
 
 IDEMPOTENCY_S = 24 * 3600
 MAX_REASON_CHARS = 2**16

@@ -4,16 +4,19 @@ taken, a log's part, a verdict, the stack.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
 
 from msgspec import UNSET, UnsetType
 
 from contracts.encoding.wire import Record, encode_json
+from contracts.errors import Refusal
 from contracts.events import JobEvent
 
 
 class SpecCheck(Record, frozen=True, kw_only=True):
-    """The answer to `POST /v1/jobs/check`; a spec that a submission would refuse gets that refusal."""
+    """The answer to `POST /v1/jobs/check`. A spec that a submission would refuse gets the same problem, with all
+    refusals."""
 
     valid: bool
 
@@ -116,13 +119,36 @@ class ProblemDetails(Record, frozen=True, kw_only=True):
     """Path of the offending field, e.g. "model.path" or "items[3].reference"; null where no field is at fault."""
     cure: str | None = None
     """What to do about it."""
+    refusals: tuple[Refusal, ...] | UnsetType = UNSET
+    """All refusals of a spec; detail, field and cure are those of the first one."""
 
 
-def problem_body(status: int, detail: str, *, field: str | None = None, cure: str | None = None) -> bytes:
+def problem_body(
+    status: int,
+    detail: str,
+    *,
+    field: str | None = None,
+    cure: str | None = None,
+    refusals: Sequence[Refusal] = (),
+) -> bytes:
     """Makes JSON of the problem; text that UTF-8 can't hold, as a hostile header may bring, is escaped."""
-    texts = [_encodable(detail), *(text and _encodable(text) for text in (field, cure))]
-    title = HTTPStatus(status).phrase
-    return encode_json(ProblemDetails(title=title, status=status, detail=texts[0] or "", field=texts[1], cure=texts[2]))
+    details = ProblemDetails(
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=_encodable(detail),
+        field=field and _encodable(field),
+        cure=cure and _encodable(cure),
+        refusals=tuple(_encodable_refusal(refusal) for refusal in refusals) or UNSET,
+    )
+    return encode_json(details)
+
+
+def _encodable_refusal(refusal: Refusal) -> Refusal:
+    return Refusal(
+        field=_encodable(refusal.field),
+        problem=_encodable(refusal.problem),
+        cure=_encodable(refusal.cure),
+    )
 
 
 def _encodable(text: str) -> str:

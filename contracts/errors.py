@@ -2,6 +2,7 @@
 
 OnbeatError
 ├── InvalidInput            a spec, flag, body or file that breaks a rule; names the field
+│   └── SpecRefused         a spec, with all rules that it breaks
 ├── ContractViolation       bytes from another process that do not decode or break an invariant (I1)
 ├── NotFound                a job, iteration or file that does not exist
 ├── Conflict                an idempotency key reused for another body, an illegal state change
@@ -34,9 +35,12 @@ error ends a job, it also says whose fault that is (`Fault`): who has to be told
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 from http import HTTPStatus
 from typing import ClassVar
+
+import msgspec
 
 MOST_CHARACTERS = 500
 """A library's line is cut here."""
@@ -91,6 +95,41 @@ class InvalidInput(OnbeatError, status=HTTPStatus.UNPROCESSABLE_ENTITY):
         """The job's for a key of its spec. A setting, and a file that the gateway could read, are the stack's."""
         is_key = SPEC_KEY.fullmatch(self.field or "") is not None
         return Fault.JOB if is_key and not str(self.field).endswith(PATH_KEY) else Fault.STACK
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rule that a spec breaks. `judge` of contracts/spec/rules.py and the gateway make it, clients show it."""
+
+    field: str
+    """Path of the key at fault, as `stages[0].lowest`; "" where it is the whole spec."""
+    problem: str
+    """What is wrong with it: a predicate, whose subject is the field."""
+    cure: str = ""
+    """What to change; "" where that isn't known."""
+
+    @property
+    def error(self) -> InvalidInput:
+        """The refusal as an exception of its own."""
+        return InvalidInput(self.problem, field=self.field or None, cure=self.cure or None)
+
+    @classmethod
+    def of(cls, error: OnbeatError) -> Refusal:
+        """Returns the refusal that an exception tells of."""
+        return cls(field=error.field or "", problem=error.problem, cure=error.cure or "")
+
+
+class SpecRefused(InvalidInput):
+    """A spec that breaks rules, with all of them; problem, field and cure are those of the first one."""
+
+    def __init__(self, refusals: Sequence[Refusal]) -> None:
+        """refusals: one or more."""
+        first = refusals[0].error
+        super().__init__(first.problem, field=first.field, cure=first.cure)
+        self.refusals = tuple(refusals)
+
+    def __str__(self) -> str:
+        """Returns a line for each refusal."""
+        return "\n".join(str(refusal.error) for refusal in self.refusals)
 
 
 class ContractViolation(OnbeatError, status=HTTPStatus.BAD_GATEWAY):

@@ -23,6 +23,7 @@ from contracts.encoding.wire import Iterations, Line, Record, changed
 from contracts.errors import Fault
 from contracts.rewards import OnUnscorable, with_on_unscorable
 from contracts.spec.job import JobSpec
+from contracts.spec.rules import check_spec
 from contracts.spec.trainer import HEALTH_RULES, MOST_WIDER_BITS, WiderSums
 from contracts.stated_scores import with_on_failure
 
@@ -110,7 +111,7 @@ def resumed_spec(before: JobSpec, asked: ResumeRequest, *, num_trained: int = 0)
         num_trained: Iterations that are committed. What of them is trained again has to come to the same weights, so
             wider sums begin after them.
 
-    Raises InvalidInput for the name of what the job doesn't have, and for what the spec refuses.
+    Raises InvalidInput for the name of what the job doesn't have, and SpecRefused for a spec that breaks a rule.
     """
     after = before if asked.iterations is None else changed(before, iterations=asked.iterations)
     if asked.on_unscorable:
@@ -122,6 +123,7 @@ def resumed_spec(before: JobSpec, asked: ResumeRequest, *, num_trained: int = 0)
         earlier = [one for one in before.trainer.wider_sums or () if one.first_iteration < num_trained]
         wider = WiderSums(first_iteration=num_trained, bits=asked.wider_sums)
         after = changed(after, trainer=changed(before.trainer, wider_sums=(*earlier, wider)))
+    check_spec(after)
     return after
 
 

@@ -85,12 +85,6 @@ class RegexReward(Component, tag="regex", frozen=True, kw_only=True):
     """How the group `answer` is compared: "text", or "number", by which 1058 equals 1,058 as under `numeric`; left out:
     as text."""
 
-    def __post_init__(self) -> None:
-        if self.compare and not self.compares:
-            raise ValueError(
-                "compare has no effect without a group `answer` in pattern; leave it out, or add the group"
-            )
-
     @property
     def patterns(self) -> dict[str, str]:
         return {"pattern": self.pattern}
@@ -136,10 +130,6 @@ class LengthReward(Component, tag="length", frozen=True, kw_only=True):
     max_chars: Annotated[int, Meta(ge=1, le=2**27)]
     """Shortest completion with a score of 0.0; above target_chars."""
 
-    def __post_init__(self) -> None:
-        if self.max_chars <= self.target_chars:
-            raise ValueError("max_chars must be above target_chars")
-
 
 class OverlongReward(Component, tag="overlong", frozen=True, kw_only=True):
     """DAPO's soft overlong punishment (arXiv 2503.14476, equation 13): 0.0 up to max_tokens - buffer_tokens sampled
@@ -149,10 +139,6 @@ class OverlongReward(Component, tag="overlong", frozen=True, kw_only=True):
     """L_max: shortest completion with the full punishment, the end-of-sequence token included."""
     buffer_tokens: Tokens
     """L_cache: how many tokens before it the punishment begins; at most max_tokens."""
-
-    def __post_init__(self) -> None:
-        if self.buffer_tokens > self.max_tokens:
-            raise ValueError("buffer_tokens must be max_tokens or less")
 
     @property
     def free_tokens(self) -> int:
@@ -357,17 +343,6 @@ def stated_scores(components: tuple[RewardComponent, ...]) -> dict[str, float]:
     """Breakdown name → `on_unscorable` score, of the components that have one."""
     stated = {name: component.stated_score for name, component in named(components)}
     return {name: score for name, score in stated.items() if score is not None}
-
-
-def overlong_problem(components: tuple[RewardComponent, ...], longest: int) -> str:
-    """Says which punishment never begins, where completions have so many sampled tokens at most; "" of none."""
-    for component in components:
-        if isinstance(component, OverlongReward) and component.free_tokens >= longest:
-            return (
-                f"reward.components: overlong begins above {component.free_tokens} tokens, a completion has at most "
-                f"{longest}, so it has no effect; lower max_tokens or raise buffer_tokens"
-            )
-    return ""
 
 
 def imports_plugins(components: tuple[RewardComponent, ...]) -> bool:

@@ -16,10 +16,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from contracts.errors import InvalidInput
-from contracts.rewards import OnUnscorable, RewardComponent, breakdown_names, stated_scores
+from contracts.rewards import OnUnscorable, RewardComponent, stated_scores
 from contracts.spec.datasets import DatasetSpec, environments_of, with_environments
 from contracts.spec.environment import EnvironmentSpec, environment_name
-from contracts.spec.stages import JudgingStage, StageSpec, reward_weights
+from contracts.spec.stages import JudgingStage, StageSpec
 
 
 def all_stated_scores(
@@ -28,23 +28,6 @@ def all_stated_scores(
     """Returns name → score, of whatever states one."""
     of_others = {name: judge.stated_score for name, judge in _judges(environments, stages).items()}
     return stated_scores(components) | {name: score for name, score in of_others.items() if score is not None}
-
-
-def names_problem(
-    components: tuple[RewardComponent, ...], environments: Mapping[str, EnvironmentSpec], stages: Sequence[StageSpec]
-) -> str:
-    """Says which score couldn't be told from another's; "" where each has a name of its own."""
-    taken = {*breakdown_names(components)}
-    if column := next((column for column in reward_weights(stages) if column in taken), ""):
-        return f'stages: output "{column}" joins the reward by the name of a reward component; rename it'
-    taken |= set(map(environment_name, environments))
-    for stage in stages:
-        if isinstance(stage, JudgingStage) and stage.stated_score is not None and stage.name in taken:
-            return (
-                f'stages: on_failure of stage "{stage.name}" needs a name that neither a reward component nor the '
-                "environment has; give the stage another name"
-            )
-    return ""
 
 
 def with_on_failure(

@@ -20,6 +20,11 @@ class Transport(Record, tag_field="transport", frozen=True, kw_only=True):
     takes_deltas: ClassVar[bool] = False
     """Whether a manifest of it may stand on other versions."""
 
+    @property
+    def name(self) -> str:
+        """The transport's name in a spec."""
+        return str(self.__struct_config__.tag)
+
 
 class FileWeights(Transport, tag="file", frozen=True, kw_only=True):
     """Whole versions as safetensors shards, in a folder that trainer and generators share."""

@@ -24,9 +24,9 @@ from contracts.events import versions_of
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec.datasets import MixtureDataset, RowsTable, SourceDataset, dataset_field
+from contracts.spec.fork import unusable_fork
 from contracts.spec.job import JobSpec
 from contracts.spec.stages import RewardModelStage, StageSpec, TeacherStage
-from contracts.spec.submission import unusable_fork
 from onbeat.data.named_files import check_model, check_rows, model_digests, rows_digests
 from onbeat.loop.chain_file import ChainFile
 from onbeat.weights.model_path import FIELD, find_model, folder_of_model

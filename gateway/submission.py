@@ -11,7 +11,8 @@ import logging
 import re
 import symtable
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ from starlette.requests import ClientDisconnect
 from broker.job_store import JobStore
 from contracts.encoding.json_lines import open_plain
 from contracts.encoding.wire import KEY_IN_PROBLEM, changed, decode_json, encode_json
-from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput, NotFound
+from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput, NotFound, Refusal, SpecRefused
 from contracts.jobs import ResumeRequest
 from contracts.monitor import GeneratorSeen
 from contracts.rewards import (
@@ -42,10 +43,14 @@ from contracts.rewards import (
 )
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec.datasets import JsonlDataset, dataset_field, environment_field, with_environments
+from contracts.spec.datasets import JsonlDataset, SourceDataset, dataset_field, environment_field, with_environments
 from contracts.spec.environment import EnvironmentSpec, environment_at
+from contracts.spec.fork import fork_problem, unusable_fork
 from contracts.spec.job import JobSpec
-from contracts.spec.submission import check_engines, fork_problem, unusable_fork
+from contracts.spec.reading import spec_of_json
+from contracts.spec.retention import check_retention
+from contracts.spec.serving import check_engines
+from gateway.named_files import with_file_digests, with_fork_digest
 from onbeat.audit.folder import read_spec as read_spec_of
 from onbeat.base.http.asker import asker_headers
 from onbeat.base.http.bodies import JSON, media_type_of, read_body
@@ -53,6 +58,7 @@ from onbeat.base.http.outgoing import make_client
 from onbeat.base.http.problems import Problem
 from onbeat.base.machine_kernels import matmul_of_machine
 from onbeat.data.datasets.loading import job_examples
+from onbeat.data.datasets.references import check_job
 from onbeat.data.prompts.opening_service import EnvironmentService
 from onbeat.data.prompts.openings import check_determinism
 from onbeat.scoring.patterns import takes_re2
@@ -82,9 +88,15 @@ IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,200}")
 
 
 async def read_spec(request: Request, *, max_bytes: int) -> JobSpec:
-    """Raises Problem 415, 413, 400 where the bytes are no JSON, 422 where a field breaks the spec."""
+    """Raises Problem 415, 413 and 400 where the bytes are no JSON, SpecRefused where a key is unknown or wrong."""
     _require_json(request)
-    return _decoded(await _read_body(request, max_bytes=max_bytes), JobSpec)
+    body = await _read_body(request, max_bytes=max_bytes)
+    try:
+        return spec_of_json(body)
+    except SpecRefused:
+        raise
+    except InvalidInput as error:
+        raise Problem(HTTPStatus.BAD_REQUEST, error.problem, field=error.field, cure=error.cure) from error
 
 
 async def read_resume(request: Request, *, max_bytes: int) -> ResumeRequest:
@@ -147,30 +159,117 @@ def with_matmul(spec: JobSpec, settings: StackSettings) -> JobSpec:
     return changed(spec, model=changed(spec.model, matmul=matmul))
 
 
-def check_paths(spec: JobSpec, settings: StackSettings) -> None:
-    """Raises InvalidInput for a model folder or data file that isn't there or lacks something, and for wrong rows.
+def ask_stack(
+    spec: JobSpec,
+    refusals: list[Refusal],
+    *,
+    settings: StackSettings,
+    jobs: JobStore,
+    generators: Sequence[GeneratorSeen],
+) -> JobSpec:
+    """Adds to the judge's refusals what only the stack knows of a spec: its paths, plug-ins and live generators.
 
-    Rows of more than MAX_ROWS_BYTES are the trainer's to read, and so is what isn't a JSON object a line.
+    What starts a process, reads rows or asks another service is asked only of a spec without a refusal so far.
+
+    Args:
+        refusals: Those of the judge; this adds to them.
+        generators: The live ones.
+
+    Returns:
+        The spec with the text of its rewards' files, and the digest of each other file that it names.
+
+    Raises:
+        Unavailable: A service that has to say something doesn't answer.
     """
-    parts = spec.tables.values()
+    with _added_to(refusals):
+        check_retention(spec.retention, settings)
+    with _added_to(refusals):
+        check_job(spec.tables, spec.reward.components)
+    with _added_to(refusals):
+        check_paths(spec, settings, reads_rows=not refusals)
+    with _added_to(refusals):
+        check_fork(spec, settings, jobs)
+    with _added_to(refusals):
+        check_generators(spec, generators)
+    with _added_to(refusals):
+        spec = with_sources(spec, settings)
+    if refusals:
+        return spec
+    with _added_to(refusals):
+        check_patterns(spec, settings)
+    with _added_to(refusals):
+        check_plugins(spec, settings)
+        spec = with_packages(spec, settings)
+    with _added_to(refusals):
+        check_environment(spec, settings)
+    with _added_to(refusals):
+        spec = with_fork_digest(spec, settings, jobs)
+    with _added_to(refusals):
+        spec = with_file_digests(spec, settings)
+    return spec
+
+
+@contextmanager
+def _added_to(refusals: list[Refusal]) -> Iterator[None]:
+    """Adds bad input that is met within to the refusals, and goes on behind."""
+    try:
+        yield
+    except SpecRefused as error:
+        refusals += error.refusals
+    except InvalidInput as error:
+        refusals.append(Refusal.of(error))
+
+
+def check_paths(spec: JobSpec, settings: StackSettings, *, reads_rows: bool = True) -> None:
+    """Raises SpecRefused for folders and files that aren't there or lack something, else InvalidInput for rows.
+
+    reads_rows: whether rows are looked at, once each file is there.
+    """
+    refusals: list[Refusal] = []
+    with _added_to(refusals):
+        check_model_files(spec, settings)
+    for name, table in spec.tables.items():
+        place = dataset_field(spec.dataset, spec.evaluation, name)
+        for key, path in table.files().items():
+            with _added_to(refusals):
+                check_data_file(table, path, settings, field=f"{place}.{key}")
+    if refusals:
+        raise SpecRefused(refusals)
+    if reads_rows:
+        check_rows(spec, settings)
+
+
+def check_model_files(spec: JobSpec, settings: StackSettings) -> None:
+    """Raises InvalidInput for a model folder that isn't there or lacks something."""
     tables = {dataset_field(spec.dataset, spec.evaluation, name): table for name, table in spec.tables.items()}
     chats = [f"{field}.chat" for field, table in tables.items() if table.chat is not None]
     check_files(spec.model, settings.spec_root, chat=chats[0] if chats else "")
-    has_folders, num_bytes = any(part.has_folders for part in parts), 0
-    named = {f"{table}.{field}": path for table, of in tables.items() for field, path in of.files().items()}
-    for field, path in named.items():
-        found = settings.spec_root.find(path, field=field)
-        # Of a folder's files `folder/train` are some: the trainer finds out whether there are any.
-        if not (found.parent.is_dir() if has_folders else found.is_file()):
-            raise InvalidInput(
-                f"there is no file {path} under the model root, {settings.model_root}",
-                field=field,
-                cure="name a file or folder that hf download or save_to_disk has left there: nothing is downloaded"
-                if has_folders
-                else "name a file of JSON lines that the stack can read; nothing is downloaded",
-            )
-        num_bytes += found.stat().st_size if found.is_file() else 0
-    if all(isinstance(part, JsonlDataset) for part in (spec.dataset, *parts)) and num_bytes <= MAX_ROWS_BYTES:
+
+
+def check_data_file(table: SourceDataset, path: str, settings: StackSettings, *, field: str) -> None:
+    """Raises InvalidInput for a file of rows that isn't there. field: the key that names it."""
+    place = settings.spec_root.find(path, field=field)
+    # Of a folder's files `folder/train` are some: the trainer finds out whether there are any.
+    is_there = place.parent.is_dir() if table.has_folders else place.is_file()
+    if is_there:
+        return
+    cure = "name a file of JSON lines that the stack can read; nothing is downloaded"
+    if table.has_folders:
+        cure = "name a file or folder that hf download or save_to_disk has left there: nothing is downloaded"
+    raise InvalidInput(f"there is no file {path} under the model root, {settings.model_root}", field=field, cure=cure)
+
+
+def check_rows(spec: JobSpec, settings: StackSettings) -> None:
+    """Raises InvalidInput for wrong rows of files of JSON lines.
+
+    Rows of more than MAX_ROWS_BYTES are the trainer's to read, and so is what isn't a JSON object a line.
+    """
+    tables = (spec.dataset, *spec.tables.values())
+    if not all(isinstance(table, JsonlDataset) for table in tables):
+        return
+    paths = [path for table in spec.tables.values() for path in table.files().values()]
+    places = [settings.spec_root.find(path, field="dataset") for path in paths]
+    if sum(place.stat().st_size for place in places if place.is_file()) <= MAX_ROWS_BYTES:
         job_examples(spec, settings.spec_root)
 
 

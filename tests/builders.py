@@ -16,6 +16,7 @@ from contracts.rollouts import BatchTimings, Completion, Prompt, PromptBatch, Ro
 from contracts.sampling import SamplingParams
 from contracts.spec.job import JobSpec, ModelSpec
 from contracts.spec.root import SpecRoot
+from contracts.spec.rules import check_spec
 from contracts.versions import WeightFile, WeightManifest
 
 if TYPE_CHECKING:
@@ -292,6 +293,13 @@ def job_spec(**overrides: Any) -> JobSpec:
         section = functools.reduce(lambda table, key: table.setdefault(key, {}), parents, values)
         section[leaf] = value
     return convert(values, JobSpec)
+
+
+def judged_spec(**overrides: Any) -> JobSpec:
+    """Returns `job_spec` where the judge has no refusal. Raises SpecRefused with all others."""
+    spec = job_spec(**overrides)
+    check_spec(spec)
+    return spec
 
 
 def give_totals(accumulator: GradientAccumulator, divisor: float) -> None:

@@ -29,8 +29,8 @@ from contracts.encoding.json_lines import read_plain
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.events import AuditRecord, ForkedFrom, record_digest
 from contracts.run_folder import RunFolder
+from contracts.spec.fork import fork_problem, unusable_fork
 from contracts.spec.job import JobSpec
-from contracts.spec.submission import fork_problem, unusable_fork
 from onbeat.audit.folder import read_spec
 from onbeat.loop.chain_file import ChainFile
 from onbeat.loop.trained_job import Succession

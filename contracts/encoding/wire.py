@@ -173,14 +173,8 @@ def convert(values: Any, kind: type[T], *, strict: bool = True) -> T:
 
 
 def changed(record: R, **fields: Any) -> R:
-    """Returns the record with other values, which are of the fields' types already.
-
-    Raises InvalidInput where it refuses them together with what it keeps.
-    """
-    try:
-        return msgspec.structs.replace(record, **fields)
-    except ValueError as error:
-        raise InvalidInput(str(error)) from error
+    """Returns the record with other values, which are of the fields' types already."""
+    return msgspec.structs.replace(record, **fields)
 
 
 def invalid_input(error: msgspec.ValidationError, kind: type) -> InvalidInput:

@@ -47,10 +47,6 @@ class Column(Record, frozen=True, kw_only=True):
     width: Annotated[int, Meta(ge=1, le=2**14)] | UnsetType = UNSET
     """With per = "token": numbers of each; left out: 1."""
 
-    def __post_init__(self) -> None:
-        if self.width is not UNSET and (self.type == "text" or self.per != "token"):
-            raise ValueError(f'width of column {self.name} counts the numbers of a sampled token; set per = "token"')
-
     @property
     def num_bytes(self) -> int:
         """Length of a number, or of all that a token has; a text has none."""

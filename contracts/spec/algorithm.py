@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
-from msgspec.structs import fields
 
 from contracts.encoding.wire import Factor, Iterations, Line, Record
 from contracts.spec.kinds import (
@@ -122,10 +120,6 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     shuffle_rewards: bool = False
     """Negative control: rewards are permuted inside each group, so that nothing can be learnt."""
 
-    def __post_init__(self) -> None:
-        if problem := next(self._refusals(), ""):
-            raise ValueError(problem)
-
     @property
     def clip_range(self) -> tuple[float, float]:
         """(clip_low, clip_high) as set, else as in the loss's paper."""
@@ -139,10 +133,11 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             return self.clip_max
         has_far_ratios = lags and self.old_policy == "generator"
         is_above_clips = 1.0 + self.clip_range[1] < LAGGING_CLIP_MAX
-        return LAGGING_CLIP_MAX if has_far_ratios and self._takes_clip_max and is_above_clips else None
+        return LAGGING_CLIP_MAX if has_far_ratios and self.takes_clip_max and is_above_clips else None
 
     @property
-    def _takes_clip_max(self) -> bool:
+    def takes_clip_max(self) -> bool:
+        """True where clip_max can bound the policy ratio: the loss is ours, and has no such bound of its own."""
         return not isinstance(self.loss, PluginLoss) and self._loss_kind.is_unbounded_above
 
     @property
@@ -204,6 +199,11 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         return self._loss_kind.learns_given
 
     @property
+    def has_token_ratios(self) -> bool:
+        """True where each token has a policy ratio of its own."""
+        return self._loss_kind.has_token_ratios
+
+    @property
     def credits_turns(self) -> bool:
         """Whether each turn of a trajectory has an advantage of its own."""
         return self.credit == "turn"
@@ -220,123 +220,3 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     @property
     def advantage_kind(self) -> AdvantageKind:
         return ADVANTAGE_KINDS[self.advantage]
-
-    def _refusals(self) -> Iterator[str]:
-        """Yields field, reason and cure of each combination without a meaning or an effect."""
-        if self.learns_given:
-            yield from self._given_refusals()
-        yield from self._idle_keys()
-        yield from self._kl_refusals()
-        if self.advantage_kind.is_scaled_late:
-            yield from self._scaled_terms()
-        if self.on_truncated == "mask" and self.kl_coefficient > 0.0 and self.kl_placement == "reward":
-            yield (
-                'on_truncated = "mask" leaves kl_placement = "reward" completions without a KL in their reward; '
-                'set kl_placement = "loss"'
-            )
-        if self.on_truncated == "penalise" and self.advantage_kind.normalises_components:
-            yield 'on_truncated = "penalise" gives a whole reward, advantage = "gdpo" compares components; set "mask"'
-        if self.off_policy_mask_threshold and self.advantage_kind.has_critic:
-            yield (
-                "off_policy_mask_threshold masks a response by the sign of its advantage, which is each token's own "
-                f'with advantage = "{self.advantage}"; leave it out'
-            )
-        if self.clip_max is not UNSET and self.clip_max <= 1.0 + self.clip_range[1]:
-            yield f"clip_max = {self.clip_max:g} is not above 1 + clip_high, which is {1.0 + self.clip_range[1]:g}"
-        if isinstance(self.loss, PluginLoss) and (self.advantage_kind.has_critic or self.credits_turns):
-            yield (
-                f"{'credit' if self.credits_turns else 'advantage'} gives each token an advantage, the loss "
-                f"`{self.loss_name}` takes one a response; choose a loss of the family, or leave it out"
-            )
-        if self.advantage == "none" and self.distillation_coefficient == 0.0 and not self.learns_given:
-            yield 'advantage = "none" leaves nothing to learn from; set distillation_coefficient above 0'
-        yield from self._correction_refusals()
-        if self.credits_turns:
-            yield from self._turn_refusals()
-
-    def _idle_keys(self) -> Iterator[str]:
-        """Yields each key that is set though what it acts on isn't there."""
-        kind, named = self.advantage_kind, f'with advantage = "{self.advantage}"'
-        has_kl, learns_rewards = self.kl_coefficient > 0.0, self.advantage != "none"
-        several = "set updates_per_iteration or mini_batches above 1"
-        of_none, corrects = f"{named}, which learns from no reward", self.correction_name != "none"
-        has_low = not corrects or self.correction == "icepop"
-        # Keys, whether they act, and why not, with a cure behind a semicolon.
-        rows = (
-            ("advantage_epsilon", kind.uses_epsilon or self.whitens_advantages, named),
-            (
-                "gae_lambda discount value_coefficient value_clip whiten_advantages",
-                kind.has_critic,
-                f'{named}; set "gae"',
-            ),
-            ("value_clip", self.moves_between_steps, f"with one step, which moves no value before; {several}"),
-            ("reward_clip", learns_rewards and not self.credits_turns, 'with advantage = "none", and none on turns'),
-            ("on_truncated", learns_rewards or self.on_truncated != "penalise", of_none),
-            ("clip_low clip_high clip_max off_policy_mask_threshold", learns_rewards, of_none),
-            ("shuffle_rewards kl_placement", learns_rewards, of_none),
-            ("clip_max", self._takes_clip_max, f'with loss = "{self.loss_name}", which has bounds of its own'),
-            ("kl_estimator kl_placement", has_kl, "with kl_coefficient = 0; set it above 0"),
-            ("ref_model_sync_iterations", has_kl, "with kl_coefficient = 0, without a reference"),
-            ("ref_model_mixup_alpha", self.ref_model_sync_iterations, "without ref_model_sync_iterations; set that"),
-            ("truncated_reward", self.on_truncated == "penalise", 'without on_truncated = "penalise"; set that'),
-            ("correction_level correction_low correction_high", corrects, "without a correction; choose one"),
-            ("correction_low", has_low, f'with correction = "{self.correction}", which has no lower bound'),
-            ("distillation_beta", self.distillation_coefficient, "with distillation_coefficient = 0; set that"),
-        )
-        defaults = {one.name: one.default for one in fields(self)}
-        for keys, acts, why in rows:
-            for key in keys.split() if not acts else ():
-                if getattr(self, key) not in (defaults[key], "none"):
-                    yield f"{key} has no effect {why}{', or' if ';' in why else ';'} leave it out"
-
-    def _scaled_terms(self) -> Iterator[str]:
-        """Yields what is added to a surrogate that the deviation of the iteration's advantages divides in the end."""
-        by = f'would be divided by the deviation of the advantages under advantage = "{self.advantage}"'
-        if self.entropy_coefficient > 0.0:
-            yield f"entropy_coefficient {by}; set it to 0"
-        if self.kl_in_loss:
-            yield f'kl_placement = "loss" {by}; set kl_placement = "reward"'
-        if self.distillation_coefficient > 0.0:
-            yield f'distillation_coefficient {by}; choose another advantage, or "none"'
-
-    def _kl_refusals(self) -> Iterator[str]:
-        if self.use_bias_correction_kl and not self.kl_in_loss:
-            yield "use_bias_correction_kl weighs the KL in the loss, of which there is none; leave it out"
-
-    def _given_refusals(self) -> Iterator[str]:
-        """Yields what is about rewards, or about the policy that sampled: completions that are given have neither."""
-        acting = ("loss", "advantage", "updates_per_iteration", "mini_batches", "entropy_coefficient")
-        if self.advantage != "none":
-            yield 'loss = "sft" learns what the data set gives, whatever its reward; set advantage = "none"'
-        for one in fields(self):
-            if one.name not in acting and getattr(self, one.name) != one.default:
-                yield f'{one.name} has no effect with loss = "sft", which learns what the data set gives; leave it out'
-
-    def _turn_refusals(self) -> Iterator[str]:
-        if not self.advantage_kind.compares_groups or self.advantage_kind.is_scaled_late:
-            yield (
-                f'credit = "turn" compares the turns of a group, which advantage = "{self.advantage}" does not; '
-                'choose "grpo", "dr_grpo" or "rloo", or credit = "trajectory"'
-            )
-        if self.kl_coefficient > 0.0 and self.kl_placement == "reward":
-            yield (
-                'kl_placement = "reward" takes the KL of a whole response off its reward, which is no turn\'s with '
-                'credit = "turn"; set kl_placement = "loss"'
-            )
-        if self.shuffle_rewards:
-            yield (
-                'shuffle_rewards permutes the rewards of whole completions, with credit = "turn" those of turns would '
-                'still teach; set credit = "trajectory"'
-            )
-
-    def _correction_refusals(self) -> Iterator[str]:
-        low, high = self.correction_range
-        if self.correction_name != "none" and self.old_policy == "generator":
-            yield 'correction would count the generator twice with old_policy = "generator"; set one of the two'
-        if self.correction_name != "none" and not self._loss_kind.has_token_ratios and self.correction_level == "token":
-            yield (
-                f'correction_level = "token" would undo the one ratio of loss = "{self.loss_name}"; '
-                'set correction_level = "sequence"'
-            )
-        if self.correction == "icepop" and low == high and self.correction_low is not None:
-            yield "correction_low and correction_high leave no room; lower correction_low or raise correction_high"

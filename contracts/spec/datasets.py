@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec import UNSET, Meta, UnsetType, field
@@ -10,12 +10,10 @@ from msgspec import UNSET, Meta, UnsetType, field
 from contracts.encoding.wire import FilePath, FilePathOrNone, Iterations, Line, Record, Table, Text, changed
 from contracts.errors import InvalidInput
 from contracts.file_digests import FileDigests
-from contracts.rewards import RewardComponent
-from contracts.sampling import SamplingParams
 from contracts.spec.environment import EnvironmentSpec, Params
 
 if TYPE_CHECKING:
-    from contracts.spec.rollout import EvaluationSpec, RolloutSpec
+    from contracts.spec.rollout import EvaluationSpec
 
 
 class ChatSpec(Record, frozen=True, kw_only=True):
@@ -59,12 +57,6 @@ class DifficultyPools(Record, frozen=True, kw_only=True):
     """The reward from which a completion passes."""
     newest_weight: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     """Weight of the newest group; the rate before has the rest."""
-
-    def __post_init__(self) -> None:
-        if self.hard_threshold >= self.easy_threshold:
-            raise ValueError("hard_threshold must be below easy_threshold: a prompt is of one pool; lower it")
-        if self.easy_fraction + self.hard_fraction > 1.0:
-            raise ValueError("easy_fraction and hard_fraction are more than all together; lower one")
 
 
 class DrawnTable(DatasetTable, frozen=True, kw_only=True):
@@ -153,10 +145,6 @@ class RowsTable(DrawnTable, frozen=True, kw_only=True):
     """Digest of each file that the paths name. The gateway reads them when the job is submitted; a trainer that finds
     other bytes refuses the file by name."""
 
-    def __post_init__(self) -> None:
-        if self.curriculum and self.difficulty_pools:
-            raise ValueError("curriculum and difficulty_pools both say what is drawn; leave one out")
-
     def files(self) -> dict[str, str]:
         named = {"train_path": self.train_path, "evaluation_path": self.evaluation_path}
         return {name: path for name, path in named.items() if path}
@@ -226,10 +214,6 @@ class MixtureDataset(DatasetTable, tag="mixture", frozen=True, kw_only=True):
     sources: Annotated[tuple[MixtureSource, ...], Meta(min_length=2, max_length=16)]
     """The data sets."""
 
-    def __post_init__(self) -> None:
-        if len({source.name for source in self.sources}) < len(self.sources):
-            raise ValueError("sources names one twice; give each a name of its own")
-
 
 DatasetSpec = SourceDataset | MixtureDataset
 
@@ -244,18 +228,6 @@ def sources_of(dataset: DatasetSpec) -> dict[str, SourceDataset]:
 def difficulty_pools_of(dataset: DatasetSpec) -> dict[str, DifficultyPools]:
     """Source → its difficulty pools, of those that have any."""
     return {name: table.difficulty_pools for name, table in sources_of(dataset).items() if table.difficulty_pools}
-
-
-def pools_problem(dataset: DatasetSpec, rollout: RolloutSpec, *, iterations: int, num_open: int) -> str:
-    """Says what doesn't go with difficulty pools; "" where all does. num_open: as of the schedule."""
-    for source in difficulty_pools_of(dataset):
-        field = environment_field(dataset, source).replace("environment", "dataset.difficulty_pools")
-        if rollout.max_resamples:
-            return f"rollout.max_resamples drops groups from which {field} tells easy and hard; set it to 0"
-        if iterations <= num_open:
-            # Iteration i is opened by the commit of i - num_open.
-            return f"{field} has no effect: all {iterations} iterations open before one is measured; raise iterations"
-    return ""
 
 
 def environments_of(dataset: DatasetSpec, environment: EnvironmentSpec | None) -> dict[str, EnvironmentSpec]:
@@ -291,97 +263,3 @@ def with_environments(
         ]
         dataset = changed(dataset, sources=tuple(own))
     return {"dataset": dataset, "environment": environment and change("", environment)}
-
-
-def sources_problem(
-    dataset: DatasetSpec,
-    components: tuple[RewardComponent, ...],
-    environment: EnvironmentSpec | None,
-    evaluation: EvaluationSpec,
-    *,
-    learns_given: bool,
-) -> str:
-    """Says which component, source, set or environment has no counterpart; "" where all have.
-
-    learns_given: whether the training completions are given, so that nothing scores them.
-    """
-    sources, plays = sources_of(dataset), environments_of(dataset, environment)
-    if twice := sources.keys() & evaluation.tables.keys():
-        return f"evaluation.sets names one `{twice.pop()}`, as a source is; give it a name of its own"
-    tables = sources | evaluation.tables
-    for place, component in enumerate(components):
-        if unknown := [name for name in component.sources or () if name not in tables]:
-            named = f"reward.components[{place}].sources names `{unknown[0]}`"
-            return f"{named}, which is no source of dataset.sources and no set of evaluation.sets"
-    if environment is not None and (own := environments_of(dataset, None)):
-        field = environment_field(dataset, next(iter(own)))
-        return f"{field} has no effect with environment, which plays all sources; leave one of the two out"
-    unplayed = {name: table for name, table in tables.items() if not {"", name} & plays.keys()}
-    for name, table in unplayed.items():
-        if isinstance(table, EnvironmentDataset):
-            field = environment_field(dataset, name if name in sources else "")
-            kind = f"{dataset_field(dataset, evaluation, name)}.type"
-            return f'{kind} = "environment" takes its tasks from the environment; name one as {field}.name'
-        if learns_given and name in sources and not evaluation.num_prompts:
-            continue
-        if not components:
-            return f"reward.components needs one or more, or {name or 'the job'} an environment that rewards"
-        if not any(component.scores(name) for component in components):
-            what = f"`{name}`; name it in one's `sources`" if name else "what is trained; leave one's `sources` out"
-            return f"reward.components has none that scores {what}"
-    return ""
-
-
-def environment_problem(
-    environments: Mapping[str, EnvironmentSpec], rollout: RolloutSpec, evaluation: EvaluationSpec, dataset: DatasetSpec
-) -> str:
-    """Says what in a spec doesn't go with an environment of it; "" where all does. environments: by source."""
-    for source, environment in environments.items():
-        field = environment_field(dataset, source)
-        if environment.chat_format and environment.renderer != "chat":
-            return f'{field}.chat_format has no effect with {field}.renderer = "text"; leave it out'
-        for name, table in (sources_of(dataset) | evaluation.tables).items():
-            if table.chat is not None and source in ("", name):
-                chat = f"{dataset_field(dataset, evaluation, name)}.chat"
-                return f"{chat} has no effect with an environment, whose messages {field}.renderer writes; leave it out"
-        samplings = {"rollout": rollout.sampling}
-        samplings |= {evaluation.field_of(name): one.sampled_as(rollout) for name, one in evaluation.each.items()}
-        for place, ends in ((place, sampling.own_end) for place, sampling in samplings.items() if sampling.own_end):
-            return f"{place}.sampling.{ends} would end turns that {field}.renderer can't read; leave it out"
-        longest = rollout.sampling.max_new_tokens
-        name, most = environment.seen_bound
-        if most > environment.max_tokens:
-            return f"{field}.{name} above max_tokens has no effect; lower it, or leave it out"
-        if most < longest:
-            return (
-                f"{field}.{name} = {most} has no room for one turn of rollout.sampling.max_new_tokens = {longest}; "
-                "raise the one or lower the other"
-            )
-    return ""
-
-
-def given_problem(dataset: DatasetSpec, rollout: RolloutSpec, *, plays: bool, lags: bool) -> str:
-    """Says what doesn't go with a job that learns the data set's completions; "" where all does.
-
-    plays: whether it has an environment. lags: whether its schedule lets older versions sample.
-    """
-    learns = 'has no effect with algorithm.loss = "sft", which learns what the data set gives'
-    sampling = rollout.sampling
-    if without := [one.kind for one in sources_of(dataset).values() if not one.has_completions]:
-        return f'dataset.type = "{without[0]}" gives no completions to learn; take "jsonl" or another that does'
-    if plays:
-        return f"environment {learns}; leave it out"
-    if lags:
-        return f'a lag {learns}: no version samples it; set schedule = "periodic" and max_policy_lag = 0'
-    if difficulty_pools_of(dataset):
-        return f"dataset.difficulty_pools {learns}; leave it out"
-    if rollout.group_size > 1:
-        return f"rollout.group_size = {rollout.group_size} {learns}, once for a prompt; set it to 1"
-    if rollout.max_resamples:
-        return f"rollout.max_resamples {learns}; set it to 0"
-    if sampling != SamplingParams(max_new_tokens=sampling.max_new_tokens):
-        return (
-            f"rollout.sampling {learns}, but for max_new_tokens; evaluation.sampling says how held-out prompts are "
-            "sampled"
-        )
-    return ""

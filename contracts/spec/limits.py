@@ -4,7 +4,7 @@ spec's numbers: each factor within its bounds, a job could still ask for more th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
@@ -23,10 +23,21 @@ an iteration are those of all that are open, which are max_policy_lag + 1."""
 MAX_ITERATION_COMPLETIONS = 2**20
 MAX_ITERATION_TOKENS = 2**32
 
-Product = tuple[str, str, int, int, str]
-"""(fields, what they make, how many, at most, cure)."""
 Longest = tuple[str, int]
 """(field, tokens) that bound a completion."""
+
+
+class Product(NamedTuple):
+    """What some keys of a spec make together, with its bound."""
+
+    factors: str
+    """The keys, as `a * b`; the first one is the key at fault."""
+    what: str
+    """What is counted."""
+    value: int
+    limit: int
+    """The most that `value` may be."""
+    cure: str
 
 
 class TimeoutSpec(Record, frozen=True, kw_only=True):
@@ -68,27 +79,26 @@ class LimitSpec(Record, frozen=True, kw_only=True):
     catch up. One batch always goes."""
 
 
-def check_products(
+def products(
     rollout: RolloutSpec, evaluation: EvaluationSpec, *, num_open: int, longest: Longest, given_tokens: int = 0
-) -> None:
-    """Raises ValueError that names the fields, their product and its bound.
+) -> Iterator[Product]:
+    """Yields each product of a job's numbers that has a bound.
 
-    num_open: iterations in Redis at once. given_tokens: longest completion that goes out with its prompt.
+    Args:
+        num_open: Iterations in Redis at once.
+        longest: The key that bounds a completion, and its tokens.
+        given_tokens: Tokens of the longest completion that goes out with its prompt.
     """
-    for name, held_out in evaluation.each.items():
-        if held_out.sampled_as(rollout).max_new_tokens > rollout.sampling.max_new_tokens:
-            raise ValueError(
-                f"{evaluation.field_of(name)}.sampling.max_new_tokens is above rollout.sampling.max_new_tokens, which "
-                "bounds a completion; lower it"
-            )
-    for fields, what, value, limit, cure in _of_a_batch(rollout, evaluation, longest, given_tokens):
-        if value > limit:
-            raise ValueError(f"{fields} make {value:,} {what}, the most are {limit:,}; {cure}")
-    for fields, what, value, limit, cure in _of_an_iteration(rollout, evaluation, longest, given_tokens):
-        if value * num_open > limit:
-            times = f" * (max_policy_lag + 1), which is {num_open}," if num_open > 1 else ""
-            less = ", or lower max_policy_lag" if num_open > 1 else ""
-            raise ValueError(f"{fields}{times} make {value * num_open:,} {what}, the most are {limit:,}; {cure}{less}")
+    yield from _of_a_batch(rollout, evaluation, longest, given_tokens)
+    for product in _of_an_iteration(rollout, evaluation, longest, given_tokens):
+        if num_open == 1:
+            yield product
+            continue
+        yield product._replace(
+            factors=f"{product.factors} * (max_policy_lag + 1), which is {num_open},",
+            value=product.value * num_open,
+            cure=f"{product.cure}, or lower max_policy_lag",
+        )
 
 
 def _of_a_batch(
@@ -97,22 +107,24 @@ def _of_a_batch(
     completions, (field, tokens) = rollout.prompts_per_batch * rollout.group_size, longest
     sampled = "rollout.prompts_per_batch * rollout.group_size"
     cure = "use more and smaller batches"
-    yield sampled, "completions of a batch", completions, MAX_BATCH_COMPLETIONS, cure
+    yield Product(sampled, "completions of a batch", completions, MAX_BATCH_COMPLETIONS, cure)
     sampled += f" * {field}"
-    yield sampled, "tokens of a batch", completions * tokens, MAX_BATCH_TOKENS, cure
+    yield Product(sampled, "tokens of a batch", completions * tokens, MAX_BATCH_TOKENS, cure)
     for name, held_out in evaluation.each.items():
         evaluated, key = held_out.prompts_per_batch * held_out.num_samples, evaluation.field_of(name)
         sampled, lower = f"{key}.prompts_per_batch * {key}.group_size", f"lower {key}.prompts_per_batch"
-        yield sampled, "completions of an evaluation batch", evaluated, MAX_BATCH_COMPLETIONS, lower
-        yield f"{sampled} * {field}", "tokens of an evaluation batch", evaluated * tokens, MAX_BATCH_TOKENS, lower
-        yield (
+        yield Product(sampled, "completions of an evaluation batch", evaluated, MAX_BATCH_COMPLETIONS, lower)
+        yield Product(
+            f"{sampled} * {field}", "tokens of an evaluation batch", evaluated * tokens, MAX_BATCH_TOKENS, lower
+        )
+        yield Product(
             f"{key}.prompts_per_batch * rollout.max_prompt_tokens",
             "prompt tokens of an evaluation batch",
             held_out.prompts_per_batch * rollout.max_prompt_tokens,
             MAX_BATCH_PROMPT_TOKENS,
             f"lower max_prompt_tokens to what the data need, or {key}.prompts_per_batch",
         )
-    yield (
+    yield Product(
         "rollout.prompts_per_batch * (1 + rollout.max_resamples) * rollout.max_prompt_tokens",
         "prompt tokens of a batch",
         rollout.prompts_per_batch * ((1 + rollout.max_resamples) * rollout.max_prompt_tokens + given_tokens),
@@ -128,11 +140,11 @@ def _of_an_iteration(
     completions = rollout.prompts_per_iteration * rollout.group_size
     sampled = "rollout.batches_per_iteration * rollout.prompts_per_batch * rollout.group_size"
     cure = "sample less in an iteration"
-    yield sampled, "completions of an iteration", completions, MAX_ITERATION_COMPLETIONS, cure
+    yield Product(sampled, "completions of an iteration", completions, MAX_ITERATION_COMPLETIONS, cure)
     sampled += f" * {field}"
-    yield sampled, "tokens of an iteration", completions * tokens, MAX_ITERATION_TOKENS, cure
+    yield Product(sampled, "tokens of an iteration", completions * tokens, MAX_ITERATION_TOKENS, cure)
     keys = [evaluation.field_of(name) for name in evaluation.each]
-    yield (
+    yield Product(
         " and ".join(
             ["rollout.batches_per_iteration", *(f"{key}.num_prompts / {key}.prompts_per_batch" for key in keys)]
         ),
@@ -143,7 +155,7 @@ def _of_an_iteration(
     )
     prompts = rollout.prompts_per_iteration * (1 + rollout.max_resamples)
     prompts += sum(one.num_prompts * one.num_passes for one in evaluation.each.values())
-    yield (
+    yield Product(
         f"rollout.max_prompt_tokens and {prompts:,} prompts of an iteration, its reserves and its evaluation",
         "prompt tokens",
         prompts * rollout.max_prompt_tokens + rollout.prompts_per_iteration * given_tokens,

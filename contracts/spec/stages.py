@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, get_args
 
 from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import replace
 
 from contracts.encoding.wire import Attempts, FilePath, Lease, Line, Table, Text
-from contracts.errors import ContractViolation
-from contracts.experience.columns import BASE_COLUMNS, MAX_COLUMN_NAME, Column, ColumnName
-from contracts.experience.plan import PlannedStage, StagePlan, Unit, circle, stages_before
+from contracts.experience.columns import Column, ColumnName
+from contracts.experience.plan import PlannedStage, StagePlan, Unit, stages_before
 from contracts.file_digests import FileDigests
 from contracts.rewards import OnUnscorable, StageReason, Weight, stated_score
 from contracts.spec.algorithm import AlgorithmSpec
-from contracts.spec.datasets import DatasetSpec, SourceName, sources_of
+from contracts.spec.datasets import SourceName
 
 MAX_STAGES = 16
 REFERENCE_LOGPROBS = "reference_logprobs"
@@ -94,12 +92,6 @@ class TeacherStage(LogProbStage, tag="teacher", frozen=True, kw_only=True):
         top = Column(name=TEACHER_TOP, type="float32", per="token", width=2 * (self.top_k or 0) + 1)
         return (sampled, top) if self.top_k else (sampled,)
 
-    def __post_init__(self) -> None:
-        if (self.model is UNSET) == (self.models is UNSET):
-            raise ValueError(f"stage {self.name} needs a model, or models by source, and not both; name its teacher")
-        if self.top_k and self.hidden_size:
-            raise ValueError(f"hidden_size of stage {self.name} has the whole vocabulary; leave top_k out")
-
     @property
     def folders(self) -> dict[str, str]:
         """Source → folder of its teacher; "" for all of a job's prompts."""
@@ -120,11 +112,6 @@ class JudgingStage(StageTable, frozen=True, kw_only=True):
     audited. What the completion didn't cause always fails. A resume may change it."""
     name: ColumnName
     """The name of the stage and of its column."""
-
-    def __post_init__(self) -> None:
-        if self.stated_score is not None and len(self.failure_column) > MAX_COLUMN_NAME:
-            most = MAX_COLUMN_NAME - len(FAILURE_SUFFIX)
-            raise ValueError(f"on_failure of stage {self.name} needs a name of {most} characters at most; shorten it")
 
     @property
     def stated_score(self) -> float | None:
@@ -195,21 +182,6 @@ class LlmJudgeStage(JudgingStage, tag="llm_judge", frozen=True, kw_only=True):
     name: ColumnName = "llm_judge"
     """The name of the stage and of its column, or its columns' beginning."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.lowest >= self.highest:
-            raise ValueError(f"lowest of stage {self.name} is not below highest; lower it")
-        if "{completion}" not in self.prompt:
-            raise ValueError(f"prompt of stage {self.name} never shows the completion; write {{completion}} in it")
-        if self.answer not in ANSWER_FORMS and self.answer.count(NUMBER_PLACE) != 1:
-            raise ValueError(
-                f'answer of stage {self.name} is neither "number" nor "json", nor a text with one {NUMBER_PLACE} in it'
-            )
-        if self.criteria is not UNSET and self.answer != "json":
-            raise ValueError(f'criteria of stage {self.name} are keys of a JSON object; set answer = "json"')
-        if long := next((name for name in self.reward_weights if len(name) > MAX_COLUMN_NAME), ""):
-            raise ValueError(f"criteria of stage {self.name} make a column {long}; shorten it to {MAX_COLUMN_NAME}")
-
     @property
     def reward_weights(self) -> dict[str, float]:
         if self.criteria is UNSET:
@@ -234,16 +206,6 @@ class ExternalStage(StageTable, tag="external", frozen=True, kw_only=True):
     weight: Weight = 1.0
     """What 1.0 of that column adds to the reward."""
 
-    def __post_init__(self) -> None:
-        found = {column.name: column for column in self.outputs}.get(self.reward_column)
-        if self.reward_column and (found is None or (found.type, found.per) != ("float32", "rollout")):
-            raise ValueError(
-                f'reward_column = "{self.reward_column}" of stage {self.name} is no float32 per rollout among its '
-                "outputs; name one, or leave it out"
-            )
-        if not self.reward_column and self.weight != 1.0:
-            raise ValueError(f"weight of stage {self.name} has no effect without reward_column; leave it out")
-
 
 StageSpec = ReferenceStage | TeacherStage | RewardModelStage | LlmJudgeStage | ExternalStage
 BuiltInStage = ReferenceStage | TeacherStage | RewardModelStage | LlmJudgeStage
@@ -261,9 +223,7 @@ def reward_weights(stages: Sequence[StageSpec]) -> dict[str, float]:
 
 
 def stage_plan(stages: Sequence[StageSpec], dtype: str = "float32") -> StagePlan:
-    """Returns what the stages mean for a batch. Raises ContractViolation for stages that `stage_problems` refuses."""
-    if problem := next(stage_problems(stages), ""):
-        raise ContractViolation(problem, field="stages")
+    """Returns what the stages of a judged spec mean for a batch. dtype: the models'."""
     outputs = [stage.outputs for stage in stages]
     return StagePlan(
         stages=tuple(
@@ -271,7 +231,7 @@ def stage_plan(stages: Sequence[StageSpec], dtype: str = "float32") -> StagePlan
                 name=stage.name,
                 unit=stage.unit,
                 inputs=tuple(stage.inputs),
-                outputs=_sent(stage, dtype),
+                outputs=sent_columns(stage, dtype),
                 after=stages_before(stage.inputs, outputs),
                 max_attempts=stage.max_attempts,
                 lease_s=stage.lease_s,
@@ -281,81 +241,12 @@ def stage_plan(stages: Sequence[StageSpec], dtype: str = "float32") -> StagePlan
     )
 
 
-def _sent(stage: StageSpec, dtype: str) -> tuple[Column, ...]:
-    """Its columns, as wide as they are on the wire. dtype: the models'."""
+def sent_columns(stage: StageSpec, dtype: str) -> tuple[Column, ...]:
+    """Returns a stage's columns, as wide as they are on the wire. dtype: the models'."""
     halved = {TEACHER_STATES} if dtype == "bfloat16" else set()
     return tuple(
         replace(one, width=((one.width or 1) + 1) // 2) if one.name in halved else one for one in stage.outputs
     )
-
-
-def stage_problems(stages: Sequence[StageSpec]) -> Iterator[str]:
-    """Yields field, reason and cure of what stages can't be together."""
-    names = [stage.name for stage in stages]
-    for name in _repeated(names):
-        yield f'stages: two are named "{name}"; name each once'
-    made = [column.name for stage in stages for column in stage.outputs]
-    for name in _repeated(made):
-        yield f'stages: two outputs are named "{name}"; name each column once'
-    unknown = [problem for stage in stages for problem in _problems_of(stage, set(made))]
-    yield from unknown
-    if unknown:
-        return
-    outputs = [stage.outputs for stage in stages]
-    found = circle([stages_before(stage.inputs, outputs) for stage in stages])
-    if found:
-        way = " → ".join(names[index] for index in [*found, found[0]])
-        yield f"stages: each waits for a column of the next one, {way}, so that none can start; break the circle"
-
-
-def job_problems(
-    stages: Sequence[StageSpec],
-    *,
-    algorithm: AlgorithmSpec | None,
-    dataset: DatasetSpec,
-    deterministic: bool,
-    resamples: bool,
-    batch_tokens: int,
-    max_bytes: int,
-    dtype: str = "float32",
-) -> Iterator[str]:
-    """Yields field, reason and cure of what stages can't be with the rest of the job.
-
-    algorithm: None where a trainer of one's own decides what it reads. resamples: whether `max_resamples` is above 0.
-    batch_tokens: the most that a batch samples. max_bytes: `limits.max_batch_bytes`. dtype: the models'.
-    """
-    if algorithm is not None:
-        yield from _loss_problems(stages, algorithm)
-        if reward_weights(stages) and algorithm.on_truncated == "penalise":
-            yield (
-                'algorithm.on_truncated = "penalise" gives a completion its whole reward, to which a stage would add; '
-                'set it to "mask", or the weight of the stage to 0'
-            )
-    for stage in stages:
-        taught = (stage.models or {}).keys() if isinstance(stage, TeacherStage) else set()
-        for name in sorted(taught ^ sources_of(dataset).keys(), reverse=True) if taught else ():
-            problem = "have none for" if name not in taught else "name what is no source,"
-            yield f"stages: models of stage {stage.name} {problem} dataset.sources' `{name}`; name each source once"
-        wide = sum(column.num_bytes for column in _sent(stage, dtype) if column.width is not UNSET) * batch_tokens
-        if wide > max_bytes:
-            cure = "lower width"
-            if isinstance(stage, TeacherStage):
-                cure = "lower top_k" if stage.top_k else "take top_k"
-            yield (
-                f"stages: what stage {stage.name} tells of {batch_tokens:,} tokens of a batch has {wide:,} bytes, "
-                f"limits.max_batch_bytes = {max_bytes:,}; {cure}, use smaller batches, or raise it"
-            )
-    judges = [stage.name for stage in stages if isinstance(stage, LlmJudgeStage)]
-    if judges and deterministic:
-        yield (
-            f'deterministic is not possible with stage "{judges[0]}", whose answers may differ from one time to the '
-            "next; set deterministic = false"
-        )
-    if resamples and (weights := reward_weights(stages)):
-        yield (
-            f"rollout.max_resamples drops groups of equal reward before stages add to it ({', '.join(weights)}); "
-            "set it to 0"
-        )
 
 
 def read_columns(algorithm: AlgorithmSpec, stages: Sequence[StageSpec] = ()) -> dict[str, tuple[bool, str]]:
@@ -369,35 +260,3 @@ def read_columns(algorithm: AlgorithmSpec, stages: Sequence[StageSpec] = ()) -> 
         TEACHER_TOP: (has_beta and not has_states, "distillation_beta"),
         TEACHER_STATES: (has_beta and has_states, of_states),
     }
-
-
-def _loss_problems(stages: Sequence[StageSpec], algorithm: AlgorithmSpec) -> Iterator[str]:
-    made = {column.name: (stage.name, column) for stage in stages for column in stage.outputs}
-    for name, (is_read, key) in read_columns(algorithm, stages).items():
-        stage, column = made.get(name, ("", None))
-        if is_read and column is None and name != REFERENCE_LOGPROBS:
-            kind = '"teacher" with top_k or hidden_size' if name == TEACHER_TOP else '"teacher"'
-            yield f"algorithm.{key} needs a stage that makes {name}; add [[stages]] of type {kind}, or leave it out"
-        if column is None:
-            continue
-        width, is_wide = column.width or 1, name == TEACHER_TOP
-        is_number = (column.type, column.per) == ("float32", "token") and width % 2 and (width > 1) == is_wide
-        if not is_number and name != TEACHER_STATES:
-            form = "of width 2 k + 1 per token" if is_wide else "per token"
-            yield f'stages: output "{name}" of stage {stage} is read by the loss; make it a float32 {form}'
-        if not is_read:
-            yield f'stages: nothing reads {name} of stage "{stage}" without algorithm.{key}; set that, or leave it out'
-
-
-def _problems_of(stage: StageSpec, made: set[str]) -> Iterator[str]:
-    for column in stage.outputs:
-        if column.name in BASE_COLUMNS:
-            yield f'stages: output "{column.name}" of stage {stage.name} is a column of every rollout; rename it'
-    known = sorted(made | BASE_COLUMNS.keys())
-    for name in stage.inputs:
-        if name not in known:
-            yield (f'stages: input "{name}" of stage {stage.name} is no column; the columns are {", ".join(known)}')
-
-
-def _repeated(names: Sequence[str]) -> list[str]:
-    return [name for name, number in Counter(names).items() if number > 1]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, UnsetType
 
 from contracts.encoding.wire import MAX_ITERATIONS, Factor, Iterations, IterationsOrNone, Line, Record
-from contracts.weights import Transport
 
 HEALTH_RULES = {
     "reward_collapsed": "reward collapsed",
@@ -48,10 +46,6 @@ class LoraSpec(Record, frozen=True, kw_only=True):
     publish: Literal["merged", "adapter"] = "merged"
     """What a version brings the generators. merged: whole weights; adapter: A and B, which they merge into the base, to
     the same weights and digest."""
-
-    def __post_init__(self) -> None:
-        if ALL_LINEAR in self.target_modules and len(self.target_modules) > 1:
-            raise ValueError('target_modules names "all-linear" and others; leave one of the two out')
 
 
 class ParameterGroup(Record, frozen=True, kw_only=True):
@@ -108,17 +102,6 @@ class OptimizerSpec(Record, frozen=True, kw_only=True):
     """The last iterations, in which wsd decays; needed there, and without effect elsewhere."""
     min_learning_rate: Annotated[float, Meta(gt=0.0, le=1.0)] | UnsetType = UNSET
     """What the decay ends with; left out: 0."""
-
-    def __post_init__(self) -> None:
-        if any(group.learning_rate_factor == 1.0 and group.weight_decay is UNSET for group in self.groups or ()):
-            raise ValueError("groups has one that changes nothing; set learning_rate_factor or weight_decay in it")
-        if (self.schedule == "wsd") != (self.decay_iterations is not UNSET):
-            raise ValueError('schedule = "wsd" needs decay_iterations, and no other schedule takes them')
-        if self.min_learning_rate is not UNSET:
-            if self.schedule == "constant":
-                raise ValueError('min_learning_rate has no effect with schedule = "constant"; leave it out')
-            if self.min_learning_rate >= self.learning_rate:
-                raise ValueError("min_learning_rate is not below learning_rate, from which it decays; lower it")
 
 
 class HostsSpec(Record, frozen=True, kw_only=True):
@@ -202,16 +185,6 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     """A process of one's own trains the job, by `onbeat.client` (docs/extend.md): consumers leave it alone, and other
     keys of trainer, algorithm, optimizer and trackers, which nothing reads, must be left out."""
 
-    def __post_init__(self) -> None:
-        if "kl_high" in self.stops_on and self.kl_alarm is UNSET:
-            raise ValueError('stop_on names "kl_high", which is never said without kl_alarm; set that')
-        if self.wider_sums is not UNSET:
-            if self.accumulation != "exact":
-                raise ValueError('wider_sums has no effect with accumulation = "float", which has no such range')
-            firsts = [one.first_iteration for one in self.wider_sums]
-            if firsts != sorted(set(firsts)):
-                raise ValueError("wider_sums must be in ascending order of first_iteration, each of them once")
-
     def wider_bits(self, iteration: int) -> int:
         """Returns the bits by which the exact sums of an iteration are wider than they would be by themselves."""
         wider = () if self.wider_sums is UNSET else self.wider_sums
@@ -230,59 +203,3 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     @property
     def stops_on(self) -> tuple[str, ...]:
         return () if self.stop_on is UNSET else self.stop_on
-
-
-def hosts_problem(trainer: TrainerSpec, weights: Transport, schedule: str) -> str:
-    """Says what doesn't go with `trainer.hosts`; "" for nothing."""
-    hosts = trainer.over_hosts
-    if hosts is None:
-        return ""
-    if hosts.least > hosts.most:
-        return f"trainer.hosts: least = {hosts.least} is more than most = {hosts.most}; swap the two"
-    if trainer.world_size != 1:
-        return "trainer.world_size has no effect with trainer.hosts; set trainer.hosts.ranks, of each host, instead"
-    if trainer.accumulation != "exact":
-        return 'trainer.hosts needs trainer.accumulation = "exact": else the weights depend on which hosts have come'
-    if not weights.elsewhere:
-        tag = type(weights).__struct_config__.tag
-        return (
-            f'weights.transport = "{tag}" is not possible with trainer.hosts: the trainer moves from host to host, and '
-            'its folder does not; set "redis" or "object"'
-        )
-    if schedule == "colocated":
-        return 'schedule = "colocated" is not possible with trainer.hosts: hosts take no turns; set "synchronous"'
-    return ""
-
-
-EARLIER_DEFAULTS = {"algorithm.loss": ("grpo",)}
-"""Key → defaults that it had: earlier releases wrote them into each job that named none."""
-
-
-def external_problem(tables: Mapping[str, Record], trackers: Sequence[object], schedule: str) -> str:
-    """Says which key of a job an external trainer would ignore, or which only our own trainer can do; "" for none.
-
-    tables: those that say how a job is trained, by name; every key but `trainer.external` has to be its default, or one
-    that it had.
-    """
-    for table, given in tables.items():
-        usual = type(given)()
-        for name in given.__struct_fields__:
-            field = f"{table}.{name}"
-            value = getattr(given, name)
-            is_usual = value == getattr(usual, name) or value in EARLIER_DEFAULTS.get(field, ())
-            if name != "external" and not is_usual:
-                return (
-                    f"{field} has no effect with trainer.external = true, where a process of your own decides "
-                    "it; leave it out"
-                )
-    if trackers:
-        return (
-            "trackers have no effect with trainer.external = true: the process that trains draws what it computes; "
-            "leave them out"
-        )
-    if schedule != "periodic":
-        return (
-            f'schedule = "{schedule}" is not possible with trainer.external = true, which trains the batches of its '
-            'own version as they come; set schedule = "periodic"'
-        )
-    return ""

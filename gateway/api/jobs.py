@@ -18,17 +18,15 @@ from broker.job_search import find_jobs
 from broker.monitor import job_status
 from broker.presence import Presence
 from contracts.answers import SpecCheck
-from contracts.errors import Conflict, ContractViolation, NotFound
+from contracts.errors import Conflict, ContractViolation, NotFound, SpecRefused
 from contracts.jobs import JobState, JobStatus, ResumeRequest
 from contracts.settings import OPERATOR
 from contracts.spec.job import JobSpec
-from contracts.spec.submission import check_submitted
+from contracts.spec.rules import judge
 from gateway import openapi, submission
-from gateway.named_files import check_named_files, with_file_digests, with_fork_digest
+from gateway.named_files import check_named_files
 from gateway.services import HasCaller, HasServices, KnownJob, OwnJob, Services
-from gateway.submission import check_environment, check_patterns, check_plugins
 from onbeat.base.http.bodies import json_answer
-from onbeat.data.datasets.references import check_job
 
 MAX_LISTED = 1000
 EXAMPLE_JOB = {
@@ -152,22 +150,21 @@ def _create(services: Services, spec: JobSpec, key: str, owner: str) -> tuple[Jo
 
 
 def _checked(services: Services, spec: JobSpec) -> JobSpec:
-    """Returns the spec with the text of its rewards' files, and the digest of each other file that it names.
+    """Returns the spec as a job has it: with texts and digests of the files that it names.
 
-    Raises Problem, InvalidInput or Unavailable.
+    Raises SpecRefused, with the refusals of the judge and of the stack, or Unavailable.
     """
-    check_submitted(spec)
-    check_job(spec.tables, spec.reward.components)
-    submission.check_paths(spec, services.settings)
-    submission.check_fork(spec, services.settings, services.jobs)
-    submission.check_generators(spec, Presence(services.broker).live())
-    spec = submission.with_sources(spec, services.settings)
-    check_patterns(spec, services.settings)
-    check_plugins(spec, services.settings)
-    spec = submission.with_packages(spec, services.settings)
-    check_environment(spec, services.settings)
-    spec = with_fork_digest(spec, services.settings, services.jobs)
-    return with_file_digests(spec, services.settings)
+    refusals = judge(spec)
+    accepted = submission.ask_stack(
+        spec,
+        refusals,
+        settings=services.settings,
+        jobs=services.jobs,
+        generators=Presence(services.broker).live(),
+    )
+    if refusals:
+        raise SpecRefused(refusals)
+    return accepted
 
 
 def _resume(services: Services, job_id: str, asked: ResumeRequest, who: str) -> JobStatus:

@@ -24,6 +24,8 @@ from contracts.errors import (
     InvalidInput,
     NotFound,
     OnbeatError,
+    Refusal,
+    SpecRefused,
     Unavailable,
 )
 from contracts.events import AuditRecord, IterationMetrics, JobEvent, StateChanged
@@ -363,8 +365,18 @@ def problem_of(answer: httpx.Response) -> OnbeatError:
     if answer.status_code == 401:
         field, cure = "--api-key", "give the stack's, or its folder by --run-dir"
     kinds: dict[int, type[OnbeatError]] = {404: NotFound, 409: Conflict}
+    if refusals := _refusals_in(problem):
+        return SpecRefused(refusals)
     kind = kinds.get(answer.status_code, InvalidInput if answer.is_client_error else Unavailable)
     return kind(detail, field=field, cure=cure)
+
+
+def _refusals_in(problem: dict[str, Any]) -> list[Refusal]:
+    """Returns the refusals of a spec that a problem tells of; [] of another problem, and of what has another form."""
+    try:
+        return msgspec.convert(problem.get("refusals", []), list[Refusal])
+    except msgspec.ValidationError:
+        return []
 
 
 class _Typed(msgspec.Struct):

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from contracts.encoding.wire import KEY_IN_PROBLEM, convert
 from contracts.errors import InvalidInput
 from contracts.spec.job import JobSpec
-from contracts.spec.submission import check_submitted
+from contracts.spec.reading import spec_of_values
+from contracts.spec.rules import check_spec
 
 
 def load_spec(path: Path, settings: Sequence[str] = ()) -> JobSpec:
@@ -23,14 +23,14 @@ def load_spec(path: Path, settings: Sequence[str] = ()) -> JobSpec:
 
 
 def parse_spec(values: dict[str, Any], settings: Sequence[str] = ()) -> JobSpec:
-    """Makes a JobSpec of plain values, changed by `key.path=value` settings."""
+    """Makes a JobSpec of plain values, changed by `key.path=value` settings.
+
+    Raises SpecRefused with all that its types and ranges refuse, or else with all rules that it breaks.
+    """
     for setting in settings:
         apply_setting(values, setting)
-    try:
-        spec = convert(values, JobSpec)
-    except InvalidInput as error:
-        raise _with_full_path(error) from error
-    check_submitted(spec)
+    spec = spec_of_values(values)
+    check_spec(spec)
     return spec
 
 
@@ -85,18 +85,6 @@ def _key(container: Any, key: str, *, path: str) -> Any:
     if not key.isdecimal() or int(key) >= len(container):
         raise InvalidInput(f"`{key}` is not an entry of a list of {len(container)}", field=path, cure="count from 0")
     return int(key)
-
-
-def _with_full_path(error: InvalidInput) -> InvalidInput:
-    """`model: object contains unknown field `pth`` → `model.pth: unknown key (did you mean path? …)`."""
-    parent = (error.field or "").replace("[", ".").replace("]", "")
-    found = KEY_IN_PROBLEM.fullmatch(error.problem)
-    if found is None:
-        return InvalidInput(error.problem, field=parent or "spec", cure=error.cure)
-    field = f"{parent}.{found['key']}" if parent else found["key"]
-    if found["fault"] == "missing required":
-        return InvalidInput("is required", field=field, cure="docs/configuration.md explains it")
-    return InvalidInput("unknown key", field=field, cure=error.cure or "docs/configuration.md lists the keys")
 
 
 def flag_settings(

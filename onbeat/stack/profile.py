@@ -25,7 +25,7 @@ from contracts.encoding.wire import Record, convert
 from contracts.engines import DEFAULT, ENGINES, Engine, engine_options
 from contracts.errors import InvalidInput
 from contracts.spec.job import JobSpec
-from contracts.spec.submission import check_engines
+from contracts.spec.serving import check_engines
 
 KEY_VARIABLE = "api_key_variable"
 """Key of an engine's table that names a variable of the launcher: a server's key doesn't belong into a file."""

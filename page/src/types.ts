@@ -782,6 +782,7 @@ export interface ProblemDetails {
   detail: string;
   field: (string | null);
   cure: (string | null);
+  refusals?: Refusal[];
 }
 
 export interface PromptLease {
@@ -892,6 +893,12 @@ export interface ReferenceStage {
   max_attempts: number;
   lease_s: number;
   name: string;
+}
+
+export interface Refusal {
+  field: string;
+  problem: string;
+  cure: string;
 }
 
 export interface RegexReward {

@@ -35,7 +35,7 @@ from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
 from contracts.spec.stages import NO_LOGPROB
 from onbeat.stages.log_prob_model import frozen_values
-from tests.builders import VOCABULARY, job_spec, rollout_batch
+from tests.builders import VOCABULARY, job_spec, judged_spec, rollout_batch
 from tests.chaos.short_job import long_variant
 from tests.contract.test_kept_sets import END, PROCESSED, changed_by, kept_iteration
 from tests.contract.test_lagged_losses import AS_SAMPLED, CORRECTIONS, Lagged, asked_again, lagged, updates_of  # noqa: F401
@@ -463,7 +463,7 @@ LONG: dict[str, Any] = {"rollout__sampling": {"max_new_tokens": 1000}}
 )
 def test_what_has_no_meaning_is_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        job_spec(**fields)
+        judged_spec(**fields)
     assert words in str(refused.value)
 
 

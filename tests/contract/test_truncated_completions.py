@@ -12,7 +12,7 @@ from consumer.gradient.accumulation import ExactAccumulator
 from consumer.gradient.micro_step import train_micro_batch
 from contracts.errors import InvalidInput
 from contracts.rollouts import Rollout, RolloutBatch
-from tests.builders import job_spec
+from tests.builders import job_spec, judged_spec
 from tests.contract.test_streamed_gradient import iteration_of, load, relative_error
 from tests.contract.test_streamed_losses import CASES, equation_gradient, gradient_of, models
 from tests.loss_equations import Equation
@@ -65,4 +65,4 @@ def test_left_out_it_is_the_score_and_a_kl_in_the_reward_is_refused(tmp_path: Pa
     scored, plain = (gradient_of(pair, batches, algorithm) for algorithm in ({"on_truncated": "score"}, {}))
     assert all(torch.equal(scored[name], plain[name]) for name in plain)
     with pytest.raises(InvalidInput, match="on_truncated"):
-        job_spec(algorithm=MASK | {"kl_coefficient": 0.1, "kl_placement": "reward"})
+        judged_spec(algorithm=MASK | {"kl_coefficient": 0.1, "kl_placement": "reward"})

@@ -162,7 +162,7 @@ BAD_BODIES = {
     "wrong type": (changed("seed", "one"), 422, "seed"),
     "out of range": (changed("rollout.group_size", 0), 422, "rollout.group_size"),
     "unknown reward": (changed("reward.components", [{"type": "bogus"}]), 422, "reward.components[0].type"),
-    "a lag of no schedule": (changed("max_policy_lag", 1), 422, None),
+    "a lag of no schedule": (changed("max_policy_lag", 1), 422, "max_policy_lag"),
     "a correction by an old name": (changed("algorithm.correction", "decoupled"), 422, "algorithm.correction"),
     "no model folder": (changed("model.path", "nowhere"), 422, "model.path"),
     "unknown task": (changed("dataset", {"type": "reasoning_gym", "task": "chain_summ"}), 422, "dataset.task"),

@@ -12,6 +12,7 @@ SPECS = (
     "tests/unit/consumer/gradient/test_losses_options.py",
     "tests/unit/onbeat/client/test_spec_file.py",
 )
+RULES = ("tests/unit/contracts/test_rules.py", *SPECS)
 RECEIVER = (
     "tests/unit/onbeat/weights/test_weight_store.py",
     "tests/unit/onbeat/weights/adapter/test_adapters.py",
@@ -73,7 +74,12 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/unit/consumer/trainer/test_iteration.py",
     ),
     "contracts/rewards.py": (*RECORDS, *SPECS),
-    "contracts/spec/limits.py": SPECS,
+    **{f"contracts/spec/{name}.py": RULES for name in ("rules", "conditions", "limits")},
+    "contracts/spec/reading.py": ("tests/unit/contracts/test_spec_reading.py", *RULES),
+    **{
+        f"contracts/spec/{name}.py": ("tests/unit/contracts/test_rules.py",)
+        for name in ("rules", "conditions", "reading")
+    },
     "contracts/encoding/wire.py": (*RECORDS, *SPECS, "tests/unit/contracts/test_wire.py"),
     "contracts/spec/job.py": (
         "tests/unit/contracts/test_guards_of_specs.py",

@@ -38,6 +38,7 @@ MAX_ARROWS = 18
 LARGE_FOLDERS = {
     "broker": "a side of the fence, a store, a table or a view of it each",
     "contracts": "a subject each, as their names say",
+    "contracts/spec": "a table of a job each, and the rules between them",
 }
 """Folder → the reason why it has more than MAX_FOLDER_FILES modules."""
 VAGUE_SUBJECT = re.compile(r"\b(?:no|some|any|every)bo" r"dy\b|\bwho" r"ever\b", re.IGNORECASE)

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route
 
 from contracts.answers import MEDIA_TYPE, problem_body
-from contracts.errors import OnbeatError, Unavailable
+from contracts.errors import OnbeatError, Refusal, SpecRefused, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,15 @@ class Problem(Exception):
         self.cure = cure
 
 
-def problem_response(status: int, detail: str, *, field: str | None = None, cure: str | None = None) -> Response:
-    body = problem_body(status, detail, field=field, cure=cure)
+def problem_response(
+    status: int,
+    detail: str,
+    *,
+    field: str | None = None,
+    cure: str | None = None,
+    refusals: Sequence[Refusal] = (),
+) -> Response:
+    body = problem_body(status, detail, field=field, cure=cure, refusals=refusals)
     return Response(body, status_code=status, media_type=MEDIA_TYPE)
 
 
@@ -57,7 +64,8 @@ async def _on_onbeat_error(request: Request, error: Exception) -> Response:
     status = error.status
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         log.warning("%s %s: %s", request.method, request.url.path, error)
-    response = problem_response(status, error.problem, field=error.field, cure=error.cure)
+    refusals = error.refusals if isinstance(error, SpecRefused) else ()
+    response = problem_response(status, error.problem, field=error.field, cure=error.cure, refusals=refusals)
     if isinstance(error, Unavailable):
         response.headers["Retry-After"] = str(error.retry_after_s)
     return response

@@ -16,6 +16,7 @@ from contracts.errors import FenceViolation, InvalidInput
 from contracts.events import AuditRecord, record_digest
 from contracts.jobs import DrawnPrompts
 from contracts.spec.job import JobSpec
+from contracts.spec.rules import check_spec
 from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.data.prompts.difficulty import MeasuredPool
 from onbeat.data.prompts.places import Pool, Walk
@@ -281,13 +282,13 @@ def test_the_audit_names_a_record_without_its_draw_or_with_one_too_many() -> Non
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"hard_threshold": 0.75}, "hard_threshold must be below easy_threshold"),
-        ({"easy_fraction": 0.8}, "easy_fraction and hard_fraction are more than all together"),
+        ({"hard_threshold": 0.75}, "hard_threshold: must be below easy_threshold"),
+        ({"easy_fraction": 0.8}, "easy_fraction: and hard_fraction are more than all together"),
     ],
 )
 def test_pools_that_overlap_or_are_more_than_all_are_refused(changes: dict[str, float], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
-        spec(dataset={"type": "addition", "difficulty_pools": POOLS | changes})
+        check_spec(spec(dataset={"type": "addition", "difficulty_pools": POOLS | changes}))
 
 
 ROWS: dict[str, Any] = {
@@ -309,22 +310,22 @@ TWO_SOURCES: dict[str, Any] = {
     [
         (
             {"rollout__max_resamples": 1},
-            r"rollout.max_resamples drops groups from which dataset.difficulty_pools tells",
+            r"rollout.max_resamples: drops groups from which difficulty_pools tells",
         ),
-        ({"mixed": True, "rollout__max_resamples": 1}, r"which dataset.sources\[0\].dataset.difficulty_pools tells"),
-        ({"lag": 2, "iterations": 3}, "has no effect: all 3 iterations open before one is measured"),
+        ({"mixed": True, "rollout__max_resamples": 1}, "which difficulty_pools tells"),
+        ({"lag": 2, "iterations": 3}, "difficulty_pools: has no effect: all 3 iterations open before one is measured"),
         ({"iterations": 1}, "has no effect: all 1 iterations open"),
-        ({"dataset": ROWS}, "curriculum and difficulty_pools both say what is drawn"),
+        ({"dataset": ROWS}, "curriculum: and difficulty_pools both say what is drawn"),
         (
             {"algorithm": {"loss": "sft", "advantage": "none"}, "rollout__group_size": 1, "reward": {}},
-            'dataset.difficulty_pools has no effect with algorithm.loss = "sft"',
+            'dataset.difficulty_pools: has no effect with algorithm.loss = "sft"',
         ),
         ({"dataset": TWO_SOURCES | {"difficulty_pools": {}}}, "unknown field `difficulty_pools`"),
     ],
 )
 def test_what_contradicts_difficulty_pools_is_refused(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
-        spec(**changes)
+        check_spec(spec(**changes))
 
 
 def test_the_shortest_job_with_a_measured_draw_is_taken() -> None:

@@ -19,7 +19,7 @@ from onbeat.data.prompts.examples import ExampleSets
 from onbeat.data.prompts.plan import IterationPlan
 from onbeat.data.prompts.source import PromptSource
 from reward_service.scorers.rubric import score_item
-from tests.builders import job_spec, manifest
+from tests.builders import job_spec, judged_spec, manifest
 
 DEMO_MODEL = Path(__file__).parents[3] / "configs" / "models" / "two-digit-addition"
 ROWS = {"name": "rows", "dataset": {"type": "jsonl", "train_path": "rows.jsonl"}, "num_prompts": 40}
@@ -31,7 +31,7 @@ SUMS = {"name": "sums", "dataset": {"type": "addition"}, "num_prompts": 4}
 
 def with_sets(*sets: dict[str, Any], best: str = "", **changes: Any) -> JobSpec:
     evaluation = {"num_prompts": 8, "prompts_per_batch": 4, "sets": list(sets)} | ({"best": best} if best else {})
-    return job_spec(**{"evaluation": evaluation, **changes})
+    return judged_spec(**{"evaluation": evaluation, **changes})
 
 
 @pytest.fixture
@@ -94,18 +94,18 @@ GAME = {"environment": {"name": "guess", "max_tokens": 4096}}
 @pytest.mark.parametrize(
     ("changes", "of_set", "problem"),
     [
-        ({"sampling": HOT | {"max_new_tokens": 6}}, {}, ".sampling.max_new_tokens is above rollout.sampling"),
+        ({"sampling": HOT | {"max_new_tokens": 6}}, {}, ".sampling.max_new_tokens: is above rollout.sampling"),
         ({"group_size": 4096}, {}, ".prompts_per_batch * {}.group_size make 131,072 completions"),
-        ({"group_size": 4096}, {}, "; lower {}.prompts_per_batch"),
+        ({"group_size": 4096}, {}, "(lower {}.prompts_per_batch"),
         (
             {"num_prompts": 2**18, "prompts_per_batch": 1},
             {},
             ".num_prompts / {}.prompts_per_batch make 524,300 batches",
         ),
         ({"prompts_per_batch": 4096}, {"rollout__max_prompt_tokens": 2**20}, ".prompts_per_batch * rollout.max_prompt"),
-        ({"dataset": {"type": "environment"}}, {}, '.dataset.type = "environment" takes its tasks'),
-        ({"dataset": ROWS["dataset"] | {"chat": {}}}, GAME, ".dataset.chat has no effect with an environment"),
-        ({"sampling": HOT | {"stop": ["."]}}, GAME, ".sampling.stop would end turns"),
+        ({"dataset": {"type": "environment"}}, {}, '.dataset.type: "environment" takes its tasks'),
+        ({"dataset": ROWS["dataset"] | {"chat": {}}}, GAME, ".dataset.chat: has no effect with an environment"),
+        ({"sampling": HOT | {"stop": ["."]}}, GAME, ".sampling.stop: would end turns"),
     ],
 )
 def test_a_refusal_names_the_set_that_it_is_about(
@@ -114,46 +114,46 @@ def test_a_refusal_names_the_set_that_it_is_about(
     with pytest.raises(InvalidInput) as error:
         with_sets({"name": "other", "dataset": {"type": "addition"}}, SUMS | changes, **of_set)
     place = "evaluation.sets[1]"
-    assert (problem if problem.startswith(";") else f"{{}}{problem}").format(place, place) in str(error.value)
+    assert (problem if problem.startswith("(") else f"{{}}{problem}").format(place, place) in str(error.value)
 
 
 def test_a_set_alone_may_be_scored_where_the_data_set_gives_what_is_learnt() -> None:
     learns = {"algorithm": {"loss": "sft", "advantage": "none"}, "rollout__group_size": 1}
     of_sums = {"reward": {"components": [{"type": "exact", "sources": ["sums"]}]}}
     evaluation = {"num_prompts": 0, "sets": [SUMS], "best": "sums"}
-    assert job_spec(evaluation=evaluation, **learns, **of_sums).evaluation.best == "sums"
+    assert judged_spec(evaluation=evaluation, **learns, **of_sums).evaluation.best == "sums"
     with pytest.raises(InvalidInput, match="none that scores what is trained"):
-        job_spec(evaluation=evaluation | {"num_prompts": 8}, **learns, **of_sums)
+        judged_spec(evaluation=evaluation | {"num_prompts": 8}, **learns, **of_sums)
     with pytest.raises(InvalidInput, match="none that scores what is trained"):
-        job_spec(evaluation=evaluation, **of_sums)
+        judged_spec(evaluation=evaluation, **of_sums)
     with pytest.raises(InvalidInput, match=r"names `sum`, which is no source of .* and no set of evaluation\.sets"):
-        job_spec(evaluation=evaluation, **learns, reward={"components": [{"type": "exact", "sources": ["sum"]}]})
+        judged_spec(evaluation=evaluation, **learns, reward={"components": [{"type": "exact", "sources": ["sum"]}]})
 
 
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [
-        ({"sets": [SUMS, ROWS | {"name": "sums"}]}, "sets name one twice"),
-        ({"sets": [SUMS | {"name": "held_out"}]}, 'sets name one twice, or "held_out"'),
-        ({"sets": [SUMS], "best": "rows"}, "best = 'rows' is none of sets"),
-        ({"best": "rows"}, "best = 'rows' is none of sets"),
-        ({"sets": [SUMS], "num_prompts": 0}, "num_prompts = 0 leaves best no score"),
-        ({"sets": [SUMS | {"num_prompts": 0}]}, "num_prompts must be above 0 in a set"),
-        ({"sets": [SUMS | {"sampling": HOT | {"temperature": 0.0}}]}, "temperature must be above 0"),
-        ({"sets": [SUMS | {"sampling": HOT | {"max_new_tokens": 6}}]}, "sampling.max_new_tokens is above"),
+        ({"sets": [SUMS, ROWS | {"name": "sums"}]}, "is `sums`, as another set"),
+        ({"sets": [SUMS | {"name": "held_out"}]}, "as another set is called, or what dataset holds out"),
+        ({"sets": [SUMS], "best": "rows"}, "best: `rows` is none of sets"),
+        ({"best": "rows"}, "best: `rows` is none of sets"),
+        ({"sets": [SUMS], "num_prompts": 0}, "num_prompts: 0 leaves best no score"),
+        ({"sets": [SUMS | {"num_prompts": 0}]}, "num_prompts: must be above 0 in a set"),
+        ({"sets": [SUMS | {"sampling": HOT | {"temperature": 0.0}}]}, "temperature: must be above 0"),
+        ({"sets": [SUMS | {"sampling": HOT | {"max_new_tokens": 6}}]}, "sampling.max_new_tokens: is above"),
         ({"sets": [SUMS | {"num_prompts": 2**18, "prompts_per_batch": 1}]}, "batches of an iteration that evaluates"),
         ({"sets": [SUMS | {"group_size": 4096}]}, "completions of an evaluation batch"),
-        ({"sets": [SUMS | {"dataset": SUMS["dataset"] | {"difficulty_pools": {}}}]}, "difficulty_pools has no effect"),
+        ({"sets": [SUMS | {"dataset": SUMS["dataset"] | {"difficulty_pools": {}}}]}, "difficulty_pools: has no effect"),
         ({"sets": [SUMS | {"dataset": {"type": "environment"}}]}, "takes its tasks from the environment"),
     ],
 )
 def test_sets_that_cannot_be_evaluated_are_refused(spec: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
-        job_spec(evaluation=spec)
+        judged_spec(evaluation=spec)
 
 
 def test_a_set_needs_a_name_that_no_source_has_a_scorer_and_prompts_that_are_there(folder: Path) -> None:
-    with pytest.raises(InvalidInput, match="names one `mixed`, as a source is"):
+    with pytest.raises(InvalidInput, match="is `mixed`, as a source of dataset is called"):
         with_sets(SUMS | {"name": "mixed"}, dataset={"type": "mixture", "sources": MIXED})
     with pytest.raises(InvalidInput, match="none that scores what is trained"):
         with_sets(ROWS, reward={"components": [{"type": "exact", "sources": ["rows"]}]})

@@ -19,7 +19,7 @@ from onbeat.data.datasets.loading import load_dataset
 from onbeat.data.prompts.examples import ExampleSets
 from onbeat.data.prompts.source import PromptSource
 from reward_service.scorers.rubric import score_item
-from tests.builders import job_spec
+from tests.builders import judged_spec
 
 DEMO_MODEL = Path(__file__).parents[3] / "configs" / "models" / "two-digit-addition"
 SUMS = {"name": "sums", "weight": 3, "dataset": {"type": "addition"}}
@@ -33,7 +33,7 @@ def chatting() -> dict[str, Any]:
 
 
 def mixture(*sources: dict[str, Any], **changes: Any) -> JobSpec:
-    return job_spec(dataset={"type": "mixture", "sources": list(sources)}, **changes)
+    return judged_spec(dataset={"type": "mixture", "sources": list(sources)}, **changes)
 
 
 def load(folder: Path, spec: JobSpec, *, num_evaluation: int = 8) -> ExampleSets:
@@ -96,22 +96,22 @@ def test_a_component_scores_the_sources_that_it_names_and_has_no_score_of_others
 @pytest.mark.parametrize(
     ("sources", "reward", "problem"),
     [
-        ([SUMS, SUMS], {}, "sources names one twice"),
+        ([SUMS, SUMS], {}, r"dataset\.sources\[1\]\.name: is `sums`, as that of another source"),
         ([SUMS], {}, "length >= 2"),
         (
             [SUMS, ROWS],
             {"components": [{"type": "exact", "sources": ["row"]}]},
-            r"components\[0\]\.sources names `row`",
+            r"components\[0\]\.sources: names `row`",
         ),
         ([SUMS, ROWS], {"components": [{"type": "exact", "sources": ["sums"]}]}, "none that scores .*`rows`"),
-        ([SUMS, ROWS | GUESS], {"components": []}, "needs one or more, or sums an environment that rewards"),
-        ([SUMS, TASKS], {}, r"\[1\]\.dataset\.type = .* name one as dataset\.sources\[1\]\.environment\.name"),
+        ([SUMS, ROWS | GUESS], {"components": []}, "needs one or more, or `sums` an environment that rewards"),
+        ([SUMS, TASKS], {}, r"\[1\]\.dataset\.type: .* \(name one as dataset\.sources\[1\]\.environment\.name"),
         (
             [SUMS, ROWS | {"environment": {"name": "guess", "max_tokens": 4}}],
             {},
             r"sources\[1\]\.environment\.max_tokens",
         ),
-        ([SUMS, chatting() | GUESS], {}, r"dataset\.sources\[1\]\.dataset\.chat has no effect with an environment"),
+        ([SUMS, chatting() | GUESS], {}, r"dataset\.sources\[1\]\.dataset\.chat: has no effect with an environment"),
     ],
 )
 def test_a_mixture_that_makes_no_sense_is_refused(
@@ -122,7 +122,7 @@ def test_a_mixture_that_makes_no_sense_is_refused(
 
 
 def test_a_job_names_one_environment_for_all_or_those_of_sources_which_may_state_scores_by_their_names() -> None:
-    with pytest.raises(InvalidInput, match=r"\[1\]\.environment has no effect with environment, which"):
+    with pytest.raises(InvalidInput, match=r"\[1\]\.environment: has no effect with environment, which"):
         mixture(SUMS, TASKS | GUESS, environment={"name": "guess"})
     spec = mixture(SUMS, TASKS | GUESS, reward={"components": [{"type": "exact", "sources": ["sums"]}]})
     assert spec.longest_completion() == ("dataset.sources[1].environment.max_tokens", 64)
@@ -141,8 +141,8 @@ def test_tasks_of_an_environment_keep_their_split_and_number_beside_other_source
 
 
 def test_a_component_names_no_source_without_a_mixture() -> None:
-    with pytest.raises(InvalidInput, match=r"components\[0\]\.sources names `sums`"):
-        job_spec(reward={"components": [{"type": "exact", "sources": ["sums"]}]})
+    with pytest.raises(InvalidInput, match=r"components\[0\]\.sources: names `sums`"):
+        judged_spec(reward={"components": [{"type": "exact", "sources": ["sums"]}]})
 
 
 def test_an_error_of_a_source_names_it_and_its_field(folder: Path) -> None:

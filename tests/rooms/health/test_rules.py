@@ -17,7 +17,7 @@ from contracts.jobs import EvaluationScore, HealthProblem
 from contracts.spec.trainer import HEALTH_RULES
 from onbeat.loop.health.history import WINDOW
 from onbeat.loop.health.rules import RULES, Health
-from tests.builders import job_spec
+from tests.builders import job_spec, judged_spec
 from tests.building.specs import SpecBuilder
 from tests.contract.golden_files import iteration_metrics
 
@@ -157,11 +157,11 @@ def test_alarms_of_ones_own_say_when_the_kl_is_high_and_the_entropy_gone() -> No
     assert found[1].problem == "0.505 a token over 10 iterations, above trainer.kl_alarm of 0.5"
     assert run.told() == ({}, ())
     for options, problem in (
-        ({"trainer__kl_alarm": 0.5}, "trainer.kl_alarm has no effect"),
-        ({"trainer__stop_on": ["kl_high"]}, "never said without kl_alarm"),
+        ({"trainer__kl_alarm": 0.5}, "trainer.kl_alarm: has no effect"),
+        ({"trainer__stop_on": ["kl_high"]}, "never said: without kl_alarm"),
     ):
         with pytest.raises(InvalidInput, match=problem):
-            job_spec(**options)
+            judged_spec(**options)
 
 
 def test_the_lag_of_long_responses_is_judged_by_their_length_where_weights_are_of_responses() -> None:

@@ -12,7 +12,7 @@ from consumer.trackers.background import BackgroundTracker, Trackers, iteration_
 from contracts.errors import InvalidInput
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore
-from tests.builders import job_spec
+from tests.builders import job_spec, judged_spec
 from tests.contract.golden_files import iteration_metrics
 
 
@@ -96,7 +96,7 @@ def test_a_tracker_that_cannot_start_is_a_warning_too(caplog: pytest.LogCaptureF
 
 
 def test_a_tracker_is_named_once() -> None:
-    with pytest.raises(InvalidInput, match="trackers names one twice"):
-        job_spec(trackers=["wandb", "wandb"])
+    with pytest.raises(InvalidInput, match="trackers: names one twice"):
+        judged_spec(trackers=["wandb", "wandb"])
     with pytest.raises(InvalidInput, match="trackers"):
         job_spec(trackers=["comet"])

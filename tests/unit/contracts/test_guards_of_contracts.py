@@ -269,7 +269,7 @@ def test_wider_sums_of_a_resume_begin_after_what_is_trained_and_leave_what_was_w
     assert [one.first_iteration for one in again.trainer.wider_sums or ()] == [2, 5]
     assert [again.trainer.wider_bits(iteration) for iteration in range(1, 7)] == [0, 4, 4, 4, 9, 9]
     floats = job_spec(trainer__accumulation="float", deterministic=False)
-    with pytest.raises(InvalidInput, match='wider_sums has no effect with accumulation = "float"'):
+    with pytest.raises(InvalidInput, match='wider_sums: has no effect with accumulation = "float"'):
         resumed_spec(floats, ResumeRequest(wider_sums=4))
 
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from contracts.encoding.wire import convert
 from contracts.spec.job import JobSpec
 from contracts.spec.root import SpecRoot
-from contracts.spec.submission import check_submitted
+from contracts.spec.rules import judge
 from onbeat.data.datasets.loading import load_dataset
 from onbeat.data.prompts.source import PromptSource
 from tests.refusals import refusal_of
@@ -50,7 +50,7 @@ def test_the_specs_that_the_docs_name_are_shipped() -> None:
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
 def test_a_shipped_spec_is_a_valid_job(path: Path) -> None:
     spec = read_spec(path.name)
-    check_submitted(spec)
+    assert judge(spec) == []
     assert spec.deterministic or any(stage.kind == "llm_judge" for stage in spec.stages)
     assert spec.evaluation.num_prompts > 0
 

@@ -11,11 +11,11 @@ from msgspec import Meta
 from msgspec import inspect as types
 
 from contracts.encoding.wire import decode_json, encode_json
-from contracts.errors import InvalidInput
+from contracts.errors import InvalidInput, SpecRefused
 from contracts.jobs import ResumeRequest
 from contracts.rewards import RewardComponent
 from contracts.spec.job import JobSpec
-from tests.builders import job_spec
+from tests.builders import job_spec, judged_spec
 from tests.refusals import refusal_of
 
 
@@ -136,12 +136,12 @@ def test_a_name_may_be_in_any_language(text: str) -> None:
     ],
 )
 def test_what_numbers_make_together_has_a_bound(changes: dict[str, Any], problem: str) -> None:
-    with pytest.raises(InvalidInput, match=problem):
-        job_spec(**changes)
+    with pytest.raises(SpecRefused, match=problem):
+        judged_spec(**changes)
 
 
 def test_the_largest_known_runs_are_valid() -> None:
-    job_spec(
+    judged_spec(
         iterations=100_000,
         rollout__batches_per_iteration=8,
         rollout__prompts_per_batch=1024,
@@ -149,7 +149,7 @@ def test_the_largest_known_runs_are_valid() -> None:
         rollout__sampling__max_new_tokens=32_768,
         rollout__max_prompt_tokens=4096,
     )
-    job_spec(
+    judged_spec(
         rollout__batches_per_iteration=64,
         rollout__prompts_per_batch=1,
         rollout__group_size=64,

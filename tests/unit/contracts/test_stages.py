@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_float32, pack_float64, pack_int32
 from contracts.encoding.wire import encode
-from contracts.errors import ContractViolation, FenceViolation, InvalidInput
+from contracts.errors import ContractViolation, FenceViolation
 from contracts.experience.columns import (
     BASE_COLUMNS,
     Column,
@@ -24,8 +24,10 @@ from contracts.experience.columns import (
 from contracts.experience.plan import circle, columns_of
 from contracts.rollouts import RolloutBatch
 from contracts.spec.job import JobSpec
-from contracts.spec.stages import ExternalStage, ReferenceStage, stage_plan, stage_problems
+from contracts.spec.rules import check_spec
+from contracts.spec.rules import judge as refusals_of
 from tests import builders
+from tests.refusals import refusal_of
 from tests.trajectories import played
 
 COLUMNS = (Column(name="score", type="float32"), Column(name="values", type="float32", per="token"))
@@ -91,8 +93,8 @@ def test_each_criterion_of_a_judge_is_a_column_and_a_part_of_its_weight() -> Non
 def test_a_stage_named_as_the_environment_states_no_score() -> None:
     spec = {"environment": {"name": "secret_table", "renderer": "text"}, "deterministic": False}
     assert spec_with(judge(name="environment"), **spec).stated_scores == {}
-    with pytest.raises(InvalidInput, match='"environment" needs a name'):
-        spec_with(judge(name="environment", on_failure=0.0), **spec)
+    with refusal_of("stages[0].on_failure", match="neither a reward component nor the environment has"):
+        check_spec(spec_with(judge(name="environment", on_failure=0.0), **spec))
 
 
 def test_a_stage_follows_those_that_make_its_inputs() -> None:
@@ -108,43 +110,31 @@ def test_a_stage_follows_those_that_make_its_inputs() -> None:
     assert not plan.carries_texts
 
 
-@pytest.mark.parametrize(
-    ("stages", "words"),
-    [
-        ([external("a", ["no_such"], "x")], 'input "no_such" of stage a is no column; the columns are completion_ids'),
-        ([external("a", ["y"], "x"), external("b", ["x"], "y")], "a → b → a"),
-        ([external("a", ["text"], "x"), external("a", ["text"], "y")], 'two are named "a"'),
-        ([external("a", ["text"], "x"), external("b", ["text"], "x")], 'two outputs are named "x"'),
-        ([external("a", ["text"], "reward")], '"reward" of stage a is a column of every rollout'),
-        ([external("a", ["text"], "x", reward_column="y")], 'reward_column = "y" of stage a is no float32'),
-        ([external("a", ["text"], "x", weight=2.0)], "has no effect without reward_column"),
-        ([{"type": "reference"}], 'of stage "reference" without algorithm.kl_coefficient; set that'),
-        ([{"type": "llm_judge", "model": "m", "prompt": "{completion}?"}], "set deterministic = false"),
-        ([{"type": "llm_judge", "model": "m", "prompt": "?"}], "never shows the completion"),
-        ([{"type": "llm_judge", "model": "m", "prompt": "{completion}", "lowest": 10}], "not below highest"),
-        ([judge(answer="{number} of {number}")], 'neither "number" nor "json", nor a text with one {number}'),
-        ([judge(answer="JSON")], 'neither "number" nor "json"'),
-        ([{"type": "reward_model", "model": "m", "name": "exact", "on_failure": 0.0}], "name of a reward component"),
-        ([judge(name="x" * 60, on_failure=0.0)], "a name of 56 characters at most"),
-        ([judge(on_failure=0.0), external("a", ["text"], "llm_judge_failure")], 'are named "llm_judge_failure"'),
-        ([external("a", ["text"], "exact", reward_column="exact")], '"exact" joins the reward by the name of'),
-        ([judge(name="x" * 59, **RUBRIC)], f"make a column {'x' * 59}_right; shorten it to 64"),
-        ([judge(answer="json", criteria={"Is it right?": 1.0})], "criteria"),
-        ([judge(**RUBRIC), external("a", ["text"], "llm_judge_short")], 'are named "llm_judge_short"'),
-    ],
-)
-def test_stages_that_can_not_be_are_refused_in_one_line(stages: list[dict[str, Any]], words: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
-        spec_with(*stages)
-    assert words in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
 def test_a_reward_of_a_stage_comes_too_late_for_resampling() -> None:
     stage = external("a", ["text"], "x", reward_column="x", weight=0.5)
     assert spec_with(stage).stage_reward_weights == {"x": 0.5}
-    with pytest.raises(InvalidInput, match=r"rollout\.max_resamples drops groups .* \(x\)"):
-        spec_with(stage, rollout={"max_resamples": 1})
+    with refusal_of("rollout.max_resamples", match=r"drops groups .* \(x\)"):
+        check_spec(spec_with(stage, rollout={"max_resamples": 1}))
+
+
+@pytest.mark.parametrize(
+    ("stages", "fields"),
+    [
+        ([judge(on_failure=0.0), external("a", ["text"], "llm_judge_failure")], ["stages[1]"]),
+        ([external("a", ["text"], "exact", reward_column="exact")], ["stages[0].name"]),
+        ([judge(answer="json", criteria={"right": 3.0}), external("a", ["text"], "llm_judge_right")], ["stages[1]"]),
+        ([judge(answer="{number} of {number}")], ["stages[0].answer"]),
+        ([judge(answer="JSON")], ["stages[0].answer"]),
+        ([external("lost", ["nothing"], "made")], ["stages[0].inputs"]),
+        (
+            [external("a", ["text"], "reward"), external("a", ["no"], "y")],
+            ["stages[1].name", "stages[0].outputs", "stages[1].inputs"],
+        ),
+    ],
+)
+def test_stages_that_can_not_be_are_refused_each_by_its_place(stages: list[dict[str, Any]], fields: list[str]) -> None:
+    spec = spec_with(*stages, deterministic=False)
+    assert [refusal.field for refusal in refusals_of(spec)] == fields
 
 
 def test_a_circle_is_found_behind_stages_that_are_none() -> None:
@@ -215,9 +205,13 @@ def test_a_trajectory_has_its_observations_in_two_columns_and_in_no_other() -> N
     check_values({"wide": [pack_float32([-1.0] * 6)]}, [wide], [shape], of="stage s")
     with pytest.raises(ContractViolation, match="12 bytes are not 3 x float32, 2 per token"):
         check_values({"wide": [pack_float32([-1.0] * 3)]}, [wide], [shape], of="stage s")
-    for kind, per in (("float32", "rollout"), ("text", "rollout"), ("int32", "prompt_token")):
-        with pytest.raises(ValueError, match=r"width of column wide counts the numbers of a sampled token"):
-            Column(name="wide", type=kind, per=per, width=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("kind", "per"), [("float32", "rollout"), ("text", "rollout"), ("int32", "prompt_token")])
+def test_a_width_is_of_numbers_of_a_sampled_token(kind: str, per: str) -> None:
+    wide = external("a", ["text"]) | {"outputs": [{"name": "wide", "type": kind, "per": per, "width": 2}]}
+    with refusal_of("stages[0].outputs[0].width", match="counts the numbers of a sampled token"):
+        check_spec(spec_with(wide))
 
 
 def test_a_batch_without_stages_has_no_byte_of_them() -> None:
@@ -235,20 +229,9 @@ def test_a_number_that_is_not_finite_is_no_value_of_a_column(number: float) -> N
     check_values({"double": [pack_float64([1e308] * 2)]}, [double], SHAPES[:1], of="stage s")
 
 
-def test_stages_that_cannot_be_together_have_no_plan() -> None:
-    with pytest.raises(ContractViolation, match='two are named "reference"'):
-        stage_plan([ReferenceStage(), ReferenceStage()])
-
-
 def test_columns_of_a_batch_are_those_of_all_of_its_items_or_the_first_that_lacks_them_is_named() -> None:
     plan, batch = spec_with(external("judge", ["text"], "score")).stage_plan, batch_of(1, 2)
     packed = [pack_values({"score": [pack_float32([row])]}) for row in (1.0, 2.0)]
     assert columns_of(plan, batch, packed) == {"score": (pack_float32([1.0]), pack_float32([2.0]))}
     with pytest.raises(FenceViolation, match="stage judge, batch 0/train/0: item 1 lacks its columns"):
         columns_of(plan, batch, [packed[0], None])
-
-
-def test_an_unknown_input_is_said_once_and_no_circle_is_looked_for() -> None:
-    lost = ExternalStage(name="lost", inputs=("nothing",), outputs=(Column(name="made", type="text"),))
-    (problem,) = stage_problems([lost])
-    assert problem.startswith('stages: input "nothing" of stage lost is no column')

@@ -13,7 +13,7 @@ from consumer.gradient.optimizer import GROUP_BYTES, PolicyOptimizer, horizon_at
 from consumer.gradient.optimizers.adamw import Adamw32bit
 from contracts.errors import ContractViolation, InvalidInput, TrainingDiverged
 from contracts.spec.job import OptimizerSpec
-from tests.builders import job_spec, step_on_grads
+from tests.builders import job_spec, judged_spec, step_on_grads
 
 
 def weights(values: list[float]) -> dict[str, nn.Parameter]:
@@ -250,7 +250,7 @@ def test_groups_have_a_learning_rate_and_a_decay_of_their_own_and_the_first_that
     with pytest.raises(InvalidInput, match=r"optimizer.groups\[1\].parameters.*names are as norm, matrix"):
         PolicyOptimizer(named, job_spec(optimizer__groups=[groups[1], groups[0]]).optimizer)
     with pytest.raises(InvalidInput, match="changes nothing"):
-        job_spec(optimizer__groups=[{"parameters": ["*"]}])
+        judged_spec(optimizer__groups=[{"parameters": ["*"]}])
 
 
 @pytest.mark.parametrize(("dtype", "alpha"), [(torch.float32, 0.6), (torch.bfloat16, 0.6), (torch.bfloat16, 1.0)])

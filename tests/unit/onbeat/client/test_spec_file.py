@@ -77,7 +77,7 @@ def test_a_later_setting_wins() -> None:
         ),
         ("dataset.colour=red", r"^dataset\.colour: unknown key"),
         ("dataset.task=chess", r'^dataset\.task: unknown key \(only with type = "reasoning_gym"\)$'),
-        ("reward.components.0.colour=red", r"^reward\.components\.0\.colour: unknown key"),
+        ("reward.components.0.colour=red", r"^reward\.components\[0\]\.colour: unknown key"),
         ("reward.components.9.weight=1", r"^reward\.components\.9: `9` is not an entry of a list of 2"),
         ("iterations=many", r"^iterations: expected `int`, got `str`"),
         ("iterations=0", r"^iterations: expected `int` >= 1"),
@@ -88,8 +88,8 @@ def test_a_later_setting_wins() -> None:
         ("iterations", r"^--set: `iterations` is not key\.path=value"),
         ("=1", r"^--set: `=1` is not key\.path=value"),
         ("model..path=1", r"^--set: `model\.\.path=1` is not key\.path=value"),
-        ("trainer.accumulation=float", r"^spec: deterministic needs"),
-        ("trainer.sharding=fsdp", r"^spec: trainer\.sharding = \"fsdp\" needs trainer\.world_size above 1"),
+        ("trainer.accumulation=float", r"^deterministic: needs"),
+        ("trainer.sharding=fsdp", r"^trainer\.sharding: \"fsdp\" needs trainer\.world_size above 1"),
     ],
 )
 def test_a_bad_setting_names_its_path(setting: str, message: str) -> None:

@@ -221,9 +221,7 @@ def test_regex_compares_numbers_where_it_is_told_to(completion: str, reference: 
     assert score(RegexReward(pattern=pattern), item(completion, reference)) == same_text
 
 
-def test_regex_that_compares_numbers_needs_a_group_and_a_number() -> None:
-    with pytest.raises(ValueError, match="compare has no effect without a group `answer`"):
-        RegexReward(pattern="5", compare="number")
+def test_regex_that_compares_numbers_needs_a_number() -> None:
     result = rubric.score_item((RegexReward(pattern="(?P<answer>5)", compare="number"),), item("5", "five"))
     assert isinstance(result, Unscorable)
     assert result.reason == "bad_reference"

@@ -1,0 +1,560 @@
+"""What breaks a rule of a spec: the conditions of contracts/spec/rules.py that need more than a line.
+
+Each returns True, or the places of the spec that break the rule, with the values that stand in the rule's words. None
+relies on another: a spec that breaks one rule is asked for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+
+from msgspec import UNSET, structs
+
+from contracts.experience.columns import BASE_COLUMNS, MAX_COLUMN_NAME, Column
+from contracts.experience.plan import circle, stages_before
+from contracts.rewards import (
+    LengthReward,
+    OverlongReward,
+    RegexReward,
+    breakdown_names,
+    imports_plugins,
+)
+from contracts.sampling import SamplingParams
+from contracts.spec.algorithm import AlgorithmSpec
+from contracts.spec.datasets import (
+    DifficultyPools,
+    EnvironmentDataset,
+    MixtureDataset,
+    SourceDataset,
+    sources_of,
+)
+from contracts.spec.environment import EnvironmentSpec, environment_name
+from contracts.spec.job import JobSpec
+from contracts.spec.kinds import AdvantageKind
+from contracts.spec.limits import products
+from contracts.spec.rollout import HELD_OUT, HeldOutSpec
+from contracts.spec.stages import (
+    ANSWER_FORMS,
+    FAILURE_SUFFIX,
+    NUMBER_PLACE,
+    REFERENCE_LOGPROBS,
+    TEACHER_STATES,
+    TEACHER_TOP,
+    ExternalStage,
+    JudgingStage,
+    LlmJudgeStage,
+    TeacherStage,
+    read_columns,
+    reward_weights,
+    sent_columns,
+)
+from contracts.spec.trainer import REGROUP_S, HostsSpec
+
+Values = Mapping[str, object]
+"""What stands in the places `{name}` of a rule's texts, for one place of a spec that breaks it."""
+
+SAMPLES_NOTHING = 'loss = "sft" samples nothing'
+
+
+# Parts of a spec, each with its field.
+
+
+def trained_sets(spec: JobSpec) -> Iterator[tuple[str, str, SourceDataset]]:
+    """Yields (field, name, data set) of the job, or of each source of its mixture; "" names a data set of a job."""
+    if isinstance(spec.dataset, MixtureDataset):
+        for place, source in enumerate(spec.dataset.sources):
+            yield f"dataset.sources[{place}].dataset", source.name, source.dataset
+    else:
+        yield "dataset", "", spec.dataset
+
+
+def data_sets(spec: JobSpec) -> Iterator[tuple[str, str, SourceDataset]]:
+    """Yields (field, name, data set) of what is trained, then of each set of the evaluation."""
+    yield from trained_sets(spec)
+    for place, held_out in enumerate(spec.evaluation.sets or ()):
+        yield f"evaluation.sets[{place}].dataset", held_out.name, held_out.dataset
+
+
+def environments(spec: JobSpec) -> Iterator[tuple[str, str, EnvironmentSpec]]:
+    """Yields (field, source, environment); the source is "" for the environment that plays all prompts."""
+    if spec.environment is not None:
+        yield "environment", "", spec.environment
+    if isinstance(spec.dataset, MixtureDataset):
+        for place, source in enumerate(spec.dataset.sources):
+            if source.environment:
+                yield f"dataset.sources[{place}].environment", source.name, source.environment
+
+
+def held_outs(spec: JobSpec) -> Iterator[tuple[str, HeldOutSpec]]:
+    """Yields (field, how held-out prompts are sampled): the evaluation itself, then its sets."""
+    yield "evaluation", spec.evaluation
+    for place, held_out in enumerate(spec.evaluation.sets or ()):
+        yield f"evaluation.sets[{place}]", held_out
+
+
+def samplings(spec: JobSpec) -> Iterator[tuple[str, SamplingParams]]:
+    """Yields (field, sampling) of each that the spec has; an evaluation without its own is sampled as training is."""
+    yield "rollout.sampling", spec.rollout.sampling
+    for field, held_out in held_outs(spec):
+        if held_out.sampling is not UNSET:
+            yield f"{field}.sampling", held_out.sampling
+
+
+def pools(spec: JobSpec) -> Iterator[tuple[str, DifficultyPools]]:
+    """Yields (field, pools) of each data set that is drawn by difficulty."""
+    for field, _, dataset in data_sets(spec):
+        if dataset.difficulty_pools:
+            yield f"{field}.difficulty_pools", dataset.difficulty_pools
+
+
+def judges(spec: JobSpec) -> Iterator[tuple[int, LlmJudgeStage]]:
+    """Yields (place, stage) of each stage that asks a model for a score."""
+    for place, stage in enumerate(spec.stages):
+        if isinstance(stage, LlmJudgeStage):
+            yield place, stage
+
+
+def teachers(spec: JobSpec) -> Iterator[tuple[int, TeacherStage]]:
+    """Yields (place, stage) of each teacher."""
+    for place, stage in enumerate(spec.stages):
+        if isinstance(stage, TeacherStage):
+            yield place, stage
+
+
+def kind(spec: JobSpec) -> AdvantageKind:
+    return spec.algorithm.advantage_kind
+
+
+def hosts(spec: JobSpec) -> HostsSpec | None:
+    return spec.trainer.over_hosts
+
+
+def makes_reference(spec: JobSpec) -> bool:
+    """Returns True where a stage makes the reference's log-probs, so that the trainer loads no reference."""
+    return any(column.name == REFERENCE_LOGPROBS for stage in spec.stages for column in stage.outputs)
+
+
+def places_of_repeats(names: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yields (place, name) of each name that stands earlier, too."""
+    seen: set[str] = set()
+    for place, name in enumerate(names):
+        if name in seen:
+            yield place, name
+        seen.add(name)
+
+
+@cache
+def defaults(table: type) -> Mapping[str, object]:
+    return {key.name: key.default for key in structs.fields(table)}
+
+
+def is_set(spec: JobSpec, field: str) -> bool:
+    """Returns True where a key of a table has another value than its default, "none" apart: that sets nothing."""
+    table, _, key = field.partition(".")
+    record = getattr(spec, table)
+    return getattr(record, key) not in (defaults(type(record))[key], "none")
+
+
+# Conditions that need more than a line.
+
+
+def keys_beside_sft(spec: JobSpec) -> Iterator[Values]:
+    """Yields each key of `algorithm` that is about rewards, or about the policy that sampled."""
+    acting = ("loss", "advantage", "updates_per_iteration", "mini_batches", "entropy_coefficient")
+    for key, default in defaults(AlgorithmSpec).items() if spec.algorithm.learns_given else ():
+        if key not in acting and getattr(spec.algorithm, key) != default:
+            yield {"key": key}
+
+
+def keys_beside_external(spec: JobSpec) -> Iterator[Values]:
+    """Yields each key of how a job is trained that a process of one's own decides, and that is set all the same."""
+    for table in ("trainer", "algorithm", "optimizer") if spec.trainer.external else ():
+        record = getattr(spec, table)
+        for key, default in defaults(type(record)).items():
+            field = f"{table}.{key}"
+            if field != "trainer.external" and getattr(record, key) != default:
+                yield {"field": field}
+
+
+def chats_that_are_played(spec: JobSpec) -> Iterator[Values]:
+    for environment_field, source, _ in environments(spec):
+        for field, name, dataset in data_sets(spec):
+            if dataset.chat is not None and source in ("", name):
+                yield {"field": field, "environment": environment_field}
+
+
+def ends_that_are_played(spec: JobSpec) -> Iterator[Values]:
+    for environment_field, _, _ in environments(spec):
+        for field, sampling in samplings(spec):
+            if sampling.own_end:
+                yield {"field": field, "key": sampling.own_end, "environment": environment_field}
+
+
+def turns_without_room(spec: JobSpec) -> Iterator[Values]:
+    for field, _, environment in environments(spec):
+        key, most = environment.seen_bound
+        if most < spec.rollout.sampling.max_new_tokens:
+            yield {"field": field, "key": key, "most": most}
+
+
+def wide_contexts(spec: JobSpec) -> Iterator[Values]:
+    for field, _, environment in environments(spec):
+        if environment.max_context_tokens is not UNSET and environment.max_context_tokens > environment.max_tokens:
+            yield {"field": field}
+
+
+def environments_beside_the_jobs(spec: JobSpec) -> Iterator[Values]:
+    if spec.environment is not None:
+        yield from ({"field": field} for field, source, _ in environments(spec) if source)
+
+
+def unplayed(spec: JobSpec) -> Iterator[tuple[str, str, SourceDataset]]:
+    """Yields as `data_sets` does what no environment plays, so that components alone score it."""
+    played = spec.environments.keys()
+    for field, name, dataset in data_sets(spec):
+        if not {"", name} & played:
+            yield field, name, dataset
+
+
+def tasks_of_no_environment(spec: JobSpec) -> Iterator[Values]:
+    sources = sources_of(spec.dataset)
+    for field, name, dataset in unplayed(spec):
+        if isinstance(dataset, EnvironmentDataset):
+            place = field.replace("].dataset", "].environment") if name and name in sources else "environment"
+            yield {"field": field, "environment": place}
+
+
+def unscored(spec: JobSpec) -> Iterator[tuple[str, bool]]:
+    """Yields (name, True where a component scores it) of each data set that components alone have to score."""
+    is_given = spec.algorithm.learns_given and not spec.evaluation.num_prompts
+    sources = sources_of(spec.dataset)
+    for _, name, dataset in unplayed(spec):
+        if isinstance(dataset, EnvironmentDataset) or (is_given and name in sources):
+            continue
+        yield name, any(component.scores(name) for component in spec.reward.components)
+
+
+def nothing_scores(spec: JobSpec) -> Iterator[Values]:
+    names = [name for name, _ in unscored(spec)]
+    if names and not spec.reward.components:
+        yield {"what": f"`{names[0]}`" if names[0] else "the job"}
+
+
+def scored_by_none(spec: JobSpec) -> Iterator[Values]:
+    for name, is_scored in unscored(spec) if spec.reward.components else ():
+        if not is_scored:
+            what = f"`{name}`" if name else "what is trained"
+            cure = f"add `{name}` to a component's sources" if name else "leave sources of a component out"
+            yield {"what": what, "cure": cure}
+
+
+def unknown_sources(spec: JobSpec) -> Iterator[Values]:
+    names = {name for _, name, _ in data_sets(spec)}
+    for place, component in enumerate(spec.reward.components):
+        for name in component.sources or ():
+            if name not in names:
+                yield {"place": place, "name": name}
+
+
+def idle_overlongs(spec: JobSpec) -> Iterator[Values]:
+    most = spec.max_sampled_tokens
+    for place, component in enumerate(spec.reward.components):
+        if isinstance(component, OverlongReward) and component.free_tokens >= most:
+            yield {"place": place, "free": component.free_tokens, "most": most}
+
+
+def long_buffers(spec: JobSpec) -> Iterator[Values]:
+    for place, component in enumerate(spec.reward.components):
+        if isinstance(component, OverlongReward) and component.buffer_tokens > component.max_tokens:
+            yield {"place": place}
+
+
+def short_lengths(spec: JobSpec) -> Iterator[Values]:
+    for place, component in enumerate(spec.reward.components):
+        if isinstance(component, LengthReward) and component.max_chars <= component.target_chars:
+            yield {"place": place}
+
+
+def idle_comparisons(spec: JobSpec) -> Iterator[Values]:
+    for place, component in enumerate(spec.reward.components):
+        if isinstance(component, RegexReward) and component.compare and not component.compares:
+            yield {"place": place}
+
+
+def unread_metadata(spec: JobSpec) -> Iterator[Values]:
+    if not imports_plugins(spec.reward.components):
+        for field, _, dataset in trained_sets(spec):
+            if getattr(dataset, "metadata_columns", UNSET):
+                yield {"field": field}
+
+
+def unnamed_correction(spec: JobSpec) -> bool:
+    """Returns True where samples of an older policy are trained, and the spec doesn't say what becomes of that.
+
+    A lag that another rule refuses is none.
+    """
+    lags = spec.schedule_rule.lags and spec.max_policy_lag > 0
+    return lags and spec.algorithm.correction is None and not spec.algorithm.learns_given
+
+
+def teaches_when_equal(spec: JobSpec, condition: bool) -> bool:
+    return spec.rollout.max_resamples > 0 and condition
+
+
+def single_tokens(spec: JobSpec) -> Iterator[Values]:
+    sampling = spec.rollout.sampling
+    if sampling.top_k == 1:
+        yield {"key": "top_k"}
+    if sampling.min_p == 1.0:
+        yield {"key": "min_p"}
+
+
+def unseen_distributions(spec: JobSpec) -> Iterator[Values]:
+    """Yields stages of one's own that make log-probs which the loss reads, where sampling changes the distribution."""
+    sampling = spec.rollout.sampling
+    setting = sampling.truncation or sampling.processing
+    for stage in spec.stages if setting else ():
+        columns = read_columns(spec.algorithm).keys() & {column.name for column in stage.outputs}
+        if columns and isinstance(stage, ExternalStage):
+            yield {"key": setting.split()[0], "setting": setting, "stage": stage.name, "column": min(columns)}
+
+
+def unbreakable(spec: JobSpec) -> Iterator[Values]:
+    """Yields each rule of health in `trainer.stop_on` that can't be broken."""
+    given = SAMPLES_NOTHING if spec.algorithm.learns_given else ""
+    lags = spec.schedule_rule.lags
+    scores = spec.evaluation.num_batches > 0 and 0 < spec.evaluation.every_iterations < spec.iterations
+    reasons: dict[str, str] = {
+        "reward_collapsed": given,
+        "score_collapsed": "" if scores else "no version between the first and the last is evaluated",
+        "groups_equal": "" if kind(spec).compares_groups else "algorithm.advantage compares no group",
+        "entropy_gone": given,
+        "kl_high": "" if spec.trainer.kl_alarm is not UNSET else "without kl_alarm there is no limit",
+        "mismatch_high": given or ('under a lag "lag_too_large" says it' if lags else ""),
+        "truncations_rising": given,
+        "lag_too_large": "" if lags else "without max_policy_lag nothing lags",
+        "completions_cut": given,
+        "completions_unscorable": given,
+        "mismatch_unusual": given or ("" if spec.samples_as_trained else "its engines may differ by rounding, or lag"),
+    }
+    for name in spec.trainer.stops_on:
+        if reasons.get(name):
+            cure = "set kl_alarm, or take it out" if name == "kl_high" else "take it out"
+            yield {"name": name, "reason": reasons[name], "cure": cure}
+
+
+def unlearnable(spec: JobSpec) -> Iterator[Values]:
+    """Yields the sources of an SFT job whose data set has no completions."""
+    if spec.algorithm.learns_given:
+        for field, _, dataset in trained_sets(spec):
+            if not dataset.has_completions:
+                yield {"field": field, "kind": dataset.kind}
+
+
+def drawn_sets(spec: JobSpec) -> Iterator[Values]:
+    for place, held_out in enumerate(spec.evaluation.sets or ()):
+        if held_out.dataset.drawn_by:
+            yield {"place": place, "key": held_out.dataset.drawn_by}
+
+
+def unnamed_sets(spec: JobSpec) -> Iterator[Values]:
+    """Yields the sets of the evaluation whose name is another's, or stands for what the data set holds out."""
+    names = [HELD_OUT, *(held_out.name for held_out in spec.evaluation.sets or ())]
+    for place, name in places_of_repeats(names):
+        yield {"place": place - 1, "name": name}
+
+
+def unordered_sums(spec: JobSpec) -> bool:
+    firsts = [wider.first_iteration for wider in spec.trainer.wider_sums or ()]
+    return firsts != sorted(set(firsts))
+
+
+def idle_regroups(spec: JobSpec) -> bool:
+    group = hosts(spec)
+    return group is not None and group.least == group.most and group.regroup_s not in (0.0, REGROUP_S)
+
+
+def lengths_beyond_training(spec: JobSpec) -> Iterator[Values]:
+    for field, sampling in samplings(spec):
+        if sampling.max_new_tokens > spec.rollout.sampling.max_new_tokens:
+            yield {"field": field}
+
+
+def beyond_products(spec: JobSpec) -> Iterator[Values]:
+    for product in products(
+        spec.rollout,
+        spec.evaluation,
+        num_open=spec.num_open,
+        longest=spec.longest_completion(),
+        given_tokens=spec.rollout.sampling.max_new_tokens if spec.algorithm.learns_given else 0,
+    ):
+        if product.value > product.limit:
+            yield {"product": product, "key": product.factors.split()[0]}
+
+
+# Conditions on stages.
+
+
+def repeated_outputs(spec: JobSpec) -> Iterator[Values]:
+    seen: set[str] = set()
+    for place, stage in enumerate(spec.stages):
+        for column in stage.outputs:
+            if column.name in seen:
+                yield {"place": place, "column": column.name}
+            seen.add(column.name)
+
+
+def outputs_of_every_rollout(spec: JobSpec) -> Iterator[Values]:
+    for place, stage in enumerate(spec.stages):
+        for column in stage.outputs:
+            if column.name in BASE_COLUMNS:
+                yield {"place": place, "column": column.name}
+
+
+def unknown_inputs(spec: JobSpec) -> Iterator[Values]:
+    known = BASE_COLUMNS.keys() | {column.name for stage in spec.stages for column in stage.outputs}
+    for place, stage in enumerate(spec.stages):
+        for name in stage.inputs:
+            if name not in known:
+                yield {"place": place, "column": name, "known": ", ".join(sorted(known))}
+
+
+def circles(spec: JobSpec) -> Iterator[Values]:
+    if any(unknown_inputs(spec)):
+        return
+    outputs = [stage.outputs for stage in spec.stages]
+    waiting = circle([stages_before(stage.inputs, outputs) for stage in spec.stages])
+    if waiting:
+        yield {"way": " → ".join(spec.stages[place].name for place in [*waiting, waiting[0]])}
+
+
+def wrong_widths(spec: JobSpec) -> Iterator[Values]:
+    for place, stage in enumerate(spec.stages):
+        for number, column in enumerate(stage.outputs if isinstance(stage, ExternalStage) else ()):
+            if column.width is not UNSET and (column.type == "text" or column.per != "token"):
+                yield {"place": place, "number": number}
+
+
+def long_failure_names(spec: JobSpec) -> Iterator[Values]:
+    for place, stage in enumerate(spec.stages):
+        if not isinstance(stage, JudgingStage) or stage.stated_score is None:
+            continue
+        if len(stage.failure_column) > MAX_COLUMN_NAME:
+            yield {"place": place, "most": MAX_COLUMN_NAME - len(FAILURE_SUFFIX)}
+
+
+def long_criteria(spec: JobSpec) -> Iterator[Values]:
+    for place, stage in judges(spec):
+        for column in stage.reward_weights if stage.criteria is not UNSET else ():
+            if len(column) > MAX_COLUMN_NAME:
+                yield {"place": place, "column": column}
+
+
+def unreadable_answers(spec: JobSpec) -> Iterator[Values]:
+    for place, stage in judges(spec):
+        if stage.answer not in ANSWER_FORMS and stage.answer.count(NUMBER_PLACE) != 1:
+            yield {"place": place}
+
+
+def wrong_reward_columns(spec: JobSpec) -> Iterator[Values]:
+    for place, stage in enumerate(spec.stages):
+        if isinstance(stage, ExternalStage) and stage.reward_column:
+            columns = {column.name: column for column in stage.outputs}
+            column = columns.get(stage.reward_column)
+            if column is None or (column.type, column.per) != ("float32", "rollout"):
+                yield {"place": place, "column": stage.reward_column}
+
+
+def idle_stage_weights(spec: JobSpec) -> Iterator[Values]:
+    for place, stage in enumerate(spec.stages):
+        if isinstance(stage, ExternalStage) and not stage.reward_column and stage.weight != 1.0:
+            yield {"place": place}
+
+
+def missing_columns(spec: JobSpec) -> Iterator[Values]:
+    """Yields what the loss reads, and no stage makes."""
+    made = {column.name for stage in spec.stages for column in stage.outputs}
+    for name, (is_read, key) in read_by_loss(spec).items():
+        if is_read and name not in made and name != REFERENCE_LOGPROBS:
+            kind = '"teacher" with top_k or hidden_size' if name == TEACHER_TOP else '"teacher"'
+            yield {"key": key.split()[0], "column": name, "kind": kind}
+
+
+def read_by_loss(spec: JobSpec) -> Mapping[str, tuple[bool, str]]:
+    """Returns `read_columns`; {} where a trainer of one's own decides what it reads."""
+    return {} if spec.trainer.external else read_columns(spec.algorithm, spec.stages)
+
+
+def malformed_columns(spec: JobSpec) -> Iterator[Values]:
+    """Yields what the loss reads of a stage, and isn't of the form that it takes."""
+    read = read_by_loss(spec)
+    for place, stage in enumerate(spec.stages):
+        for column in stage.outputs:
+            if column.name not in read or column.name == TEACHER_STATES:
+                continue
+            width = column.width or 1
+            is_wide = column.name == TEACHER_TOP
+            # A teacher's likeliest tokens are 2 k + 1 numbers, an odd width above 1; the others have one number.
+            is_number = (column.type, column.per) == ("float32", "token") and width % 2 and (width > 1) == is_wide
+            if not is_number:
+                form = "of width 2 k + 1 per token" if is_wide else "per token"
+                yield {"place": place, "column": column.name, "form": form}
+
+
+def unread_columns(spec: JobSpec) -> Iterator[Values]:
+    """Yields what a stage makes for the loss, and the loss doesn't read."""
+    read = read_by_loss(spec)
+    for place, stage in enumerate(spec.stages):
+        for column in stage.outputs:
+            is_read, key = read.get(column.name, (True, ""))
+            if not is_read:
+                yield {"place": place, "column": column.name, "key": key}
+
+
+def taught_sources(spec: JobSpec, *, unknown: bool) -> Iterator[Values]:
+    """Yields sources that a teacher's `models` lack, or, if unknown, names that no source has."""
+    sources = sources_of(spec.dataset).keys()
+    for place, stage in teachers(spec):
+        taught = (stage.models or {}).keys()
+        for name in sorted((taught - sources if unknown else sources - taught) if taught else ()):
+            yield {"place": place, "name": name}
+
+
+def is_wide(column: Column) -> bool:
+    """Returns True for several numbers a token. A text has no width; where it names one another rule refuses that."""
+    return column.width is not UNSET and column.type != "text"
+
+
+def wide_batches(spec: JobSpec) -> Iterator[Values]:
+    rollout, limit = spec.rollout, spec.limits.max_batch_bytes
+    num_tokens = rollout.prompts_per_batch * rollout.group_size * spec.max_sampled_tokens
+    for place, stage in enumerate(spec.stages):
+        columns = sent_columns(stage, spec.model.dtype)
+        num_bytes = num_tokens * sum(column.num_bytes for column in columns if is_wide(column))
+        if num_bytes > limit:
+            cure = "lower width"
+            if isinstance(stage, TeacherStage):
+                cure = "lower top_k" if stage.top_k else "take top_k"
+            yield {"place": place, "tokens": num_tokens, "bytes": num_bytes, "cure": cure}
+
+
+def columns_like_components(spec: JobSpec) -> Iterator[Values]:
+    taken = {*breakdown_names(spec.reward.components)}
+    for place, stage in enumerate(spec.stages):
+        for column in reward_weights([stage]):
+            if column in taken:
+                yield {"place": place, "column": column}
+
+
+def failures_like_others(spec: JobSpec) -> Iterator[Values]:
+    taken = {*breakdown_names(spec.reward.components), *map(environment_name, spec.environments)}
+    for place, stage in enumerate(spec.stages):
+        if isinstance(stage, JudgingStage) and stage.stated_score is not None and stage.name in taken:
+            yield {"place": place}
+
+
+def stages_that_reward(spec: JobSpec, condition: bool) -> Iterator[Values]:
+    weights = spec.stage_reward_weights
+    if condition and weights:
+        yield {"columns": ", ".join(weights)}

@@ -1,0 +1,51 @@
+"""What decides whether a job can go on from a version of another one, and the words of a refusal."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from contracts.encoding.wire import decode
+from contracts.errors import InvalidInput
+from contracts.run_folder import CHECKPOINT, RunFolder, numbered
+from contracts.spec.job import ForkSpec, JobSpec
+
+
+def fork_problem(theirs: JobSpec, spec: JobSpec) -> str:
+    """Says why a job can't go on from another's checkpoint: it steps on another kind of state; "" where it can."""
+    for name, there, here in (
+        ("optimizer.type", theirs.optimizer.type, spec.optimizer.type),
+        ("model.dtype", theirs.model.dtype, spec.model.dtype),
+        ("trainer.lora", _matrices(theirs), _matrices(spec)),
+        ("a critic", *(one.algorithm.advantage_kind.has_critic for one in (theirs, spec))),
+    ):
+        if there != here:
+            return f"it has {name} = {there}, this job {here}"
+    return ""
+
+
+class _Forked(msgspec.Struct, frozen=True):
+    fork: ForkSpec | UnsetType = UNSET
+
+
+def fork_of(spec: bytes) -> ForkSpec | UnsetType:
+    """Reads of a spec, of whatever release, from where its job goes on. Raises ContractViolation."""
+    return decode(spec, _Forked).fork
+
+
+def unusable_fork(fork: ForkSpec, source: RunFolder, problem: str) -> InvalidInput:
+    """The refusal of a fork, which says what its source's run folder has."""
+    there = ", ".join(str(number + 1) for number, _ in numbered(source.checkpoints, CHECKPOINT))
+    return InvalidInput(
+        f"{fork.job} can't be gone on from at version {fork.version}: {problem}",
+        field="fork.version" if there else "fork.job",
+        cure=f"its checkpoints are of versions {there}"
+        if there
+        else "name a job of this run root that has checkpoints",
+    )
+
+
+def _matrices(spec: JobSpec) -> object:
+    """What decides which matrices of adapters there are, and what they mean."""
+    lora = spec.trainer.lora
+    return None if lora is None else (lora.rank, lora.alpha, lora.target_modules)

@@ -1,0 +1,130 @@
+"""The judge of a spec: each rule refuses a spec, its cure is taken, and all refusals come at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from contracts.encoding.wire import decode, encode
+from contracts.errors import SpecRefused
+from contracts.spec.job import JobSpec
+from contracts.spec.rules import RULES, Rule, check_spec, judge
+from contracts.spec.trainer import HEALTH_RULES
+from tests.builders import job_spec, judged_spec
+from tests.unit.contracts.spec_examples import (
+    AS_SAMPLED,
+    CRITIC,
+    EXAMPLES,
+    FLOAT,
+    FSDP,
+    HOSTS,
+    KL,
+    LAG,
+    LORA,
+    RESAMPLES,
+    SFT,
+    TAUGHT,
+    TWO_STEPS,
+    WIDELY_TAUGHT,
+    Example,
+    Fields,
+    sampled,
+)
+
+IDS = [f"{example.field}: {example.says}"[:80] for example in EXAMPLES]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=IDS)
+def test_a_spec_that_breaks_a_rule_is_refused_by_its_key_with_a_cure(example: Example) -> None:
+    refusals = [refusal for refusal in judge(job_spec(**example.broken)) if refusal.field == example.field]
+    assert any(example.says in refusal.problem for refusal in refusals), judge(job_spec(**example.broken))
+    assert all(refusal.cure for refusal in refusals)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=IDS)
+def test_a_spec_that_takes_the_cure_is_refused_by_nothing(example: Example) -> None:
+    assert judge(job_spec(**example.cure)) == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[f"{rule.field}: {rule.says}"[:80] for rule in RULES])
+def test_each_rule_refuses_an_example_and_takes_another(rule: Rule) -> None:
+    answers = {bool(list(rule.refusals(job_spec(**example.broken)))) for example in EXAMPLES}
+    assert answers == {True, False}
+
+
+def test_all_refusals_of_a_spec_come_at_once_in_the_order_of_the_table() -> None:
+    spec = job_spec(trainer__kl_alarm=0.1, tags=["a", "a"], algorithm__mini_batches=3)
+    assert [refusal.field for refusal in judge(spec)] == ["tags", "algorithm.mini_batches", "trainer.kl_alarm"]
+    with pytest.raises(SpecRefused) as refused:
+        check_spec(spec)
+    assert str(refused.value).splitlines() == [
+        "tags: names one twice (name each once)",
+        "algorithm.mini_batches: 3 can't cut rollout.batches_per_iteration = 4 into equal parts (take a divisor of it)",
+        "trainer.kl_alarm: has no effect with algorithm.kl_coefficient = 0 (leave it out)",
+    ]
+    assert (refused.value.field, refused.value.problem, refused.value.cure) == (
+        "tags",
+        "names one twice",
+        "name each once",
+    )
+
+
+@pytest.mark.parametrize(
+    "broken", [LAG | {"schedule": "periodic"}, SFT | {"algorithm__kl_estimator": "k2"}, KL | {"rollout__group_size": 1}]
+)
+def test_one_mistake_is_one_refusal(broken: dict[str, object]) -> None:
+    assert len(judge(job_spec(**broken))) == 1
+
+
+BREAKABLE = sorted(HEALTH_RULES.keys() - {"lag_too_large", "kl_high"})
+COMPARED: dict[str, Fields] = {
+    "the generator": {"algorithm__old_policy": "generator"},
+    "tis": {"algorithm__correction": "tis"},
+    "a lag": LAG | {"algorithm__correction": "decoupled_ppo"},
+    "a reference": KL,
+    "a teacher": TAUGHT,
+}
+CHANGED: Fields = {
+    "top_p": 0.95,
+    "top_k": 50,
+    "min_p": 0.1,
+    "min_new_tokens": 2,
+    "repetition_penalty": 1.1,
+    "logit_bias": {"5": 1.0},
+}
+
+
+@pytest.mark.parametrize("compared", COMPARED)
+@pytest.mark.parametrize("key", CHANGED)
+def test_a_changed_distribution_goes_with_every_ratio(key: str, compared: str) -> None:
+    judged_spec(**sampled(**{key: CHANGED[key]}), **COMPARED[compared])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        FLOAT,
+        CRITIC | {"rollout__group_size": 1},
+        FSDP | LORA | {"optimizer__type": "adamw_8bit"},
+        RESAMPLES | KL | {"rollout__max_resamples": 16},
+        AS_SAMPLED | LAG | {"algorithm__off_policy_mask_threshold": 0.1, "algorithm__correction": "tis"},
+        AS_SAMPLED | TWO_STEPS | {"algorithm__off_policy_mask_threshold": 0.1},
+        AS_SAMPLED | {"algorithm__correction": "none", "trainer__on_mismatch": "fail"},
+        SFT | {"trainer__measure_entropy": False, "reward__components": [], "evaluation__num_prompts": 0},
+        WIDELY_TAUGHT | LAG | KL | {"algorithm__correction": "tis"},
+        KL | {"algorithm__shuffle_rewards": True},
+        HOSTS | {"trainer__hosts": {"least": 2, "most": 2}},
+        {
+            "trainer__stop_on": sorted(HEALTH_RULES.keys() - {"lag_too_large", "kl_high"}),
+            "evaluation__every_iterations": 3,
+        },
+        LAG | {"algorithm__correction": "tis", "trainer__stop_on": ["lag_too_large"]},
+    ],
+)
+def test_a_spec_whose_keys_all_act_is_taken(fields: Fields) -> None:
+    judged_spec(**fields)
+
+
+def test_a_refused_spec_is_read_all_the_same_so_that_a_job_of_it_can_be_looked_at() -> None:
+    spec = job_spec(algorithm__clip_high=0.28)
+    assert judge(spec)
+    assert decode(encode(spec), JobSpec) == spec
