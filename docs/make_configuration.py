@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from contracts.engines import DEFAULT, ENGINES, VARIABLE, users_of, variable
 from contracts.settings import ENGINE_OPTIONS, PREFIX, StackSettings
 from contracts.spec import limits as spec_limits
 from contracts.spec.job import JobSpec
+from contracts.spec.rules import RULES
 from onbeat.stack.profile import KEY_VARIABLE, GeneratorProfile, StackProfile
 
 PAGE = Path(__file__).parent / "configuration.md"
@@ -66,6 +68,21 @@ What some of these numbers make together has a bound too; a job beyond it is ref
 | tokens | {spec_limits.MAX_ITERATION_TOKENS} |
 | prompt tokens, with reserves and the evaluation's | {spec_limits.MAX_ITERATION_PROMPT_TOKENS} |
 """
+RULES_HEAD = """\
+## Rules
+
+Each value of a spec may be within its range, and the spec refused all the same: keys that don't go together, keys that
+have no effect, more than a stack holds. A refusal names the key, says what is wrong, and gives a cure. `onbeat submit`,
+`onbeat train`, `onbeat.train` and the gateway judge by this table, and give all refusals of a spec at once. The
+gateway then adds what needs the stack: paths, plug-ins, the generators that run.
+
+`…` stands for a value of the spec, `[i]` for a place in a list, `KEY` for a key. `DATASET` is `dataset`, the data set
+of a source or of a set; `POOLS` its `difficulty_pools`; `ENVIRONMENT` is `environment`, or that of a source;
+`EVALUATION` is `evaluation`, or a set of it; `SAMPLING` is `rollout.sampling`, or that of an evaluation.
+
+| key | refused where it | cure |
+| --- | --- | --- |
+"""
 PROFILE_HEAD = """\
 ## Stack profile
 
@@ -87,7 +104,8 @@ and `onbeat up` set them for the processes that they start, and docker-compose.y
 def configuration_page() -> str:
     """The whole page, ending in one line break."""
     job = _spec_sections("Top level", _struct(JobSpec), path="", seen={})
-    return "\n".join([INTRO, *job, PRODUCTS, PROFILE_HEAD, _profile_table(), SETTINGS_HEAD, _settings_table()])
+    parts = [INTRO, *job, PRODUCTS, RULES_HEAD + _rules_table(), PROFILE_HEAD, _profile_table(), SETTINGS_HEAD]
+    return "\n".join([*parts, _settings_table()])
 
 
 def undocumented_fields() -> list[str]:
@@ -166,6 +184,30 @@ def _rows(struct: types.StructType) -> list[str]:
 
 def _table(rows: list[str]) -> str:
     return "\n".join(["| key | type | default | effect |", RULE, *rows]) + "\n" if rows else ""
+
+
+def _rules_table() -> str:
+    """Returns a row for each rule of the judge, but one row for keys with the same words."""
+    fields: dict[tuple[str, str], list[str]] = {}
+    for rule in RULES:
+        cells = (without_places(rule.says), without_places(rule.cure))
+        fields.setdefault(cells, []).append(field_of(rule.field))
+    rows = []
+    for cells, names in fields.items():
+        keys = ", ".join(f"`{name}`" for name in dict.fromkeys(names))
+        rows.append(f"| {' | '.join(cell.replace('|', BAR) for cell in (keys, *cells))} |\n")
+    return "".join(rows)
+
+
+def field_of(field: str) -> str:
+    """`stages[{place}].weight` → `stages[i].weight`, `{dataset}.chat` → `DATASET.chat`."""
+    field = re.sub(r"\[\{\w+\}\]", "[i]", field)
+    return re.sub(r"\{(\w+)[^}]*\}", lambda place: "KEY" if place[1] == "spec" else place[1].upper(), field)
+
+
+def without_places(text: str) -> str:
+    """Writes `…` in each place of a rule's words that a value of the spec takes; `{{` is a bracket."""
+    return re.sub(r"(?<!\{)\{[^{}]+\}(?!\})", "…", text).replace("{{", "{").replace("}}", "}")
 
 
 def _profile_table() -> str:

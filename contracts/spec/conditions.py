@@ -174,39 +174,39 @@ def keys_beside_external(spec: JobSpec) -> Iterator[Values]:
         for key, default in defaults(type(record)).items():
             field = f"{table}.{key}"
             if field != "trainer.external" and getattr(record, key) != default:
-                yield {"field": field}
+                yield {"key": field}
 
 
 def chats_that_are_played(spec: JobSpec) -> Iterator[Values]:
     for environment_field, source, _ in environments(spec):
         for field, name, dataset in data_sets(spec):
             if dataset.chat is not None and source in ("", name):
-                yield {"field": field, "environment": environment_field}
+                yield {"dataset": field, "environment": environment_field}
 
 
 def ends_that_are_played(spec: JobSpec) -> Iterator[Values]:
     for environment_field, _, _ in environments(spec):
         for field, sampling in samplings(spec):
             if sampling.own_end:
-                yield {"field": field, "key": sampling.own_end, "environment": environment_field}
+                yield {"sampling": field, "key": sampling.own_end, "environment": environment_field}
 
 
 def turns_without_room(spec: JobSpec) -> Iterator[Values]:
     for field, _, environment in environments(spec):
         key, most = environment.seen_bound
         if most < spec.rollout.sampling.max_new_tokens:
-            yield {"field": field, "key": key, "most": most}
+            yield {"environment": field, "key": key, "most": most}
 
 
 def wide_contexts(spec: JobSpec) -> Iterator[Values]:
     for field, _, environment in environments(spec):
         if environment.max_context_tokens is not UNSET and environment.max_context_tokens > environment.max_tokens:
-            yield {"field": field}
+            yield {"environment": field}
 
 
 def environments_beside_the_jobs(spec: JobSpec) -> Iterator[Values]:
     if spec.environment is not None:
-        yield from ({"field": field} for field, source, _ in environments(spec) if source)
+        yield from ({"environment": field} for field, source, _ in environments(spec) if source)
 
 
 def unplayed(spec: JobSpec) -> Iterator[tuple[str, str, SourceDataset]]:
@@ -222,7 +222,7 @@ def tasks_of_no_environment(spec: JobSpec) -> Iterator[Values]:
     for field, name, dataset in unplayed(spec):
         if isinstance(dataset, EnvironmentDataset):
             place = field.replace("].dataset", "].environment") if name and name in sources else "environment"
-            yield {"field": field, "environment": place}
+            yield {"dataset": field, "environment": place}
 
 
 def unscored(spec: JobSpec) -> Iterator[tuple[str, bool]]:
@@ -286,7 +286,7 @@ def unread_metadata(spec: JobSpec) -> Iterator[Values]:
     if not imports_plugins(spec.reward.components):
         for field, _, dataset in trained_sets(spec):
             if getattr(dataset, "metadata_columns", UNSET):
-                yield {"field": field}
+                yield {"dataset": field}
 
 
 def unnamed_correction(spec: JobSpec) -> bool:
@@ -349,7 +349,7 @@ def unlearnable(spec: JobSpec) -> Iterator[Values]:
     if spec.algorithm.learns_given:
         for field, _, dataset in trained_sets(spec):
             if not dataset.has_completions:
-                yield {"field": field, "kind": dataset.kind}
+                yield {"dataset": field, "kind": dataset.kind}
 
 
 def drawn_sets(spec: JobSpec) -> Iterator[Values]:
@@ -378,7 +378,7 @@ def idle_regroups(spec: JobSpec) -> bool:
 def lengths_beyond_training(spec: JobSpec) -> Iterator[Values]:
     for field, sampling in samplings(spec):
         if sampling.max_new_tokens > spec.rollout.sampling.max_new_tokens:
-            yield {"field": field}
+            yield {"sampling": field}
 
 
 def beyond_products(spec: JobSpec) -> Iterator[Values]:

@@ -212,9 +212,9 @@ RULES: tuple[Rule, ...] = (
         cure="give each a name of its own",
     ),
     Rule(
-        field="{field}.curriculum",
+        field="{dataset}.curriculum",
         when=lambda spec: (
-            {"field": field}
+            {"dataset": field}
             for field, _, dataset in conditions.data_sets(spec)
             if isinstance(dataset, RowsTable) and dataset.curriculum and dataset.difficulty_pools
         ),
@@ -222,17 +222,17 @@ RULES: tuple[Rule, ...] = (
         cure="leave one out",
     ),
     Rule(
-        field="{field}.hard_threshold",
+        field="{pools}.hard_threshold",
         when=lambda spec: (
-            {"field": field} for field, pools in conditions.pools(spec) if pools.hard_threshold >= pools.easy_threshold
+            {"pools": field} for field, pools in conditions.pools(spec) if pools.hard_threshold >= pools.easy_threshold
         ),
         says="must be below easy_threshold: a prompt is of one pool",
         cure="lower it",
     ),
     Rule(
-        field="{field}.easy_fraction",
+        field="{pools}.easy_fraction",
         when=lambda spec: (
-            {"field": field}
+            {"pools": field}
             for field, pools in conditions.pools(spec)
             if pools.easy_fraction + pools.hard_fraction > 1.0
         ),
@@ -240,9 +240,9 @@ RULES: tuple[Rule, ...] = (
         cure="lower one",
     ),
     Rule(
-        field="{field}",
+        field="{pools}",
         when=lambda spec: (
-            {"field": field}
+            {"pools": field}
             for field, _ in conditions.pools(spec)
             # Iteration i is opened by the commit of i - num_open.
             if spec.iterations <= spec.num_open and not field.startswith("evaluation")
@@ -251,63 +251,63 @@ RULES: tuple[Rule, ...] = (
         cure="raise iterations",
     ),
     Rule(
-        field="{field}.metadata_columns",
+        field="{dataset}.metadata_columns",
         when=conditions.unread_metadata,
         says="has no effect: no reward of type plugin reads it",
         cure=LEAVE_OUT,
     ),
     Rule(
-        field="{field}.type",
+        field="{dataset}.type",
         when=conditions.tasks_of_no_environment,
         says='"environment" takes its tasks from the environment, and none plays it',
         cure="name one as {environment}.name",
     ),
     # environment
     Rule(
-        field="{field}",
+        field="{environment}",
         when=conditions.environments_beside_the_jobs,
         says="has no effect with environment, which plays all sources",
         cure="leave one of the two out",
     ),
     Rule(
-        field="{field}.chat_format",
+        field="{environment}.chat_format",
         when=lambda spec: (
-            {"field": field}
+            {"environment": field}
             for field, _, environment in conditions.environments(spec)
             if environment.chat_format and environment.renderer != "chat"
         ),
-        says='has no effect with {field}.renderer = "text"',
+        says='has no effect with {environment}.renderer = "text"',
         cure=LEAVE_OUT,
     ),
     Rule(
-        field="{field}.chat",
+        field="{dataset}.chat",
         when=conditions.chats_that_are_played,
         says="has no effect with an environment, whose messages {environment}.renderer writes",
         cure=LEAVE_OUT,
     ),
     Rule(
-        field="{field}.{key}",
+        field="{sampling}.{key}",
         when=conditions.ends_that_are_played,
         says="would end turns that {environment}.renderer can't read",
         cure=LEAVE_OUT,
     ),
     Rule(
-        field="{field}.max_context_tokens",
+        field="{environment}.max_context_tokens",
         when=conditions.wide_contexts,
         says="has no effect above max_tokens",
         cure="lower it, or leave it out",
     ),
     Rule(
-        field="{field}.{key}",
+        field="{environment}.{key}",
         when=conditions.turns_without_room,
         says="{most} has no room for one turn of rollout.sampling.max_new_tokens = "
         "{spec.rollout.sampling.max_new_tokens}",
         cure="raise the one or lower the other",
     ),
     Rule(
-        field="{field}.max_context_tokens",
+        field="{environment}.max_context_tokens",
         when=lambda spec: (
-            {"field": field}
+            {"environment": field}
             for field, _, environment in conditions.environments(spec)
             if environment.max_context_tokens is not UNSET and spec.trainer.packing == "padded"
         ),
@@ -447,9 +447,9 @@ RULES: tuple[Rule, ...] = (
         cure="widen it",
     ),
     Rule(
-        field="{field}.min_new_tokens",
+        field="{sampling}.min_new_tokens",
         when=lambda spec: (
-            {"field": field, "least": sampling.min_new_tokens}
+            {"sampling": field, "least": sampling.min_new_tokens}
             for field, sampling in conditions.samplings(spec)
             if sampling.min_new_tokens is not UNSET and sampling.min_new_tokens > sampling.max_new_tokens
         ),
@@ -480,9 +480,9 @@ RULES: tuple[Rule, ...] = (
     ),
     # evaluation
     Rule(
-        field="{field}.sampling.temperature",
+        field="{evaluation}.sampling.temperature",
         when=lambda spec: (
-            {"field": field}
+            {"evaluation": field}
             for field, held_out in conditions.held_outs(spec)
             if held_out.sampling is not UNSET and held_out.sampling.temperature == 0.0
         ),
@@ -490,15 +490,15 @@ RULES: tuple[Rule, ...] = (
         cure="set it to 1.0, or leave sampling out",
     ),
     Rule(
-        field="{field}.max_new_tokens",
+        field="{sampling}.max_new_tokens",
         when=conditions.lengths_beyond_training,
         says="is above rollout.sampling.max_new_tokens, which bounds a completion",
         cure="lower it",
     ),
     Rule(
-        field="{field}.pass_reward",
+        field="{evaluation}.pass_reward",
         when=lambda spec: (
-            {"field": field}
+            {"evaluation": field}
             for field, held_out in conditions.held_outs(spec)
             if held_out.pass_reward is not UNSET and held_out.num_samples == 1
         ),
@@ -563,15 +563,15 @@ RULES: tuple[Rule, ...] = (
         cure=LEAVE_OUT,
     ),
     Rule(
-        field="{field}.type",
+        field="{dataset}.type",
         when=conditions.unlearnable,
         says='"{kind}" gives no completions to learn with algorithm.loss = "sft"',
         cure='take "jsonl" or another that does',
     ),
     Rule(
-        field="{field}",
+        field="{environment}",
         when=lambda spec: (
-            {"field": field} for field, source, _ in conditions.environments(spec) if spec.algorithm.learns_given
+            {"environment": field} for field, source, _ in conditions.environments(spec) if spec.algorithm.learns_given
         ),
         says='has no effect with algorithm.loss = "sft", which learns what the data set gives',
         cure=LEAVE_OUT,
@@ -584,9 +584,9 @@ RULES: tuple[Rule, ...] = (
         cure='set schedule = "periodic" and max_policy_lag = 0',
     ),
     Rule(
-        field="{field}",
+        field="{pools}",
         when=lambda spec: (
-            {"field": field}
+            {"pools": field}
             for field, _ in conditions.pools(spec)
             if spec.algorithm.learns_given and not field.startswith("evaluation")
         ),
@@ -1165,7 +1165,7 @@ RULES: tuple[Rule, ...] = (
         cure='set "synchronous"',
     ),
     Rule(
-        field="{field}",
+        field="{key}",
         when=conditions.keys_beside_external,
         says="has no effect with trainer.external = true, where a process of your own decides it",
         cure=LEAVE_OUT,

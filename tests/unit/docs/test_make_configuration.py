@@ -11,7 +11,8 @@ from contracts.encoding.docstrings import field_docstrings
 from contracts.encoding.wire import convert
 from contracts.rewards import ExactReward, LengthReward
 from contracts.spec.job import JobSpec, RolloutSpec
-from docs.make_configuration import PAGE, configuration_page, undocumented_fields
+from contracts.spec.rules import RULES
+from docs.make_configuration import PAGE, configuration_page, field_of, undocumented_fields, without_places
 
 
 def test_the_committed_page_is_the_generated_one() -> None:
@@ -48,3 +49,17 @@ def test_the_job_in_the_page_of_the_start_is_a_valid_spec() -> None:
     block = re.search(r"```toml\n(name = .*?)```", (PAGE.parent / "start.md").read_text(), re.DOTALL)
     assert block is not None
     assert convert(tomllib.loads(block[1]), JobSpec).rollout.prompts_per_iteration == 64
+
+
+def test_every_rule_of_the_judge_has_a_row_with_its_key_and_no_open_place() -> None:
+    section = configuration_page().partition("\n## Rules\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    for rule in RULES:
+        key, says = field_of(rule.field), without_places(rule.says).replace("|", "\\|")
+        assert any(f"`{key}`" in row and f"| {says} |" in row for row in rows), rule.field
+    assert not re.search(r"\{(?:spec|place|field)", section)
+    assert (
+        "| `DATASET.chat` | has no effect with an environment, whose messages ….renderer writes | leave it out |"
+        in rows
+    )
+    assert "| `stages[i].prompt` | never shows the completion | write {completion} in it |" in rows
