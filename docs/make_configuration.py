@@ -72,9 +72,9 @@ RULES_HEAD = """\
 ## Rules
 
 Each value of a spec may be within its range, and the spec refused all the same: keys that don't go together, keys that
-have no effect, more than a stack holds. A refusal names the key, says what is wrong, and gives a cure. `onbeat submit`,
-`onbeat train`, `onbeat.train` and the gateway judge by this table, and give all refusals of a spec at once. The
-gateway then adds what needs the stack: paths, plug-ins, the generators that run.
+have no effect, more than a stack holds. A refusal names the key, says what is wrong, and gives a cure. The commands,
+`onbeat.train` and the gateway judge by this table, and give all refusals of a spec at once. The gateway adds what needs
+the stack: paths, plug-ins, the generators that run.
 
 `…` stands for a value of the spec, `[i]` for a place in a list, `KEY` for a key. `DATASET` is `dataset`, the data set
 of a source or of a set; `POOLS` its `difficulty_pools`; `ENVIRONMENT` is `environment`, or that of a source;

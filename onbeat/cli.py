@@ -254,7 +254,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Runs a command and returns its exit code; an error is one line, never a traceback."""
+    """Runs a command and returns its exit code; an error is one line, or one for each refusal of a spec, never a
+    traceback."""
     json_output = "--json" in arguments
     try:
         end_on_signals()

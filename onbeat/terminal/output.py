@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from contracts.encoding.wire import encode_json
-from contracts.errors import OnbeatError
+from contracts.errors import OnbeatError, SpecRefused
 from onbeat.base.telemetry.logs import UNSHOWN, shown
 from onbeat.stack.access import page_address
 
@@ -70,9 +70,18 @@ def tell_page(console: Console, gateway_url: str, api_key: str, *, job_id: str =
 
 
 def emit_error(error: OnbeatError, *, json_output: bool) -> None:
-    """`onbeat: <field>: <problem> (<cure>)`, or `{"error": {...}}`."""
+    """Writes `onbeat: <field>: <problem> (<cure>)`, a line for each refusal of a spec, or `{"error": {...}}`."""
+    refusals = error.refusals if isinstance(error, SpecRefused) else ()
     if json_output:
-        told = {"type": type(error).__name__, "field": error.field, "problem": error.problem, "cure": error.cure}
-        emit({"error": told})
-    else:
-        sys.stderr.write(f"onbeat: {shown(str(error))}\n")
+        details: dict[str, Any] = {
+            "type": type(error).__name__,
+            "field": error.field,
+            "problem": error.problem,
+            "cure": error.cure,
+        }
+        if refusals:
+            details["refusals"] = refusals
+        emit({"error": details})
+        return
+    for line in [str(refusal.error) for refusal in refusals] or [str(error)]:
+        sys.stderr.write(f"onbeat: {shown(line)}\n")

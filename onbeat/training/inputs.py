@@ -69,8 +69,8 @@ def put_nowhere(name: str, content: bytes) -> str:
 
 
 def reward_table(reward: Any, put: Put) -> Any:
-    """Makes a spec's `reward` of a function, or of a list of functions and components; a table is one already."""
-    if isinstance(reward, Mapping):
+    """Makes a spec's `reward` of a function, a component, or a list of these; its table is one already."""
+    if isinstance(reward, Mapping) and "type" not in reward:
         return {key: _components(value, put) if key == "components" else value for key, value in reward.items()}
     return {"components": _components(reward if isinstance(reward, list | tuple) else [reward], put)}
 

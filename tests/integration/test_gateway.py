@@ -22,6 +22,7 @@ from broker.openings import IterationOpening
 from broker.presence import Presence
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import convert, encode_json
+from contracts.errors import SpecRefused
 from contracts.events import AuditRecord, TrainerStarted, record_digest
 from contracts.jobs import EvaluationScore, JobState, JobStatus
 from contracts.monitor import GeneratorSeen
@@ -32,6 +33,7 @@ from contracts.spec.job import JobSpec
 from gateway import submission
 from gateway.app import create_app
 from gateway.services import Services
+from onbeat.client.gateway import problem_of
 from onbeat.stack.redis import EmbeddedRedis
 from tests import served
 from tests.builders import commit_record, job_spec, manifest, prompt_batch, rollout_batch, stub_model
@@ -188,6 +190,29 @@ def test_a_bad_body_is_refused_by_a_problem_that_names_the_field_also_where_it_i
     checked = ask("POST", "/v1/jobs/check", content=body, headers=JSON)
     assert (checked.status_code, checked.json()) == (status, problem)
     assert services.jobs.job_ids() == before
+
+
+def test_all_refusals_of_a_spec_come_in_one_answer_those_of_the_stack_with_those_of_the_judge(
+    ask: Callable[..., httpx.Response],
+) -> None:
+    body = json.loads(changed("model.path", "nowhere"))
+    body |= {"max_policy_lag": 1, "trainer": {"kl_alarm": 0.1}}
+    answer = ask("POST", "/v1/jobs/check", content=json.dumps(body).encode(), headers=JSON)
+    problem = answer.json()
+    assert answer.status_code == 422
+    assert [refusal["field"] for refusal in problem["refusals"]] == ["max_policy_lag", "trainer.kl_alarm", "model.path"]
+    first = problem["refusals"][0]
+    assert (problem["field"], problem["detail"], problem["cure"]) == (first["field"], first["problem"], first["cure"])
+    error = problem_of(answer)
+    assert isinstance(error, SpecRefused)
+    assert [*msgspec.to_builtins(error.refusals)] == problem["refusals"]
+
+
+def test_keys_of_another_type_come_in_one_answer(ask: Callable[..., httpx.Response]) -> None:
+    body = json.loads(changed("name", 1)) | {"seed": -1, "iteratons": 3}
+    answer = ask("POST", "/v1/jobs", content=json.dumps(body).encode(), headers=JSON)
+    fields = {refusal["field"] for refusal in answer.json()["refusals"]}
+    assert (answer.status_code, fields) == (422, {"name", "seed", "iteratons"})
 
 
 def test_a_body_of_undeclared_length_is_cut_off_at_the_limit(ask: Callable[..., httpx.Response]) -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from contracts.encoding.wire import encode_json
 from contracts.environments.messages import Message, ToolCall
 from contracts.errors import InvalidInput
-from contracts.rewards import ExactReward, LengthReward, PluginReward
+from contracts.rewards import ExactReward, LengthReward, MathVerifyReward, PluginReward
 from contracts.spec.datasets import AdditionDataset, JsonlDataset
 from contracts.spec.job import JobSpec
 from onbeat.base.process.entry_points import defined_in
@@ -204,6 +204,10 @@ def test_tools_are_functions_of_the_program_beside_built_in_ones(tmp_path: Path)
 def test_what_is_no_environment_tool_or_reward_is_refused(tmp_path: Path, given: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         spec(tmp_path, **given)
+
+
+def test_the_cure_for_a_reward_that_is_a_text_is_taken(tmp_path: Path) -> None:
+    assert spec(tmp_path, reward={"type": "math_verify"}).reward.components == (MathVerifyReward(),)
 
 
 def test_a_key_that_is_none_is_refused_by_its_name(tmp_path: Path) -> None:

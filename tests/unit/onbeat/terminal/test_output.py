@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from contracts.encoding.wire import encode_json
-from contracts.errors import InvalidInput
+from contracts.errors import InvalidInput, Refusal, SpecRefused
 from contracts.events import BatchDead, GeneratorsChanged, HealthChanged, StateChanged
 from contracts.jobs import HealthProblem, JobState, JobStatus
 from onbeat.client.gateway import GatewayClient
@@ -97,6 +97,25 @@ def test_a_wait_is_said_once_when_it_has_lasted(state: JobState, reason: str, la
 def test_an_error_is_one_line_of_text(capsys: pytest.CaptureFixture[str]) -> None:
     emit_error(InvalidInput(HOSTILE), json_output=False)
     assert capsys.readouterr().err == f"onbeat: {AS_TEXT}\n"
+
+
+def test_a_spec_that_is_refused_has_a_line_for_each_refusal(capsys: pytest.CaptureFixture[str]) -> None:
+    refusals = (
+        Refusal(field="name", problem=HOSTILE, cure="write another"),
+        Refusal(field="trainer.kl_alarm", problem="has no effect"),
+    )
+    emit_error(SpecRefused(refusals), json_output=False)
+    assert capsys.readouterr().err.splitlines() == [
+        f"onbeat: name: {AS_TEXT} (write another)",
+        "onbeat: trainer.kl_alarm: has no effect",
+    ]
+    emit_error(SpecRefused(refusals), json_output=True)
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["type"], error["field"], error["cure"]) == ("SpecRefused", "name", "write another")
+    assert error["refusals"] == [
+        {"field": "name", "problem": HOSTILE, "cure": "write another"},
+        {"field": "trainer.kl_alarm", "problem": "has no effect", "cure": ""},
+    ]
 
 
 def test_an_object_has_no_controls_and_means_what_it_meant(capsys: pytest.CaptureFixture[str]) -> None:
