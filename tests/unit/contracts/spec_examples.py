@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tests.trajectories import ENVIRONMENT
@@ -89,7 +89,7 @@ class Example:
     says: str
     """A part of its words."""
     broken: Fields
-    cured: Fields = field(default_factory=dict)
+    cured: Fields
     """What the cure changes in it; a spec without these fields is refused no more."""
 
     @property
