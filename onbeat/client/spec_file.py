@@ -6,12 +6,13 @@ text), `--set reward.components.0.weight=2.0` an entry of a list.
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from contracts.errors import InvalidInput
+from contracts.errors import InvalidInput, SpecRefused
 from contracts.spec.job import JobSpec
 from contracts.spec.reading import spec_of_values
 from contracts.spec.rules import check_spec
@@ -29,9 +30,27 @@ def parse_spec(values: dict[str, Any], settings: Sequence[str] = ()) -> JobSpec:
     """
     for setting in settings:
         apply_setting(values, setting)
-    spec = spec_of_values(values)
+    try:
+        spec = spec_of_values(values)
+    except SpecRefused as error:
+        if not _set_texts(values, settings, error):
+            raise
+        spec = spec_of_values(values)
     check_spec(spec)
     return spec
+
+
+def _set_texts(values: dict[str, Any], settings: Sequence[str], error: SpecRefused) -> bool:
+    """Sets the text itself where a key that takes one was set to what TOML reads as a number, as `name=nan`.
+
+    Returns False where no setting is so.
+    """
+    fields = {refusal.field for refusal in error.refusals if refusal.problem.startswith("expected `str`")}
+    texts = [setting for setting in settings if setting.partition("=")[0].strip() in fields]
+    for setting in texts:
+        dotted, _, text = setting.partition("=")
+        apply_setting(values, f"{dotted}={json.dumps(text.strip(), ensure_ascii=False)}")
+    return bool(texts)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -124,3 +124,10 @@ def test_what_no_reader_can_hold_is_one_clear_error(text: str, tmp_path: Path) -
         load_spec(file)
     with pytest.raises(InvalidInput):
         parse_spec(values(), [f"iterations={text}"])
+
+
+@pytest.mark.parametrize("text", ["nan", "1e3", "2026-11-29", "true", 'run "7"', "π = 3"])
+def test_a_key_that_takes_a_text_takes_what_toml_reads_as_something_else(text: str) -> None:
+    assert parse_spec(values(), [f"name={text}", "seed=3"]).name == text
+    with pytest.raises(InvalidInput, match=r"^seed: expected `int`, got `str`"):
+        parse_spec(values(), [f"name={text}", "seed=three"])
