@@ -391,16 +391,22 @@ LONG: dict[str, Any] = {"rollout__sampling": {"max_new_tokens": 1000}}
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"algorithm": BESIDE}, "distillation_coefficient needs a stage that makes teacher_logprobs"),
-        ({"stages": [TEACHER]}, 'of stage "teacher" without algorithm.distillation_coefficient; set that'),
-        ({"algorithm": ALONE, "stages": [TEACHER | {"top_k": 2}]}, "without algorithm.distillation_beta; set that"),
-        ({"algorithm": ALONE, "stages": [TEACHER | {"hidden_size": 8}]}, 'teacher_states of stage "teacher" without'),
+        ({"algorithm": BESIDE}, "distillation_coefficient: needs a stage that makes teacher_logprobs"),
+        (
+            {"stages": [TEACHER]},
+            "makes teacher_logprobs, which nothing reads without algorithm.distillation_coefficient (set that",
+        ),
+        ({"algorithm": ALONE, "stages": [TEACHER | {"top_k": 2}]}, "without algorithm.distillation_beta (set that"),
+        (
+            {"algorithm": ALONE, "stages": [TEACHER | {"hidden_size": 8}]},
+            "makes teacher_states, which nothing reads without",
+        ),
         ({"algorithm": DIVERGES, "stages": [TEACHER | {"top_k": 2, "hidden_size": 8}]}, "leave top_k out"),
         (
             {"algorithm": DIVERGES, "stages": [WIDE], **LONG},
-            "has 131,072,000 bytes, limits.max_batch_bytes = 16,777,216",
+            "tells 131,072,000 bytes of 8,000 tokens of a batch, limits.max_batch_bytes = 16,777,216",
         ),
-        ({"algorithm": DIVERGES, "stages": [WIDE], **LONG, "model__dtype": "bfloat16"}, "has 65,536,000 bytes"),
+        ({"algorithm": DIVERGES, "stages": [WIDE], **LONG, "model__dtype": "bfloat16"}, "tells 65,536,000 bytes"),
         ({"algorithm": DIVERGES, "stages": [WIDE], **LONG}, "take top_k, use smaller batches, or raise it"),
         (
             {
@@ -411,13 +417,16 @@ LONG: dict[str, Any] = {"rollout__sampling": {"max_new_tokens": 1000}}
         ),
         (
             {"algorithm": BESIDE | {"distillation_beta": 0.0}, "stages": [TEACHER]},
-            'makes teacher_top; add [[stages]] of type "teacher" with top_k or hidden_size',
+            'makes teacher_top (add [[stages]] of type "teacher" with top_k or hidden_size',
         ),
-        ({"algorithm": {"distillation_beta": 0.5}}, "distillation_beta has no effect with distillation_coefficient"),
-        ({"algorithm": ALONE, "stages": [BY_SOURCE]}, "models of stage teacher name what is no source"),
-        ({"algorithm": ALONE, "stages": [BY_SOURCE], "dataset": MIXTURE}, "have none for dataset.sources' `more`"),
-        ({"algorithm": ALONE, "stages": [BY_SOURCE | TEACHER], "dataset": MIXTURE}, "models by source, and not both"),
-        ({"algorithm": ALONE, "stages": [{"type": "teacher"}]}, "stage teacher needs a model, or models by source"),
+        ({"algorithm": {"distillation_beta": 0.5}}, "distillation_beta: has no effect with distillation_coefficient"),
+        ({"algorithm": ALONE, "stages": [BY_SOURCE]}, "stages[0].models: names `"),
+        ({"algorithm": ALONE, "stages": [BY_SOURCE], "dataset": MIXTURE}, "has none for dataset.sources' `more`"),
+        (
+            {"algorithm": ALONE, "stages": [BY_SOURCE | TEACHER], "dataset": MIXTURE},
+            "or models has to name the teacher, and not both",
+        ),
+        ({"algorithm": ALONE, "stages": [{"type": "teacher"}]}, "or models has to name the teacher, and not both"),
         (
             {
                 "algorithm": ALONE | {"distillation_beta": 0.0},
@@ -428,18 +437,18 @@ LONG: dict[str, Any] = {"rollout__sampling": {"max_new_tokens": 1000}}
         ),
         (
             {"algorithm": ALONE | {"distillation_beta": 0.0}, "stages": [TEACHER, MINE | {"outputs": [TOP]}]},
-            'output "teacher_top" of stage mine is read by the loss; make it a float32 of width 2 k + 1 per token',
+            'makes "teacher_top", which is read by the loss, in another form (make it a float32 of width 2 k + 1',
         ),
         (
             {"algorithm": ALONE, "stages": [MINE | {"outputs": [TOP | {"name": "teacher_logprobs", "width": 3}]}]},
-            'output "teacher_logprobs" of stage mine is read by the loss; make it a float32 per token',
+            'makes "teacher_logprobs", which is read by the loss, in another form (make it a float32 per token',
         ),
-        ({"algorithm": {"advantage": "none"}}, 'advantage = "none" leaves nothing to learn from'),
-        ({"algorithm": ALONE | {"clip_low": 0.1}, "stages": [TEACHER]}, "clip_low has no effect with advantage"),
-        ({"algorithm": ALONE | {"shuffle_rewards": True}, "stages": [TEACHER]}, "shuffle_rewards has no effect"),
+        ({"algorithm": {"advantage": "none"}}, 'algorithm.advantage: "none" leaves nothing to learn from'),
+        ({"algorithm": ALONE | {"clip_low": 0.1}, "stages": [TEACHER]}, "clip_low: has no effect with advantage"),
+        ({"algorithm": ALONE | {"shuffle_rewards": True}, "stages": [TEACHER]}, "shuffle_rewards: has no effect"),
         (
             {"algorithm": ALONE | {"kl_coefficient": 0.1, "kl_placement": "reward"}, "stages": [TEACHER]},
-            'kl_placement has no effect with advantage = "none"',
+            'kl_placement: has no effect with advantage = "none"',
         ),
         (
             {"algorithm": BESIDE | {"advantage": "reinforce++_baseline"}, "stages": [TEACHER]},
@@ -457,7 +466,7 @@ LONG: dict[str, Any] = {"rollout__sampling": {"max_new_tokens": 1000}}
                     }
                 ],
             },
-            'output "teacher_logprobs" of stage mine is read by the loss; make it a float32 per token',
+            'makes "teacher_logprobs", which is read by the loss, in another form (make it a float32 per token',
         ),
     ],
 )
