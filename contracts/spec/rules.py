@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from msgspec import UNSET
 
@@ -38,6 +39,8 @@ Broken = bool | Iterable[Values]
 """What a rule's `when` returns: True, or values for each place that breaks the rule; False, or nothing, for none."""
 
 LEAVE_OUT = "leave it out"
+MOST_REFUSALS = 64
+"""A hostile spec of many stages breaks some rules hundreds of times: an answer has the first ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +73,9 @@ class Rule:
 
 
 def judge(spec: JobSpec) -> list[Refusal]:
-    """Returns all refusals of a spec, in the order of the table; none where a stack may take it."""
-    return [refusal for rule in RULES for refusal in rule.refusals(spec)]
+    """Returns all refusals of a spec in the order of the table, but no more than MOST_REFUSALS."""
+    refusals = (refusal for rule in RULES for refusal in rule.refusals(spec))
+    return list(islice(refusals, MOST_REFUSALS))
 
 
 def check_spec(spec: JobSpec) -> None:
@@ -890,8 +894,7 @@ RULES: tuple[Rule, ...] = (
         when=lambda spec: (
             spec.algorithm.correction_name not in ("none", "icepop") and spec.algorithm.correction_level == "geometric"
         ),
-        says="is a geometric mean, which is no weight, which {spec.algorithm.correction} needs: it only leaves "
-        "responses out",
+        says='"geometric" gives no weight, which {spec.algorithm.correction} needs: it only leaves responses out',
         cure='set correction = "icepop", or correction_level = "sequence"',
     ),
     Rule(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from contracts.encoding.wire import decode, encode
 from contracts.errors import SpecRefused
 from contracts.spec.job import JobSpec
-from contracts.spec.rules import RULES, Rule, check_spec, judge
+from contracts.spec.rules import MOST_REFUSALS, RULES, Rule, check_spec, judge
 from contracts.spec.trainer import HEALTH_RULES
 from tests.builders import job_spec, judged_spec
 from tests.unit.contracts.spec_examples import (
@@ -27,6 +29,7 @@ from tests.unit.contracts.spec_examples import (
     WIDELY_TAUGHT,
     Example,
     Fields,
+    own,
     sampled,
 )
 
@@ -122,6 +125,14 @@ def test_a_changed_distribution_goes_with_every_ratio(key: str, compared: str) -
 )
 def test_a_spec_whose_keys_all_act_is_taken(fields: Fields) -> None:
     judged_spec(**fields)
+
+
+def test_a_hostile_spec_has_a_bounded_number_of_refusals_in_bounded_time() -> None:
+    names = [f"column_{number}" for number in range(32)]
+    spec = job_spec(stages=[own(name=f"own_{number}", inputs=names) for number in range(16)])
+    started_s = time.process_time()
+    assert len(judge(spec)) == MOST_REFUSALS
+    assert time.process_time() - started_s < 1.0
 
 
 def test_a_refused_spec_is_read_all_the_same_so_that_a_job_of_it_can_be_looked_at() -> None:
