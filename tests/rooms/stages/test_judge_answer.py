@@ -204,8 +204,6 @@ def test_criteria_are_keys_of_one_object_and_each_has_a_score() -> None:
         scores_of(says('{"right": 10} {"short": 2}')[1], judge)
     with pytest.raises(CompletionUnjudged, match="number 11 is not between 0 and 10"):
         scores_of(says('{"right": 10, "short": 11}')[1], judge)
-    with pytest.raises(ValueError, match=r'criteria of stage llm_judge are keys .* set answer = "json"'):
-        LlmJudgeStage(model="m", prompt="{completion}", criteria={"right": 1.0})
 
 
 def test_the_shipped_rubric_shows_what_it_asks_about_and_weighs_its_two_criteria() -> None:
