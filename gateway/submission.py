@@ -48,7 +48,6 @@ from contracts.spec.environment import EnvironmentSpec, environment_at
 from contracts.spec.fork import fork_problem, unusable_fork
 from contracts.spec.job import JobSpec
 from contracts.spec.reading import spec_of_json
-from contracts.spec.retention import check_retention
 from contracts.spec.serving import check_engines
 from gateway.named_files import with_file_digests, with_fork_digest
 from onbeat.audit.folder import read_spec as read_spec_of
@@ -181,8 +180,6 @@ def ask_stack(
     Raises:
         Unavailable: A service that has to say something doesn't answer.
     """
-    with _added_to(refusals):
-        check_retention(spec.retention, settings)
     with _added_to(refusals):
         check_job(spec.tables, spec.reward.components)
     with _added_to(refusals):

@@ -17,7 +17,7 @@ from contracts.jobs import EvaluationScore, HealthProblem
 from contracts.spec.trainer import HEALTH_RULES
 from onbeat.loop.health.history import WINDOW
 from onbeat.loop.health.rules import RULES, Health
-from tests.builders import job_spec, judged_spec
+from tests.builders import judged_spec
 from tests.building.specs import SpecBuilder
 from tests.contract.golden_files import iteration_metrics
 
