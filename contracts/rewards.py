@@ -275,7 +275,7 @@ crashed              its process died
 raised               the scorer raised an exception
 not_finite           its score is NaN, or too large for sums
 bad_reference        the reference can't be compared with anything
-unknown_entry_point  the plug-in isn't there, or can't be imported or called
+unknown_entry_point  the plug-in, or the package of a scorer, isn't there, or can't be imported or called
 too_complex          the comparison would take more time or memory than any item has
 bad_pattern          the pattern is no regular expression"""
 UP_TO_LUCK: frozenset[str] = frozenset({"timeout", "crashed"})

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from msgspec.structs import replace
 
 from contracts import rewards
+from contracts.errors import InvalidInput
 from contracts.rewards import Outcome, PluginReward, Result, RewardComponent, RewardItem, Scored, Unscorable
 from onbeat.base.cage.fault_text import MAX_CHARS, fault_text
-from onbeat.base.process.entry_points import UnknownEntryPoint, find_entry_point
+from onbeat.base.process.entry_points import UnknownEntryPoint
 from onbeat.scoring.patterns import BadPattern
-from reward_service.scorers import plugin, texts
+from reward_service.scorers import math_verify, plugin, texts
+from reward_service.scorers.reasoning_gym import scorer as reasoning_gym
 from reward_service.scorers.texts import BadReference, TooComplex
 
 
@@ -29,6 +31,12 @@ class Scorer:
     """Items of our own, scored once after `warm_up`: what is loaded at the first use is loaded by then."""
     is_linear: bool = False
     """Linear in the completion's length and free of foreign code: safe without a deadline, in the service's process."""
+    package: str = ""
+    """The package that `score` and `warm_up` import when they are first called; "" where they need none."""
+
+
+class MissingPackage(InvalidInput):
+    """The package of a scorer isn't installed where the reward service runs."""
 
 
 SCORERS: dict[type[rewards.Component], Scorer] = {
@@ -38,13 +46,18 @@ SCORERS: dict[type[rewards.Component], Scorer] = {
     rewards.FormatReward: Scorer(score=texts.whole_format),
     rewards.LengthReward: Scorer(score=texts.length, is_linear=True),
     rewards.OverlongReward: Scorer(score=texts.overlong, is_linear=True),
+    rewards.MathVerifyReward: Scorer(
+        score=math_verify.score,
+        warm_up=math_verify.warm_up,
+        rehearsals=math_verify.REHEARSALS,
+        package="math_verify",
+    ),
+    rewards.ReasoningGymReward: Scorer(
+        score=reasoning_gym.score, warm_up=reasoning_gym.warm_up, package="reasoning_gym"
+    ),
     PluginReward: Scorer(score=plugin.score, warm_up=plugin.load),
 }
-"""A new kind of component is its function beside this file, its record in contracts/rewards.py, and a line here."""
-
-GROUP = "onbeat.scorers"
-"""Entry points of the kinds that aren't in SCORERS, by their names in specs: modules with `score` and `warm_up`, and
-REHEARSALS where there are any."""
+"""A new kind of component is a function in a file of this room, a record in contracts/rewards.py, and a row here."""
 
 MAX_DETAIL_CHARS = MAX_CHARS
 MAX_SCORE = 1e12
@@ -68,19 +81,19 @@ def score_in_place(component: RewardComponent, reason: rewards.UnscorableReason,
 
 
 def scorer_of(component: RewardComponent) -> Scorer:
-    """Finds what scores the component. Raises UnknownEntryPoint where it is an extra that isn't installed."""
-    return SCORERS.get(type(component)) or _offered(component.name)
-
-
-@functools.cache
-def _offered(name: str) -> Scorer:
-    module = find_entry_point(GROUP, name, field="type", where="reward service").load()
-    return Scorer(score=module.score, warm_up=module.warm_up, rehearsals=getattr(module, "REHEARSALS", ()))
+    """Returns the scorer of the component. Raises MissingPackage where its package isn't installed."""
+    scorer = SCORERS[type(component)]
+    if scorer.package and find_spec(scorer.package) is None:
+        raise MissingPackage(
+            f"`{component.name}` needs the package {scorer.package}, which the reward service's host doesn't have",
+            field="type",
+            cure=f"pip install {scorer.package.replace('_', '-')} there",
+        )
+    return scorer
 
 
 def is_linear(component: RewardComponent) -> bool:
-    scorer = SCORERS.get(type(component))
-    return scorer is not None and scorer.is_linear
+    return SCORERS[type(component)].is_linear
 
 
 def needs_isolation(components: tuple[RewardComponent, ...]) -> bool:
@@ -91,7 +104,9 @@ def needs_isolation(components: tuple[RewardComponent, ...]) -> bool:
 def deadline_s(components: tuple[RewardComponent, ...], item_timeout_s: float) -> float:
     """The deadline of one item: that of the request, but where nothing but patterns can take long."""
     isolated = [component for component in components if not is_linear(component)]
-    has_patterns_alone = all(isinstance(one, rewards.RegexReward | rewards.FormatReward) for one in isolated)
+    has_patterns_alone = all(
+        isinstance(component, rewards.RegexReward | rewards.FormatReward) for component in isolated
+    )
     return min(item_timeout_s, MAX_PATTERNS_S) if has_patterns_alone else item_timeout_s
 
 
@@ -102,9 +117,13 @@ def only_isolated_name(components: tuple[RewardComponent, ...]) -> str:
 
 
 def warm_up_keys(components: tuple[RewardComponent, ...]) -> frozenset[str]:
-    """What a process must have imported for a rubric, plug-ins apart: few values, so that they can be remembered."""
-    known = [(component, SCORERS.get(type(component))) for component in without_plugins(components)]
-    return frozenset(component.name for component, scorer in known if scorer is None or scorer.warm_up)
+    """Names the components whose imports a process must have done for a rubric, without the plug-ins.
+
+    There are few such sets, so a process can remember those that it has warmed up for.
+    """
+    return frozenset(
+        component.name for component in without_plugins(components) if SCORERS[type(component)].warm_up is not None
+    )
 
 
 def without_plugins(components: tuple[RewardComponent, ...]) -> tuple[RewardComponent, ...]:
@@ -126,16 +145,21 @@ def warm_up(components: tuple[RewardComponent, ...]) -> Unscorable | None:
 
 
 def score_item(
-    components: tuple[RewardComponent, ...], item: RewardItem, given: Mapping[str, Outcome] = NOTHING
+    components: tuple[RewardComponent, ...], item: RewardItem, group_outcomes: Mapping[str, Outcome] = NOTHING
 ) -> Result:
-    """Adds up weight x score, with the unweighted scores beside it; the first component that fails decides (I6).
+    """Adds up weight x score, with the unweighted scores next to it; the first component that fails decides (I6).
 
-    given: the outcomes of those that see whole groups, by breakdown name.
+    Args:
+        components: the rubric.
+        item: the completion to score.
+        group_outcomes: breakdown name → outcome, of the components that have seen the item's whole group already.
     """
     scoring = scoring_of(components, item)
     outcomes: list[Outcome] = []
     for name, component in scoring:
-        outcome = given[name] if name in given else score_component(name, component, item)
+        outcome = group_outcomes.get(name)
+        if outcome is None:
+            outcome = score_component(name, component, item)
         outcomes.append(outcome)
         if isinstance(outcome, Unscorable) and score_in_place(component, outcome.reason, settles=False) is None:
             return outcome
@@ -180,8 +204,11 @@ def score_component(name: str, component: RewardComponent, item: RewardItem) -> 
 
 def names_that_see_groups(components: tuple[RewardComponent, ...]) -> tuple[str, ...]:
     """Breakdown names of the plug-ins that are called for whole groups; they are imported already."""
-    plugins = [(name, one) for name, one in rewards.named(components) if isinstance(one, PluginReward)]
-    return tuple(name for name, one in plugins if plugin.load(one).sees_groups)
+    return tuple(
+        name
+        for name, component in rewards.named(components)
+        if isinstance(component, PluginReward) and plugin.load(component).sees_groups
+    )
 
 
 def score_groups(component: Any, items: Sequence[RewardItem], group_size: int) -> list[float] | Unscorable:
@@ -192,17 +219,17 @@ def score_groups(component: Any, items: Sequence[RewardItem], group_size: int) -
         return _unscorable(component.name, error)
 
 
-def outcome_of(name: str, said: Outcome) -> Outcome:
-    """A score unless it is none, or why there is none, under the component's name in the breakdown."""
-    if isinstance(said, Unscorable):
-        return replace(said, component=name)
-    if is_score(said):
-        return said
-    return Unscorable(reason="not_finite", detail=f"the score is {said}", component=name)
+def outcome_of(name: str, outcome: Outcome) -> Outcome:
+    """Returns a component's outcome under its name in the breakdown; a score that is none becomes Unscorable."""
+    if isinstance(outcome, Unscorable):
+        return replace(outcome, component=name)
+    if is_score(outcome):
+        return outcome
+    return Unscorable(reason="not_finite", detail=f"the score is {outcome}", component=name)
 
 
 def is_score(value: float) -> bool:
-    """Whether it is neither NaN nor so large that a trainer's sums overflow."""
+    """Returns True unless the value is NaN, or so large that a trainer's sums overflow."""
     return abs(value) <= MAX_SCORE
 
 
@@ -216,7 +243,7 @@ def _unscorable(component: str, error: Exception) -> Unscorable:
         reason, detail = "too_complex", str(error)
     elif isinstance(error, BadPattern):
         reason, detail = "bad_pattern", str(error)
-    elif isinstance(error, UnknownEntryPoint):
+    elif isinstance(error, UnknownEntryPoint | MissingPackage):
         reason, detail = "unknown_entry_point", str(error)
     elif isinstance(error, MemoryError):
         reason, detail = "crashed", "out of memory; the reward service's ONBEAT_SCORER_MEMORY_MB bounds it"

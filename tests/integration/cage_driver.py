@@ -28,8 +28,6 @@ from onbeat.base.cage import kernel
 from onbeat.base.cage.syscall_filter import ALLOW, REFUSE, Filter, compiled, lock_syscalls
 from onbeat.base.cage.syscall_numbers import ARCHITECTURES, NUMBERS
 from onbeat.base.cage.syscall_rules import PROGRAM as PROGRAM_RULES
-from onbeat.base.process.entry_points import names_in
-from reward_service.scorers.rubric import GROUP
 from reward_service.scoring.pool import ScorerPool
 from tests.integration.kernel_calls import calls, numbers
 
@@ -205,8 +203,7 @@ def main(folder: Path) -> dict[str, object]:
         told["lie"] = ask("lie")
         told["same job"] = ask("behave")
         entry = '{"task": "chain_sum", "entry": {"question": "1 + 2 =", "answer": "3", "metadata": {}}}'
-        if names_in(GROUP):  # an extra
-            told["reasoning gym"] = ask("<answer>3</answer>", "3", components=(ReasoningGymReward(),), task_entry=entry)
+        told["reasoning gym"] = ask("<answer>3</answer>", "3", components=(ReasoningGymReward(),), task_entry=entry)
         told["another job"] = ask("behave", job_id="job-2")
         told["its format"] = ask("no", components=(FormatReward(pattern="yes"),))
         told["missing"] = tries.pool.cages.missing

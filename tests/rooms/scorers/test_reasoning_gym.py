@@ -369,11 +369,13 @@ def test_a_task_entry_that_cannot_be_scored_is_a_bad_reference(task_entry: str, 
     assert named in refused.detail
 
 
-def test_without_the_extra_each_item_is_refused_by_the_name_that_nothing_offers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(rubric, "GROUP", "onbeat.nothing")
-    monkeypatch.setattr(rubric, "_offered", rubric._offered.__wrapped__)
+def test_without_the_package_each_item_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     for refused in (rubric.warm_up((WHOLE,)), scored("chain_sum", "1", STUB)):
         assert isinstance(refused, Unscorable)
-        assert (refused.reason, "reasoning_gym" in refused.detail) == ("unknown_entry_point", True)
+        assert refused.reason == "unknown_entry_point"
+        assert (
+            "`reasoning_gym` needs the package reasoning_gym, which the reward service's host doesn't have"
+            in refused.detail
+        )
+        assert "pip install reasoning-gym there" in refused.detail
