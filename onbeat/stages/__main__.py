@@ -21,8 +21,10 @@ from broker.stage_side import StageSide
 from contracts.settings import StackSettings
 from onbeat.base.metrics.process_metrics import metrics_of
 from onbeat.base.process.ending import Ending
+from onbeat.stages.llm_judge import judge_service
+from onbeat.stages.models import model_service
 from onbeat.stages.served_stages import ServedStages
-from onbeat.stages.services import Services, make_services
+from onbeat.stages.services import Services
 from onbeat.stages.worker import StageWorker
 from onbeat.work.program import Serve, calls_of, run_worker, until_signal
 
@@ -56,7 +58,7 @@ async def serve(settings: StackSettings, broker: Broker, services: Services, *, 
 
 def prepare(settings: StackSettings) -> Serve:
     """Raises InvalidInput for a setting of what it serves."""
-    services = make_services(settings)
+    services = {**judge_service(settings), **model_service(settings)}
     return lambda broker, worker_id, ending: serve(settings, broker, services, worker_id=worker_id, ending=ending)
 
 

@@ -50,8 +50,8 @@ OF_A_DOOR = frozenset({502, 503, 504})
 """What a server, or the proxy before it, says that has nothing behind it."""
 
 
-def services(settings: StackSettings) -> Services:
-    """The judge, where a server is named. Raises InvalidInput that names the setting."""
+def judge_service(settings: StackSettings) -> Services:
+    """Makes the service of judges where a server is named. Raises InvalidInput that names the setting."""
     return {"llm_judge": JudgeService(settings)} if settings.judge_url else {}
 
 

@@ -1,4 +1,4 @@
-"""Which model a stage has, by its kind: a new kind that computes in this process is a line here.
+"""The models of stages that compute in this process: a new kind of stage with a model is a row here.
 
 A stage worker may serve a judge alone, and torch takes seconds to import: a kind's code is imported when it is needed.
 """
@@ -18,8 +18,8 @@ COMPUTED = ("reference", "teacher", "reward_model")
 """Kinds of stages whose models are in the stage worker's process."""
 
 
-def services(settings: StackSettings) -> Services:
-    """One service for all models of the process."""
+def model_service(settings: StackSettings) -> Services:
+    """Makes the one service that computes for all kinds of stages with a model."""
     compute = ComputeService(
         model_loader(settings),
         most_models=settings.stage_models,
@@ -30,7 +30,7 @@ def services(settings: StackSettings) -> Services:
 
 
 def model_loader(settings: StackSettings) -> Callable[[ServedStage], StageModel]:
-    """Returns what loads the model of a stage; it raises InvalidInput that names the stage's key."""
+    """Returns a function that loads the model of a stage; it raises InvalidInput that names the stage's key."""
 
     def load(stage: ServedStage) -> StageModel:
         if isinstance(stage.stage, RewardModelStage):

@@ -32,9 +32,6 @@ from onbeat.work.left_alone import LeftAlone, in_one_line
 
 log = logging.getLogger(__name__)
 
-MISSING = {"llm_judge": "ONBEAT_JUDGE_URL is not set here"}
-"""Kind of stage → why a worker doesn't serve it."""
-NOT_INSTALLED = "no service of this kind is installed here"
 StageKey = tuple[str, str]
 """(job id, name of the stage)."""
 
@@ -178,9 +175,8 @@ class ServedStages:
             if isinstance(stage, ExternalStage):
                 continue
             if stage.kind not in self.kinds:
-                log.warning(
-                    "leaves stage %s of %s alone: %s", stage.name, job_id, MISSING.get(stage.kind, NOT_INSTALLED)
-                )
+                # Models compute on each host, so the only service that a worker may lack is a judge's.
+                log.warning("leaves stage %s of %s alone: ONBEAT_JUDGE_URL is not set here", stage.name, job_id)
                 continue
             planned = plan.stages[plan.index(stage.name)]
             version_0 = partial(self.store.first_weights_digest, job_id)

@@ -1,4 +1,4 @@
-"""The seam between the worker and what makes columns, which packages offer as entry points of a group."""
+"""The seam between the worker and the services that make columns."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ from broker.stage_side import ClaimedItem
 from contracts.encoding.arrays import pack_float32
 from contracts.errors import CompletionUnjudged
 from contracts.experience.columns import ColumnValues
-from contracts.settings import StackSettings
 from contracts.spec.stages import JudgingStage
 from onbeat.base.process.dependency import Dependency
-from onbeat.base.process.entry_points import all_of
 from onbeat.stages.served_stages import ServedStage
 
 log = logging.getLogger(__name__)
-
-GROUP = "onbeat.stages"
-"""A group of entry points: functions of the settings that return Services. They raise InvalidInput for a setting."""
 
 
 class StageService(Protocol):
@@ -32,7 +27,7 @@ class StageService(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a thread of its own computes, also what is not needed any more: Python's end would wait for it."""
+        """True while a thread of its own computes, also what is not needed any more: Python's end would wait for it."""
         ...
 
     def check(self, stage: ServedStage) -> None:
@@ -70,14 +65,6 @@ class StageService(Protocol):
 
 Services = Mapping[str, StageService]
 """Kind of stage → what serves it."""
-
-
-def make_services(settings: StackSettings) -> Services:
-    """The services of this process by the kinds of stages. Raises InvalidInput that names a setting."""
-    services: dict[str, StageService] = {}
-    for make in all_of(GROUP).values():
-        services |= make(settings)
-    return services
 
 
 Values = Callable[[ServedStage, ClaimedItem], Awaitable[ColumnValues]]

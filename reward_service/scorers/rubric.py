@@ -22,7 +22,7 @@ from reward_service.scorers.texts import BadReference, TooComplex
 
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
-    """One kind of reward component."""
+    """A kind of reward component."""
 
     score: Callable[[Any, RewardItem], float]
     warm_up: Callable[[Any], object] | None = None

@@ -36,7 +36,7 @@ from gateway.services import Services
 from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.data.named_files import digest_of_file
 from onbeat.data.rendering.base import Renderer
-from onbeat.stages.models import model_loader, services
+from onbeat.stages.models import model_loader, model_service
 from onbeat.stages.served_stages import ServedStage
 from producer.detokenizer import FolderDetokenizer, folder_renderer
 from producer.engine.base import GenerationEngine
@@ -305,7 +305,7 @@ def test_a_stage_worker_that_is_new_refuses_an_edited_file_by_the_stages_key(
     with pytest.raises(InvalidInput, match=f"^{field_of(name)}: {name} has changed since the job was accepted"):
         model_loader(own)(served)
     is_looked_at = "safetensors" not in name
-    check = services(own)["teacher"].check
+    check = model_service(own)["teacher"].check
     if is_looked_at:
         with pytest.raises(InvalidInput, match=f"{name} has changed"):
             check(served)

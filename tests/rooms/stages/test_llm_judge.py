@@ -20,7 +20,7 @@ from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput, Judg
 from contracts.settings import StackSettings
 from onbeat.stack.ports import free_port
 from onbeat.stages import llm_judge
-from onbeat.stages.llm_judge import MAX_REQUESTS, JudgeService, services
+from onbeat.stages.llm_judge import MAX_REQUESTS, JudgeService, judge_service
 from onbeat.stages.served_stages import ServedStage
 from onbeat.stages.services import judged_values
 from tests.builders import rollout_batch
@@ -251,8 +251,8 @@ def test_a_question_that_the_server_refuses_is_the_completions_only_once_the_ser
 def test_a_judge_needs_no_model_on_this_host_and_speaks_to_no_proxy_of_its_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert services(StackSettings()) == {}
-    services(StackSettings(model_root=str(tmp_path), judge_url="http://127.0.0.1"))["llm_judge"].check(served())
+    assert judge_service(StackSettings()) == {}
+    judge_service(StackSettings(model_root=str(tmp_path), judge_url="http://127.0.0.1"))["llm_judge"].check(served())
 
     def judge(settings: StackSettings) -> None:
         async def ask() -> None:

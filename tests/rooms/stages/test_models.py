@@ -22,7 +22,7 @@ from contracts.settings import StackSettings
 from onbeat.data.rendering import chat_template
 from onbeat.stages.compute_service import StageModel
 from onbeat.stages.log_prob_model import frozen_values, load_frozen
-from onbeat.stages.models import model_loader, services
+from onbeat.stages.models import model_loader, model_service
 from onbeat.stages.reward_model import RewardModel, load_reward_model
 from onbeat.stages.served_stages import ServedStage
 from onbeat.weights.hashing import tensors_digest
@@ -190,7 +190,7 @@ def test_a_folder_that_is_not_there_is_named_by_the_stages_key(tmp_path: Path, s
 def test_a_look_for_the_model_on_this_host_names_the_key_the_folder_and_the_cure(
     tmp_path: Path, stage: dict[str, Any], key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = services(StackSettings(model_root=str(tmp_path)))
+    made = model_service(StackSettings(model_root=str(tmp_path)))
     look, asked = made[stage["type"]].check, served(stage)
     with pytest.raises(InvalidInput, match=rf"{re.escape(key)}: no folder `{tmp_path}/.* \(put the model there"):
         look(asked)

@@ -45,13 +45,13 @@ def test_a_job_whose_spec_stays_keeps_its_stages_and_is_not_looked_at_again() ->
     asyncio.run(scenario())
 
 
-async def test_a_stage_of_a_kind_that_nothing_here_serves_is_left_alone_by_name(
+async def test_a_judge_is_left_alone_by_name_where_no_server_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     changes, stack = Changes(), FakeStack(Changes())
-    side = FakeStageSide(job_spec(deterministic=False, stages=[{"type": "reward_model", "model": "m"}]), changes)
+    side = FakeStageSide(job_spec(deterministic=False, stages=[JUDGE]), changes)
     stack.active.append("job")
     stages = ServedStages(typed(stack), typed(lambda _: side), kinds=())
     await stages.refresh()
     assert stages.in_turn() == []
-    assert "leaves stage reward_model of job alone: no service of this kind is installed here" in caplog.text
+    assert "leaves stage llm_judge of job alone: ONBEAT_JUDGE_URL is not set here" in caplog.text
