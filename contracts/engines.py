@@ -3,8 +3,7 @@
     ONBEAT_ENGINE, ONBEAT_ENGINE_… ─▶ contracts/settings.py ─┐
     engine = { type = …, … } ─▶ onbeat/stack/profile.py ─────┴▶ engine_options ─▶ options ─▶ producer/engine/factory.py
 
-An engine is a record here and its line in the factory's table, or an entry point of group `onbeat.engines`: vLLM and a
-server of it are extras.
+An engine is a record here and a row in the factory's table.
 """
 
 from __future__ import annotations

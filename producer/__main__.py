@@ -27,7 +27,7 @@ from onbeat.scoring.reward_client import RewardClient, reward_http
 from onbeat.work.program import Serve, calls_of, run_worker, until_signal
 from producer import wiring
 from producer.active_jobs import ActiveJobs
-from producer.engine.factory import check_machine, preload
+from producer.engine.factory import check_machine, engine_class
 from producer.generator import Generator
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 async def serve(settings: StackSettings, engine: Engine, broker: Broker, *, generator_id: str, ending: Ending) -> int:
     """Wires the generator to its broker, reward service and model, and runs it until a signal; the exit code."""
-    threading.Thread(target=preload, args=(type(engine),), name="preload", daemon=True).start()
+    threading.Thread(target=engine_class, args=(type(engine),), name="preload", daemon=True).start()
     async with reward_http(settings) as http, environment_http(settings) as environments:
         generator = _wired(settings, engine, broker, generator_id, http=http, environments=environments)
         return await until_signal(

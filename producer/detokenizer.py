@@ -20,7 +20,7 @@ from onbeat.data.named_files import model_digests, reading_model
 from onbeat.data.rendering.base import Renderer
 from onbeat.data.rendering.factory import make_renderer
 from onbeat.weights.model_path import FIELD, find_model
-from producer.engine.factory import preload
+from producer.engine.factory import engine_class
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,7 +34,7 @@ class FolderDetokenizer:
 
     def __init__(self, model: ModelSpec, *, settings: StackSettings) -> None:
         """Blocks for seconds (it imports transformers). Raises InvalidInput that names model.path."""
-        preload()
+        engine_class()  # imports transformers, one thread at a time
         self._tokenizer = _tokenizer(_named(model, settings))
 
     def __call__(self, completions: Sequence[Completion]) -> list[str]:

@@ -1,59 +1,65 @@
-"""Which engine serves a model: one table and the extras, and the one place that imports them, when a batch asks."""
+"""The table of engines, and the one place that imports them: when a batch of a job asks.
+
+An engine's module imports torch and its library, which takes seconds; a generator imports that of its setting alone.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from importlib import import_module
-from types import ModuleType
+from collections.abc import Callable, Mapping
 from typing import cast
 
-from contracts.engines import VARIABLE, Engine, TransformersOptions
+from contracts.engines import Engine, OpenaiOptions, TransformersOptions, VllmOptions
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec.job import ModelSpec
-from onbeat.base.process.entry_points import find_entry_point
 from onbeat.base.process.launcher import importing
 from onbeat.weights.chunks import ChunkReader
 from producer.engine.base import EngineSetup, GenerationEngine
 
-CLASSES: dict[type[Engine], tuple[str, str]] = {
-    TransformersOptions: ("producer.engine.transformers.engine", "TransformersEngine")
+
+def _transformers_engine() -> type[GenerationEngine]:
+    from producer.engine.transformers.engine import TransformersEngine
+
+    return TransformersEngine
+
+
+def _vllm_engine() -> type[GenerationEngine]:
+    from producer.engine.vllm.engine import VllmEngine
+
+    return VllmEngine
+
+
+def _openai_engine() -> type[GenerationEngine]:
+    from producer.engine.http.openai import OpenaiEngine
+
+    return OpenaiEngine
+
+
+ENGINE_CLASSES: Mapping[type[Engine], Callable[[], type[GenerationEngine]]] = {
+    TransformersOptions: _transformers_engine,
+    VllmOptions: _vllm_engine,
+    OpenaiOptions: _openai_engine,
 }
-"""Type of an engine's options → module and class of the engine, which is made from an EngineSetup and those options."""
-GROUP = "onbeat.engines"
-"""Entry points of the engines that aren't in CLASSES, by their names: classes that are made of the same."""
+"""Type of an engine's options → function that imports its class, which is made from an EngineSetup and those options.
+
+vLLM itself is optional: VllmEngine imports it when it is made, and names the extra where it is missing.
+"""
 
 _importing = threading.Lock()
 
 
-def preload(engine: type[Engine] = TransformersOptions) -> ModuleType:
-    """Imports the engine's library, which takes seconds; a second caller waits until the first one is done.
+def engine_class(engine: type[Engine] = TransformersOptions) -> type[GenerationEngine]:
+    """Imports an engine's class and its library, which takes seconds; a second caller waits until the first is done.
 
     transformers fills its namespace while it is imported: another thread that imports from it then finds names missing.
     """
-    module, _ = _place_of(engine)
     with _importing, importing():
-        return import_module(module)
-
-
-def engine_class(engine: type[Engine]) -> type[GenerationEngine]:
-    """Imports it. Raises InvalidInput where it is an extra that isn't installed."""
-    return getattr(preload(engine), _place_of(engine)[1])
-
-
-def _place_of(engine: type[Engine]) -> tuple[str, str]:
-    if engine in CLASSES:
-        return CLASSES[engine]
-    name = str(engine.__struct_config__.tag)
-    place = find_entry_point(GROUP, name, field=VARIABLE, where="generator")
-    return place.module, place.attr
+        return ENGINE_CLASSES[engine]()
 
 
 def check_machine(options: Engine) -> None:
-    """Raises InvalidInput where there is no such engine, or this machine can't run what its options ask for; imports
-    torch only to find out."""
-    _place_of(type(options))
+    """Raises InvalidInput where this machine can't run what the options ask for; imports torch only to find out."""
     if options.has_to_prove_it:
         engine_class(type(options)).check_machine(options)
 
@@ -64,12 +70,18 @@ def fingerprint_of_job(options: Engine, model: ModelSpec, *, device: str, num_th
     num_threads: None for as many as this process was started with.
     """
     if num_threads is None:
-        num_threads = preload().STARTED_THREADS if isinstance(options, TransformersOptions) else 0
-    return str(
-        import_module("producer.engine.fingerprint").fingerprint_of(
-            options, model, device=device, num_threads=num_threads
-        )
-    )
+        num_threads = _started_threads() if isinstance(options, TransformersOptions) else 0
+    from producer.engine.fingerprint import fingerprint_of
+
+    return str(fingerprint_of(options, model, device=device, num_threads=num_threads))
+
+
+def _started_threads() -> int:
+    """Returns the number of compute threads that this process was started with."""
+    engine_class(TransformersOptions)  # under its lock: one thread at a time imports transformers
+    from producer.engine.transformers.engine import STARTED_THREADS
+
+    return STARTED_THREADS
 
 
 def make_engine(

@@ -28,8 +28,9 @@ from contracts.versions import WeightFile, WeightManifest, weights_digest
 from onbeat.base.process.launcher import end_with_launcher
 from onbeat.stack.ports import free_port
 from producer.engine.base import EngineSetup, GenerationEngine
-from producer.engine.factory import engine_class, preload
+from producer.engine.factory import engine_class
 from producer.engine.transformers.engine import TransformersEngine
+from producer.engine.vllm.extension import CLASS as VERIFIED_LOADER
 from tests.builders import DEVICE, engine_setup, prompt_batch, tiny_model_folder
 from tests.fake_engine import FakeEngine
 
@@ -204,7 +205,7 @@ def start_vllm_server(folder: Path, url: str, log_path: Path) -> subprocess.Pope
         "host": "127.0.0.1",
         "port": url.rpartition(":")[2],
         "logprobs-mode": "processed_logprobs",
-        "worker-extension-cls": preload(VllmOptions).extension.CLASS,
+        "worker-extension-cls": VERIFIED_LOADER,
         "dtype": "float32",
         "kv-cache-memory-bytes": 64 * 1024**2,
         "max-num-seqs": 256,

@@ -81,7 +81,7 @@ def library() -> Any:
         raise InvalidInput(
             f"this Python has no vllm: {error}",
             field="ONBEAT_ENGINE",
-            cure="run `make setup-vllm`, or pip install vllm",
+            cure="pip install 'onbeat[vllm]' there; on a CPU, from a clone: make setup-vllm",
         ) from error
 
 
