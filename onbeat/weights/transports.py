@@ -1,85 +1,46 @@
-"""The transports: which store a version goes into and comes out of, and what encodes it.
+"""The transports: the store that a version goes into and comes out of, and its encoding.
 
     spec.weights ─▶ whole or delta, adapters ─▶ STORES[transport].trainer
                                   receiver ◀─── STORES[manifest.transport].receiver
 
-What travels differs, the digest does not. A new store is a VersionStore and a VersionFiles, its line in STORES, or the
-entry point of an extra, and its record in contracts/weights.py.
+What travels differs, the digest does not. A new store is a VersionStore and a VersionFiles, a row in STORES, and a
+record in contracts/weights.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
-from contracts.errors import InvalidInput
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
 from contracts.versions import WeightShard
 from contracts.weights import has_deltas
-from onbeat.base.process.entry_points import all_of
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.adapter.publisher import AdapterPublisher
-from onbeat.weights.chunks import ChunkReader, ChunkStore, ChunkWriter, chunk_files
+from onbeat.weights.chunks import ChunkStore, ChunkWriter, chunk_files
 from onbeat.weights.delta.publisher import DeltaPublisher
-from onbeat.weights.files.store import FolderFiles, FolderStore
+from onbeat.weights.files.store import FolderFiles
+from onbeat.weights.objects.versions import ObjectFiles, ObjectVersions
 from onbeat.weights.publication import WeightPublisher
-from onbeat.weights.stores import CopiedFiles, Stores, VersionFiles, VersionStore
+from onbeat.weights.store_sides import ChunksOf, Store, StoreNeeds
+from onbeat.weights.stores import Stores
 from onbeat.weights.whole import WholePublisher
 
-ChunksOf = Callable[[str], ChunkReader]
-EXTRAS = "onbeat.stores"
 NO_ACCOUNTS = StackSettings()
 """Settings of a process that reads and writes folders, and Redis, alone."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoreNeeds:
-    """What a store may need of its trainer."""
-
-    spec: JobSpec
-    """Its `weights` has the store's options; for one tensor the store may take timeouts.iteration_s."""
-    folder: RunFolder
-    chunks: ChunkWriter
-    pause: Callable[[float], None]
-    settings: StackSettings
-    """The process's: the address and the keys of the storage."""
-
-    def folders(self) -> FolderStore:
-        return FolderStore(self.folder, wait_s=self.spec.timeouts.iteration_s)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Store:
-    """Both sides of one store."""
-
-    trainer: Callable[[StoreNeeds], VersionStore]
-    receiver: Callable[[Path, ChunksOf | None, StackSettings], VersionFiles]
-    """Takes the weight root, job id → its chunks (None where there is no Redis), and the process's settings."""
-
-
 FOLDERS = Store(trainer=StoreNeeds.folders, receiver=lambda root, *_: FolderFiles(root))
 CHUNKS = Store(
-    trainer=lambda of: ChunkStore(of.chunks, of.folders(), pause=of.pause, max_policy_lag=of.spec.max_policy_lag),
+    trainer=lambda needs: ChunkStore(
+        needs.chunks, needs.folders(), pause=needs.pause, max_policy_lag=needs.spec.max_policy_lag
+    ),
     receiver=lambda root, chunks, _: chunk_files(chunks, FolderFiles(root)),
 )
-
-
-def _wanted(_: object) -> NoReturn:
-    problem = f"no package offers `object` in group {EXTRAS} here"
-    raise InvalidInput(problem, field="weights.transport", cure='pip install "onbeat[objects]"')
-
-
-def _objects() -> Store:
-    """What an extra of onbeat brings, imported where it is used. Without it, InvalidInput says so once it is wanted."""
-    missing = Store(trainer=_wanted, receiver=lambda root, *_: CopiedFiles("object", _wanted, FolderFiles(root)))
-    return all_of(EXTRAS).get("object", missing)
-
-
-OBJECTS = Store(trainer=lambda of: _objects().trainer(of), receiver=lambda *given: _objects().receiver(*given))
+OBJECTS = Store(trainer=ObjectVersions, receiver=lambda _root, _chunks, settings: ObjectFiles(settings))
+"""Its client, obstore, is optional: it is imported for the first request, and an error names the extra."""
 STORES: Mapping[str, Store] = {"file": FOLDERS, "delta": FOLDERS, "redis": CHUNKS, "object": OBJECTS}
 """Name in specs and manifests → store."""
 
@@ -108,6 +69,15 @@ def make_publisher(
 
 
 def make_stores(root: Path, chunks: ChunksOf | None = None, settings: StackSettings = NO_ACCOUNTS) -> Stores:
-    """Makes the receiving side of each store: a generator serves whichever one a job asks for."""
-    made = {store: store.receiver(root, chunks, settings) for store in STORES.values()}
-    return {name: made[store] for name, store in STORES.items()}
+    """Makes the receiving side of each store: a generator serves whichever one a job asks for.
+
+    Args:
+        root: the weight root.
+        chunks: job id → its versions in Redis; None where there is no Redis.
+        settings: the address and the keys of the storage.
+
+    Returns:
+        Transport → receiving side. Transports with the same store share it.
+    """
+    receivers = {store: store.receiver(root, chunks, settings) for store in STORES.values()}
+    return {name: receivers[store] for name, store in STORES.items()}

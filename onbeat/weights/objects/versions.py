@@ -28,8 +28,8 @@ from onbeat.weights.chunks import ChunkedFile
 from onbeat.weights.layout import PlannedVersion
 from onbeat.weights.objects.blobs import open_blobs
 from onbeat.weights.objects.bucket import Bucket
+from onbeat.weights.store_sides import StoreNeeds
 from onbeat.weights.stores import CopiedFiles, VersionFile, VersionStore, version_files
-from onbeat.weights.transports import Store, StoreNeeds
 
 ABANDONED_S = 3600.0
 """Age at which an object that no list names was left by a trainer that was killed."""
@@ -244,6 +244,3 @@ def digest_in(name: str) -> str:
     if (found := NAME.fullmatch(name)) is None:
         raise ContractViolation("has no digest in its name", field=name)
     return found["digest"]
-
-
-STORE = Store(trainer=ObjectVersions, receiver=lambda root, chunks, settings: ObjectFiles(settings))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest, WeightShard
 from contracts.weights import ObjectWeights
-from onbeat.weights import transports
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.delta.publisher import DeltaPublisher
 from onbeat.weights.held_versions import HeldVersions
@@ -27,7 +27,8 @@ from onbeat.weights.objects import versions as versions_module
 from onbeat.weights.objects.versions import ObjectVersions, digest_in
 from onbeat.weights.publication import WeightPublisher
 from onbeat.weights.receiver import PublishedVersions, WeightReceiver
-from onbeat.weights.transports import StoreNeeds, make_publisher, make_stores
+from onbeat.weights.store_sides import StoreNeeds
+from onbeat.weights.transports import make_publisher, make_stores
 from onbeat.weights.whole import WholePublisher
 from producer.engine.vllm.engine import VllmEngine
 from producer.engine.vllm.extension import stores_of_core
@@ -326,17 +327,24 @@ def test_a_job_ends_also_where_the_store_keeps_its_versions(
     assert "the versions of job job stay in the object store" in caplog.text
 
 
-def test_a_trainer_without_a_store_or_the_extra_is_told_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_the_setting_of_a_store_names_it(store: Store) -> None:
     manifest = store.publish(1)
     store.settings = replace(store.settings, objects="")
     with pytest.raises(InvalidInput, match="ONBEAT_OBJECTS: no object store is named"):
         store.another_publisher()
     with pytest.raises(InvalidInput, match="ONBEAT_OBJECTS: no object store is named"):
         store.receiver().load(manifest)
-    monkeypatch.setattr(transports, "all_of", lambda _: {})
-    for wanted in (store.another_publisher, lambda: store.receiver().load(manifest)):
-        with pytest.raises(InvalidInput, match=r"weights\.transport: no package offers `object` .*onbeat\[objects\]"):
-            wanted()
+
+
+def test_a_process_without_obstore_names_the_extra_once_it_is_needed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = store.publish(1)
+    for module in ("obstore", "obstore.store", "obstore.exceptions"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for needs_obstore in (store.another_publisher, lambda: store.receiver().load(manifest)):
+        with pytest.raises(InvalidInput, match=r'ONBEAT_OBJECTS: needs obstore \(pip install "onbeat\[objects\]"'):
+            needs_obstore()
 
 
 def test_a_trainer_reads_back_what_the_store_has_and_not_what_its_host_keeps(store: Store, tmp_path: Path) -> None:
