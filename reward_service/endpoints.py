@@ -22,7 +22,7 @@ from contracts.errors import ContractViolation, InvalidInput, OnbeatError, Unava
 from contracts.rewards import RewardPackages, RewardRequest, RewardResponse
 from onbeat.base.http.bodies import CLIENT_GONE, json_answer, media_type_of, read_body, while_connected
 from onbeat.base.http.problems import Problem
-from onbeat.base.process.entry_points import names_in, offers_of, package_of
+from onbeat.base.process.entry_points import offers_of, package_of
 from reward_service.metrics import EnvironmentMetrics, RewardMetrics
 from reward_service.player import registry
 from reward_service.playing.pool import EnvironmentPool
@@ -214,8 +214,8 @@ def rewards() -> Response:
 
 @router.get("/v1/environments")
 def environments() -> Response:
-    """EnvironmentNames: what a spec may name."""
-    return json_answer(service.EnvironmentNames(environments=tuple(names_in(registry.GROUP))))
+    """Answers EnvironmentNames: the environments that a spec may name."""
+    return json_answer(service.EnvironmentNames(environments=registry.environment_names()))
 
 
 def _opening(result: service.Result) -> service.TaskOpening | service.Failure:

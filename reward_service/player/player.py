@@ -29,6 +29,7 @@ from contracts.environments.messages import Message, messages_digest
 from contracts.errors import InvalidInput
 from onbeat.base.cage import nursery
 from onbeat.base.cage.frames import Frames, Gone
+from onbeat.environments.built_in import EnvironmentClass
 from reward_service.player import registry
 from reward_service.player.answers import opening_of, reply_of
 from reward_service.player.guard import Failed, Guard
@@ -204,7 +205,7 @@ def serve(connection: socket.socket) -> None:
 class Playable:
     """What can be played, and how."""
 
-    make: registry.Factory
+    make: EnvironmentClass
     facts: service.EnvironmentFacts
     allows_threads: bool
     global_random: bool
@@ -217,9 +218,10 @@ def warm_up(payload: bytes) -> bytes:
     Packages of others are imported in each child: they may start threads, which no fork survives.
     """
     table = decode(payload, service.EnvironmentTable)
-    if not registry.is_ours(table):
+    built_in = registry.built_in_environment(table)
+    if built_in is None:
         return b""
-    if registry.provision_of(table).is_only_imported:
+    if built_in.is_only_imported:
         with contextlib.suppress(InvalidInput):
             registry.factory_of(table)
     else:

@@ -31,7 +31,7 @@ class Load(Record, frozen=True, kw_only=True):
     reply_bytes: int
     """The longest answer of one turn."""
     operators_part: bytes | None = None
-    """Its class's first argument, where the operator has a part in it (onbeat/environments/provisions.py)."""
+    """Its class's first argument, where the operator has a part in it (onbeat/environments/built_in.py)."""
 
 
 class Loaded(Record, frozen=True, kw_only=True):

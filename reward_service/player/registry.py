@@ -1,78 +1,87 @@
-"""Which environments there are: entry points of group `onbeat.environments`, ours and those of other packages."""
+"""The environments that a spec may name: Onbeat's own table, then entry points of group `onbeat.environments`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import lru_cache
 from importlib import metadata
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from importlib.metadata import entry_points
 
 from contracts.environments.service import EnvironmentTable
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec.environment import file_version
-from onbeat.base.process.entry_points import OURS, all_of, defined_in, find_entry_point
-from onbeat.environments.provisions import OperatorsPart, Provision
+from onbeat.base.process.entry_points import (
+    OURS,
+    UnknownEntryPoint,
+    defined_in,
+    find_entry_point,
+    names_in,
+    package_of,
+)
+from onbeat.environments.built_in import BUILT_IN, BuiltInEnvironment, EnvironmentClass, OperatorsPart
 
 GROUP = "onbeat.environments"
-PROVISIONS_GROUP = "onbeat.environment_provisions"
 NAME_FIELD, PARAMS_FIELD = "environment.name", "environment.params"
 
-Factory = Callable[..., Any]
+
+def environment_names() -> tuple[str, ...]:
+    """Returns the names that a spec may give, sorted; imports no environment."""
+    return tuple(sorted({*BUILT_IN, *names_in(GROUP)}))
 
 
-def is_ours(table: EnvironmentTable) -> bool:
-    if table.source:
-        return False
-    return any(_is_of_ours(entry_point) for entry_point in entry_points(group=GROUP, name=table.name))
-
-
-def provision_of(table: EnvironmentTable) -> Provision:
-    """What an environment of ours is provided with; nothing, for one of another package or of a file."""
-    return _provisions().get(table.name, Provision()) if is_ours(table) else Provision()
+def built_in_environment(table: EnvironmentTable) -> BuiltInEnvironment | None:
+    """Returns Onbeat's own environment of that name; None where the class is a file's or another package's."""
+    return None if table.source else BUILT_IN.get(table.name)
 
 
 def operators_parts(settings: StackSettings) -> dict[str, OperatorsPart]:
     """Name → what its children may know of the settings. Raises InvalidInput for settings that can't be read."""
     return {
-        name: provision.from_operator(settings)
-        for name, provision in _provisions().items()
-        if provision.from_operator is not None
+        name: environment.from_operator(settings)
+        for name, environment in BUILT_IN.items()
+        if environment.from_operator is not None
     }
 
 
-def factory_of(table: EnvironmentTable) -> tuple[Factory, str]:
-    """Imports an environment; returns what makes it, and its version.
+def factory_of(table: EnvironmentTable) -> tuple[EnvironmentClass, str]:
+    """Imports an environment.
 
-    Raises InvalidInput that names the field, and whatever a foreign module raises while it is imported.
+    Returns:
+        Its class, and its version: package and version, or the digest of the file that has it.
+
+    Raises:
+        InvalidInput: It isn't there; the error names the field, and the extra where one brings it.
+        BaseException: A foreign module may raise anything while it is imported.
     """
     if table.source:
         return defined_in(table.source, table.name), file_version(table.name, table.source)
-    found = find_entry_point(GROUP, table.name, field=NAME_FIELD, where="reward service")
-    if not _is_of_ours(found):
-        return found.load(), f"{found.dist.name} {found.dist.version}" if found.dist else ""
-    provision = _provisions().get(table.name, Provision())
+    built_in = BUILT_IN.get(table.name)
+    if built_in is not None:
+        _check_offered_once(table.name)
+        return _load(table.name, built_in)
+    entry_point = find_entry_point(GROUP, table.name, field=NAME_FIELD, where="reward service")
+    version = f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else ""
+    return entry_point.load(), version
+
+
+def _check_offered_once(name: str) -> None:
+    """Raises UnknownEntryPoint where a package offers a name of ours: a job could mean either."""
+    packages = sorted(package_of(entry_point) for entry_point in entry_points(group=GROUP, name=name))
+    if packages:
+        raise UnknownEntryPoint(
+            f"several packages offer `{name}` in group {GROUP}: "
+            f"{', '.join([f'{OURS} {metadata.version(OURS)}', *packages])}",
+            field=NAME_FIELD,
+            cure="give the other package's environment another name, or uninstall that package",
+        )
+
+
+def _load(name: str, environment: BuiltInEnvironment) -> tuple[EnvironmentClass, str]:
     try:
-        version = metadata.version(provision.distribution)
-        return found.load(), f"{provision.distribution} {version}"
+        version = metadata.version(environment.distribution)
+        return environment.load(), f"{environment.distribution} {version}"
     except (ImportError, metadata.PackageNotFoundError) as error:
         raise InvalidInput(
-            f"`{table.name}` needs a package that isn't installed where the reward service runs: {error}",
+            f"`{name}` needs a package that isn't installed where the reward service runs: {error}",
             field=NAME_FIELD,
-            cure=f"pip install 'onbeat[{provision.extra}]' there" if provision.extra else None,
+            cure=f"pip install 'onbeat[{environment.extra}]' there" if environment.extra else None,
         ) from error
-
-
-def _is_of_ours(entry_point: EntryPoint) -> bool:
-    return entry_point.dist is not None and entry_point.dist.name == OURS
-
-
-@lru_cache(maxsize=1)
-def _provisions() -> Mapping[str, Provision]:
-    """Those of ours alone: the service itself, which no cage holds, imports nothing of other packages."""
-    return {
-        name: provision
-        for table in all_of(PROVISIONS_GROUP, distribution=OURS).values()
-        for name, provision in table.items()
-    }

@@ -182,14 +182,15 @@ class EnvironmentPool:
 
     def new_cage(self, table: service.EnvironmentTable) -> PlayCage:
         """Called by the thread that will own it."""
-        provision = registry.provision_of(table)
-        rules, on_empty = self.cages.one_more(**provision.limits)
+        built_in = registry.built_in_environment(table)
+        rules, on_empty = self.cages.one_more(**(built_in.limits if built_in else {}))
+        has_part = built_in is not None and built_in.from_operator is not None
         return PlayCage(
             rules,
             environment=table,
             reply_bytes=self._settings.environment_reply_kb * 1024,
             start_timeout_s=self._settings.environment_start_s,
-            operators_part=self._operators_parts[table.name](table) if provision.from_operator else None,
+            operators_part=self._operators_parts[table.name](table) if has_part else None,
             on_empty=on_empty,
         )
 

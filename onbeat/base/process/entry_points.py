@@ -17,7 +17,7 @@ from typing import Any
 from contracts.errors import InvalidInput
 
 OURS = "onbeat"
-"""Our own distribution: it alone has environments that are imported uncaged, provisions of theirs, and routes."""
+"""Our own distribution: it alone has routes."""
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What this distribution's environments are provided with, and the versions that the audit chain says of them."""
+"""The environments that come with Onbeat: their cages, and the versions that the audit chain has of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from contracts.environments.service import EnvironmentTable
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
-from onbeat.base.process.entry_points import names_in
-from onbeat.environments.built_in import PROVISIONS
+from onbeat.environments.built_in import BUILT_IN
 from reward_service.player import registry
 
 DISTRIBUTIONS = {
@@ -25,10 +24,9 @@ DISTRIBUTIONS = {
 }
 
 
-def test_every_environment_of_ours_is_named_and_each_provision_is_of_one_of_them() -> None:
-    assert set(DISTRIBUTIONS) <= set(names_in(registry.GROUP))
-    assert all(registry.is_ours(EnvironmentTable(name=name)) for name in DISTRIBUTIONS)
-    assert set(PROVISIONS) < set(DISTRIBUTIONS)
+def test_every_environment_of_ours_may_be_named() -> None:
+    assert set(BUILT_IN) == set(DISTRIBUTIONS)
+    assert set(DISTRIBUTIONS) <= set(registry.environment_names())
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
@@ -44,13 +42,13 @@ def test_its_version_is_that_of_the_package_whose_code_it_plays(name: str) -> No
 
 
 def test_agents_alone_have_a_loopback_and_the_tools_of_ours_no_more_processes_than_any_environment() -> None:
-    wide = {name: dict(registry.provision_of(EnvironmentTable(name=name)).limits) for name in DISTRIBUTIONS}
+    wide = {name: dict(environment.limits) for name, environment in BUILT_IN.items()}
     assert {name for name, limits in wide.items() if "loopback" in limits} == {"agent", "verifiers"}
     assert {name for name, limits in wide.items() if limits} == {"agent", "mcp", "verifiers"}
 
 
 def test_what_runs_code_of_others_is_made_in_no_nursery() -> None:
-    imported = {name for name in DISTRIBUTIONS if registry.provision_of(EnvironmentTable(name=name)).is_only_imported}
+    imported = {name for name, environment in BUILT_IN.items() if environment.is_only_imported}
     assert imported == {"agent", "mcp", "trl", "verifiers"}
 
 
