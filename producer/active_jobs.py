@@ -16,7 +16,7 @@ from contracts.errors import BatchFailed, ContractViolation, InvalidInput, NotFo
 from contracts.spec.job import JobSpec, ModelSpec
 from contracts.versions import WeightManifest
 from onbeat.work.calls import BrokerCalls
-from onbeat.work.left_alone import Alone, LeftAlone, in_one_line
+from onbeat.work.declined_work import Alone, LeftAlone, in_one_line
 from producer.engine.failures import by_name
 from producer.rollout.carried_batch import ActiveJob
 
@@ -66,7 +66,7 @@ class FairShare:
 class ActiveJobs:
     """The stack's active jobs, but for those that this generator can't serve: by their spec, or for its engine.
 
-    One that it can't load is left alone (onbeat/work/left_alone.py), and costs its batches no attempt.
+    One that it can't load is left alone (onbeat/work/declined_work.py), and costs its batches no attempt.
     """
 
     store: JobStore

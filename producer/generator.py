@@ -10,7 +10,7 @@
 
     turns: a job with an environment has several calls of the engine for a batch, and one of the reward service
            between two of them (rollout/turns.py)
-    receipt: new versions of a job with a lag, read beside the batch that is sampled (receipt.py)
+    receipt: new versions of a job with a lag, read beside the batch that is sampled (background_receipt.py)
     serving, leases, presence, reports: those of each worker (onbeat/work/worker.py)
 
 carry      consumes a claimed batch; waits for the engine, the reward service and the broker; produces a rollout batch
@@ -46,7 +46,7 @@ from onbeat.work.heartbeat import Board
 from onbeat.work.worker import IDLE_POLL_S, Worker
 from producer.active_jobs import ActiveJobs
 from producer.activity import Activity
-from producer.receipt import Receipt
+from producer.background_receipt import Receipt
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, HeldBatches, name_of
 from producer.rollout.carrier import Carrier
 from producer.served_model import LoadedModel, ServedModel

@@ -27,7 +27,7 @@ from contracts.rollouts import Completion, PromptBatch
 from contracts.spec.job import JobSpec, ModelSpec
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.base.process.waiting import tried_again
-from onbeat.work.left_alone import MAX_WHY
+from onbeat.work.declined_work import MAX_WHY
 from producer.detokenizer import Detokenizer
 from producer.engine.base import GenerationEngine, Turn, VerifiedWeights
 from producer.engine.failures import by_name, ends_caller, named_failure

@@ -22,7 +22,7 @@ from onbeat.weights.files.store import FolderFiles
 from onbeat.weights.layout import check_names
 from onbeat.weights.stores import version_files
 from producer.engine.base import GenerationEngine, Turn, VerifiedWeights, check_version
-from producer.engine.held_rows import GrowingBatch, HeldRows
+from producer.engine.growing_rows import GrowingBatch, HeldRows
 from producer.engine.sampling import Ends
 
 

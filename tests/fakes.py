@@ -326,7 +326,7 @@ class LoggedEngine(FakeEngine):
         return self._sampled(batch)
 
     async def difference(self) -> str:
-        from producer.engine.canary import difference
+        from producer.engine.batch_independence import difference
 
         return await difference(self)
 

@@ -40,7 +40,7 @@ from onbeat.client.samples import PromptClaim, Sample, completions_of
 from onbeat.scoring.groups import reward_items, rollout_groups
 from onbeat.scoring.reward_client import RewardClient, reward_http, tries_of
 from onbeat.weights.model_path import model_folder
-from onbeat.work.left_alone import MAX_WHY
+from onbeat.work.declined_work import MAX_WHY
 
 if TYPE_CHECKING:
     import torch

@@ -3,7 +3,7 @@
 One that it can't serve it leaves alone, so that it uses up no attempt of an item that another worker could make:
 
     served ── its model isn't on this host ──▶ lacking ── it is there now ──▶ served    looked at in each turn
-       └───── its model, or a key, is refused ──▶ refused ── it is taken ──▶ served     onbeat/work/left_alone.py
+       └───── its model, or a key, is refused ──▶ refused ── it is taken ──▶ served     onbeat/work/declined_work.py
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from contracts.spec.job import JobSpec
 from contracts.spec.stages import BuiltInStage, ExternalStage, JudgingStage, RewardModelStage, TeacherStage
 from onbeat.data.named_files import check_model
 from onbeat.weights.model_path import folder_of_model
-from onbeat.work.left_alone import LeftAlone, in_one_line
+from onbeat.work.declined_work import LeftAlone, in_one_line
 
 log = logging.getLogger(__name__)
 

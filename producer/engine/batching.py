@@ -21,7 +21,7 @@ from contracts.rollouts import Completion, Prompt, PromptBatch, prompt_seed
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.base.process.crash_points import reach
 from producer.engine.base import GenerationEngine, Turn, VerifiedWeights, check_fits, check_version
-from producer.engine.kept import Likely, kept_sets, num_logprobs
+from producer.engine.vllm_kept_sets import Likely, kept_sets, num_logprobs
 
 FINISH_REASONS = ("stop", "length")
 LEAST_TEMPERATURE = 0.01

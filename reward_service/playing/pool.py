@@ -30,9 +30,9 @@ from contracts.settings import StackSettings, usable_cores
 from reward_service.cages import Cages
 from reward_service.player import registry
 from reward_service.player.protocol import Loaded
-from reward_service.playing.canary import compared
 from reward_service.playing.lane import Lane
 from reward_service.playing.play_cage import PlayCage
+from reward_service.playing.repeated_tasks import compared
 from reward_service.playing.sessions import Advance, Ask, Begin, End, Session, Show
 from reward_service.playing.shares import Shares
 

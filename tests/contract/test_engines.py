@@ -33,7 +33,7 @@ from contracts.sampling import SamplingParams
 from contracts.spec.job import ModelSpec
 from contracts.versions import WeightFile, WeightManifest, weights_digest
 from producer.engine.base import VerifiedWeights
-from producer.engine.held_rows import GrowingBatch
+from producer.engine.growing_rows import GrowingBatch
 from producer.engine.transformers import row_steps
 from producer.engine.transformers.engine import STARTED_THREADS, TransformersEngine
 from producer.engine.transformers.shared_decoding import SharedDecoding

@@ -39,11 +39,11 @@ from contracts.rollouts import Completion, PromptBatch
 from contracts.sampling import SamplingParams
 from onbeat.base.kernels import use_onednn
 from onbeat.weights.model_folder import cast_head
-from producer.engine.held_rows import GrowingBatch
+from producer.engine.growing_rows import GrowingBatch
 from producer.engine.sampling import Ends
-from producer.engine.transformers.canary import judge
 from producer.engine.transformers.lean_step import LeanStep
 from producer.engine.transformers.packed_products import Packing
+from producer.engine.transformers.row_independence import judge
 from producer.engine.transformers.row_steps import (
     OwnStep,
     RowStep,

@@ -17,10 +17,10 @@ from contracts.errors import BatchFailed, EngineUnavailable
 from contracts.rollouts import Completion, PromptBatch
 from contracts.sampling import SamplingParams
 from contracts.versions import WeightManifest
-from producer.engine.held_rows import GrowingBatch
+from producer.engine.growing_rows import GrowingBatch
 from producer.engine.transformers import packed_products
-from producer.engine.transformers.canary import Verdict
 from producer.engine.transformers.packed_products import Parts, Way
+from producer.engine.transformers.row_independence import Verdict
 from producer.engine.transformers.shared_decoding import SharedDecoding
 from tests.builders import DEVICE, tiny_model_folder
 from tests.contract.engine_rigs import Rig, scaled, transformers_rig, under

@@ -24,13 +24,13 @@ from contracts.sampling import SamplingParams
 from contracts.settings import StackSettings
 from contracts.spec.job import ModelSpec
 from producer.engine.base import Trajectories, Turn
-from producer.engine.held_rows import GrowingBatch
+from producer.engine.growing_rows import GrowingBatch
 from producer.engine.sampling import Ends
-from producer.engine.transformers import canary
-from producer.engine.transformers.canary import Verdict, judge
+from producer.engine.transformers import row_independence
 from producer.engine.transformers.engine import TransformersEngine
-from producer.engine.transformers.kept_rows import KeptRows
+from producer.engine.transformers.row_independence import Verdict, judge
 from producer.engine.transformers.shared_decoding import SharedDecoding
+from producer.engine.transformers.trajectory_caches import KeptRows
 from producer.served_model import LoadedModel
 from producer.wiring import fingerprint_for
 from tests.builders import DEVICE, char_tokenizer, job_spec, prompt_batch, tiny_model_folder
@@ -277,14 +277,14 @@ def test_where_fed_tokens_have_other_bits_than_stepped_ones_turns_are_batches_as
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = untrained_model(LEAN["qwen3"])
-    honest = canary.LeanStep.feed
+    honest = row_independence.LeanStep.feed
 
     def otherwise(step: Any, tokens: torch.Tensor, positions: torch.Tensor, cache: Any) -> None:
         honest(step, tokens, positions, cache)
         if len(tokens) > 1:
             cache._store *= 1.0 + 2e-7
 
-    monkeypatch.setattr(canary.LeanStep, "feed", otherwise)
+    monkeypatch.setattr(row_independence.LeanStep, "feed", otherwise)
     with torch.inference_mode():
         verdict = judge(model, most_rows=64)
     assert verdict.alike is None

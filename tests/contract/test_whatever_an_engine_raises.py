@@ -16,7 +16,7 @@ from contracts.rollouts import Completion, PromptBatch
 from contracts.sampling import SamplingParams
 from contracts.versions import WeightManifest
 from onbeat.weights.held_versions import HeldVersions
-from producer.engine.held_rows import GrowingBatch, HeldRows
+from producer.engine.growing_rows import GrowingBatch, HeldRows
 from producer.engine.transformers import decoding, shared_decoding
 from producer.engine.transformers.decode_loop import DecodeLoop
 from producer.engine.transformers.engine import TransformersEngine
@@ -228,7 +228,7 @@ def test_a_model_whose_cache_can_not_be_repeated_fails_its_batches_and_not_its_t
     engines.close()
     rig = engines.rig()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("producer.engine.transformers.canary.has_experts", lambda model: True)
+        patched.setattr("producer.engine.transformers.row_independence.has_experts", lambda model: True)
         patched.delattr(decoding.RoomLayer, "batch_repeat_interleave")
         patched.setattr("transformers.cache_utils.DynamicLayer.batch_repeat_interleave", property(), raising=False)
         failures = answers(rig, batches(rig.load()))

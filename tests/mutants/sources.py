@@ -196,7 +196,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     **{f"contracts/experience/{name}.py": COLUMNS for name in ("columns", "plan")},
     "contracts/spec/stages.py": (*COLUMNS, *SPECS),
     "onbeat/stages/worker.py": WORKERS,
-    **{f"onbeat/work/{name}.py": WORKERS for name in ("calls", "heartbeat", "left_alone", "spans", "worker")},
+    **{f"onbeat/work/{name}.py": WORKERS for name in ("calls", "heartbeat", "declined_work", "spans", "worker")},
     "onbeat/stages/served_stages.py": (
         "tests/rooms/stages/test_served_stages.py",
         "tests/rooms/stages/test_models.py",

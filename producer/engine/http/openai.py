@@ -33,7 +33,7 @@ from onbeat.weights.model_path import opened_model
 from producer.engine.base import EngineSetup, VerifiedWeights, all_or_none
 from producer.engine.batching import Answer, BatchingEngine, checked_group, refusal_of, request_of
 from producer.engine.http.server_requests import ServerRequests
-from producer.engine.kept import Likely
+from producer.engine.vllm_kept_sets import Likely
 
 CURE = (
     "start vLLM with VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs, --max-logprobs -1 and "

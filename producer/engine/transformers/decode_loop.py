@@ -27,7 +27,7 @@ from contracts.rollouts import Completion, PromptBatch
 from onbeat.base.process.crash_points import reach
 from producer.engine.base import Turn
 from producer.engine.failures import ends_engine, is_of_the_gpu, named_failure
-from producer.engine.held_rows import GrowingBatch
+from producer.engine.growing_rows import GrowingBatch
 from producer.engine.sampling import not_finite
 
 TORCH_ERRORS = (RuntimeError, IndexError)

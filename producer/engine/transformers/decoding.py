@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicLayer
 
 from contracts.errors import BatchFailed
 from contracts.rollouts import PromptBatch
-from producer.engine.held_rows import GrowingBatch, HeldRows, Places
+from producer.engine.growing_rows import GrowingBatch, HeldRows, Places
 from producer.engine.sampling import Ends, Logits
 from producer.engine.transformers.row_steps import forward, left_padded, to_draw_from
 

@@ -1,10 +1,10 @@
 """The embedded engine: any Hugging Face causal LM folder, decoded by a loop of our own.
 
-    generate ─▶ decode_loop.py ─▶ shared_decoding.py: rows of several batches share steps   where the canary allows it
-                                 decoding.py: one batch by itself                         elsewhere (canary.py)
+    generate ─▶ decode_loop.py ─▶ shared_decoding.py: rows of several batches share steps  where the canary allows it
+                                 decoding.py: one batch by itself                        elsewhere (row_independence.py)
 
 Batches join and leave the steps at any token, and what is computed of a batch is a function of that batch alone, so
-that nothing else that runs can change its numbers (I7), nor what is kept from turn to turn (kept_rows.py).
+that nothing else that runs can change its numbers (I7), nor what is kept from turn to turn (trajectory_caches.py).
 ONBEAT_DEVICE=cuda puts model and draws on the GPU; a step is one launch there (step_runs.py).
 Left out: paged attention, which is the vLLM engine's trade. And a compiler: on the demo model torch.compile saves a
 quarter of a step, takes over a minute for each batch shape, and changes the last bits of the logits
@@ -45,11 +45,11 @@ from producer.engine import base
 from producer.engine.failures import by_name
 from producer.engine.sampling import Ends
 from producer.engine.transformers import decode_loop
-from producer.engine.transformers.canary import Verdict, judge
 from producer.engine.transformers.decoding import LoneDecoding
-from producer.engine.transformers.kept_rows import KeptRows
+from producer.engine.transformers.row_independence import Verdict, judge
 from producer.engine.transformers.row_steps import give_head_whole_inputs
 from producer.engine.transformers.shared_decoding import SharedDecoding
+from producer.engine.transformers.trajectory_caches import KeptRows
 
 STARTED_THREADS = torch.get_num_threads()
 """The launcher's number: torch gives every new thread the number that was set last, in whatever thread."""

@@ -6,11 +6,11 @@
 
 A batch's completions are a function of the batch (I7): its prompts go through the model by themselves, and a step gives
 a row the same bits in any company. For that a step never has fewer than FEWEST_ROWS rows, and their number is a
-multiple of ROWS: free places fill it up. canary.py compares each number of rows that batches may share.
+multiple of ROWS: free places fill it up. row_independence.py compares each number of rows that batches may share.
 
 A later turn joins with keys and values of all tokens before it. Those of the opening's prompts are the first turn's,
-all others a step's: the same bits whether they were kept (kept_rows.py) or are fed again, to any rows at once. Only
-where a row's bits depend on its company a turn is a batch as any other.
+all others a step's: the same bits whether they were kept (trajectory_caches.py) or are fed again, to any rows at once.
+Only where a row's bits depend on its company a turn is a batch as any other.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from transformers import DynamicCache, PreTrainedModel
 from contracts.errors import BatchFailed
 from contracts.rollouts import PromptBatch
 from producer.engine.base import Turn
-from producer.engine.held_rows import GrowingBatch, HeldRows, Moves, Places, without_a_finite_maximum
+from producer.engine.growing_rows import GrowingBatch, HeldRows, Moves, Places, without_a_finite_maximum
 from producer.engine.sampling import Ends, Logits
 from producer.engine.transformers import row_steps
-from producer.engine.transformers.canary import Alike
-from producer.engine.transformers.kept_rows import KeptRows, Past, Tokens, num_common
 from producer.engine.transformers.packed_products import FEWEST_ROWS, MOST_ROWS, ROWS
 from producer.engine.transformers.row_cache import CacheShape, RowCache, rounded_up
+from producer.engine.transformers.row_independence import Alike
 from producer.engine.transformers.step_runs import run_of
+from producer.engine.transformers.trajectory_caches import KeptRows, Past, Tokens, num_common
 
 
 class SharedDecoding:

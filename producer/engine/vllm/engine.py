@@ -6,7 +6,7 @@
 
 The prompts of several batches decode together, so the last bits of a completion's numbers depend on what else ran: jobs
 with `deterministic = true` aren't served (I7), unless vLLM computes with its batch-invariant kernels, and a canary has
-shown that they are (producer/engine/canary.py). Seeds are a sample's own either way. A dead core
+shown that they are (producer/engine/batch_independence.py). Seeds are a sample's own either way. A dead core
 never answers its clients, so each call has a deadline; one that passes, or a core that died, raises EngineUnavailable,
 which ends this process: its launcher starts another, and its leases expire (I5).
 Left out: a model on more than one GPU (run a server, and the openai engine), quantised and multimodal models.
@@ -36,7 +36,7 @@ from contracts.versions import WeightManifest
 from onbeat.weights.model_folder import end_of_sequence_ids, model_config
 from onbeat.weights.model_path import FIELD, opened_model
 from onbeat.weights.stores import version_files
-from producer.engine import canary
+from producer.engine import batch_independence
 from producer.engine.base import EngineSetup, VerifiedWeights, all_or_none
 from producer.engine.batching import Answer, BatchingEngine, checked_group, refusal_of, request_of
 from producer.engine.fingerprint import attention_backend
@@ -150,7 +150,7 @@ class VllmEngine(BatchingEngine):
             load_format="dummy",
             generation_config="vllm",
             logprobs_mode="processed_logprobs",
-            # As many as kept sets need (producer/engine/kept.py).
+            # As many as kept sets need (producer/engine/vllm_kept_sets.py).
             max_logprobs=-1,
             max_num_seqs=options.max_sequences,
             # None leaves it to vLLM, which on a GPU takes what the model leaves.
@@ -180,7 +180,7 @@ class VllmEngine(BatchingEngine):
         return self._llm.model_config.get_vocab_size()
 
     async def difference(self) -> str:
-        return await canary.difference(self)
+        return await batch_independence.difference(self)
 
     async def _sample(self, batch: PromptBatch) -> list[list[Completion]]:
         try:

@@ -30,8 +30,8 @@ from onbeat.weights.files.store import FolderStore
 from onbeat.weights.transports import make_stores
 from onbeat.weights.whole import WholePublisher
 from producer.engine.base import VerifiedWeights
-from producer.engine.kept import kept_sets, num_logprobs
 from producer.engine.sampling import sample
+from producer.engine.vllm_kept_sets import kept_sets, num_logprobs
 from tests.builders import kept_ids, prompt_batch
 from tests.contract.engine_rigs import (
     VLLM_OPTIONS,

@@ -29,7 +29,7 @@ from onbeat.base.process.dependency import Dependency
 from onbeat.stages.served_stages import ServedStage, ServedStages
 from onbeat.stages.worker import StageWorker
 from onbeat.work.calls import BrokerCalls
-from onbeat.work.left_alone import PAUSES_S
+from onbeat.work.declined_work import PAUSES_S
 from tests.builders import job_spec
 from tests.fakes import Changes
 from tests.rooms.stages.stage_fakes import FakeService, FakeStack, FakeStageSide, Waiting, typed

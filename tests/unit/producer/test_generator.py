@@ -21,7 +21,7 @@ from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.base.process.dependency import REWARD_SERVICE, Dependency
 from onbeat.work.calls import BrokerCalls
-from onbeat.work.left_alone import PAUSES_S
+from onbeat.work.declined_work import PAUSES_S
 from producer.active_jobs import ASK_AGAIN_S, ActiveJobs
 from producer.generator import MAX_FINISHING, Generator
 from producer.served_model import ServedModel

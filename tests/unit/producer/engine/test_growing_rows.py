@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from contracts.rollouts import Completion
 from contracts.sampling import SamplingParams
-from producer.engine.held_rows import GrowingBatch, HeldRows
+from producer.engine.growing_rows import GrowingBatch, HeldRows
 from producer.engine.sampling import Ends
 from producer.engine.transformers.decoding import FEWEST_ROWS, staying
 from tests.builders import prompt_batch

@@ -16,7 +16,7 @@ from contracts.engines import VllmOptions
 from contracts.errors import BatchFailed
 from contracts.rollouts import PromptBatch
 from contracts.sampling import SamplingParams
-from producer.engine.kept import LEAST, Likely, kept_sets, num_logprobs
+from producer.engine.vllm_kept_sets import LEAST, Likely, kept_sets, num_logprobs
 from tests.builders import kept_ids, prompt_batch
 from tests.contract.engine_rigs import under
 from tests.fakes import fake_version
