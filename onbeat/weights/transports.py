@@ -10,6 +10,7 @@ record in contracts/weights.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from contracts.run_folder import RunFolder
@@ -19,17 +20,44 @@ from contracts.versions import WeightShard
 from contracts.weights import has_deltas
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.adapter.publisher import AdapterPublisher
-from onbeat.weights.chunks import ChunkStore, ChunkWriter, chunk_files
+from onbeat.weights.chunks import ChunkReader, ChunkStore, ChunkWriter, chunk_files
 from onbeat.weights.delta.publisher import DeltaPublisher
-from onbeat.weights.files.store import FolderFiles
+from onbeat.weights.files.store import FolderFiles, FolderStore
 from onbeat.weights.objects.versions import ObjectFiles, ObjectVersions
 from onbeat.weights.publication import WeightPublisher
-from onbeat.weights.store_sides import ChunksOf, Store, StoreNeeds
-from onbeat.weights.stores import Stores
+from onbeat.weights.stores import Stores, VersionFiles, VersionStore
 from onbeat.weights.whole import WholePublisher
 
+ChunksOf = Callable[[str], ChunkReader]
+"""Job id → the job's versions in Redis."""
 NO_ACCOUNTS = StackSettings()
 """Settings of a process that reads and writes folders, and Redis, alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreNeeds:
+    """The parts of a trainer that a store may need; `make_publisher` fills it for each job."""
+
+    spec: JobSpec
+    """Its `weights` has the store's options; for one tensor the store may take timeouts.iteration_s."""
+    folder: RunFolder
+    chunks: ChunkWriter
+    pause: Callable[[float], None]
+    """Sleeps so many seconds while the store is full or away; it may raise."""
+    settings: StackSettings
+    """The process's: the address and the keys of the storage."""
+
+    def folders(self) -> FolderStore:
+        return FolderStore(self.folder, wait_s=self.spec.timeouts.iteration_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Store:
+    """Makes both sides of a store."""
+
+    trainer: Callable[[StoreNeeds], VersionStore]
+    receiver: Callable[[Path, ChunksOf | None, StackSettings], VersionFiles]
+    """Takes the weight root, job id → its chunks (None where there is no Redis), and the process's settings."""
 
 
 FOLDERS = Store(trainer=StoreNeeds.folders, receiver=lambda root, *_: FolderFiles(root))
@@ -39,7 +67,10 @@ CHUNKS = Store(
     ),
     receiver=lambda root, chunks, _: chunk_files(chunks, FolderFiles(root)),
 )
-OBJECTS = Store(trainer=ObjectVersions, receiver=lambda _root, _chunks, settings: ObjectFiles(settings))
+OBJECTS = Store(
+    trainer=lambda needs: ObjectVersions(needs.spec, needs.folder, pause=needs.pause, settings=needs.settings),
+    receiver=lambda _root, _chunks, settings: ObjectFiles(settings),
+)
 """Its client, obstore, is optional: it is imported for the first request, and an error names the extra."""
 STORES: Mapping[str, Store] = {"file": FOLDERS, "delta": FOLDERS, "redis": CHUNKS, "object": OBJECTS}
 """Name in specs and manifests → store."""

@@ -21,14 +21,14 @@ from torch import Tensor
 from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import decode_json, encode_json
 from contracts.errors import ContractViolation, InvalidInput, NotFound, Unavailable, WeightsRejected
-from contracts.run_folder import VERSION, number_of
+from contracts.run_folder import VERSION, RunFolder, number_of
 from contracts.settings import StackSettings
+from contracts.spec.job import JobSpec
 from contracts.versions import WeightFile, WeightStep, WeightTransport
 from onbeat.weights.chunks import ChunkedFile
 from onbeat.weights.layout import PlannedVersion
 from onbeat.weights.objects.blobs import open_blobs
 from onbeat.weights.objects.bucket import Bucket
-from onbeat.weights.store_sides import StoreNeeds
 from onbeat.weights.stores import CopiedFiles, VersionFile, VersionStore, version_files
 
 ABANDONED_S = 3600.0
@@ -93,20 +93,30 @@ class ObjectVersion:
 class ObjectVersions:
     """A VersionStore: objects by content, and for each version a list of its own."""
 
-    def __init__(self, needs: StoreNeeds) -> None:
-        """Raises as `open_blobs`, and `Blobs.check_writable`."""
-        timeouts = needs.spec.timeouts
-        self.folder = needs.folder
+    def __init__(
+        self, spec: JobSpec, folder: RunFolder, *, pause: Callable[[float], None], settings: StackSettings
+    ) -> None:
+        """Opens the job's area of the store.
+
+        Args:
+            spec: The job's; its `timeouts` bound the waits for the store.
+            folder: Names the versions; nothing is written into it.
+            pause: Sleeps so many seconds while the store is away; it may raise.
+            settings: Have the store's address.
+
+        Raises:
+            InvalidInput: No store, or none that this process may write (`open_blobs`, `Blobs.check_writable`).
+        """
+        timeouts = spec.timeouts
+        self.folder = folder
         self.wait_s = timeouts.iteration_s + timeouts.dependency_s
         """A tensor that fills a shard waits for the store, which may be away."""
         self.bases: VersionStore = self
-        self._settings = needs.settings
-        recording = needs.spec.recording_policy
+        self._settings = settings
+        recording = spec.recording_policy
         self._stays = recording.takes_any and recording.max_version_bytes > 0
         """Whether versions stay at the job's end, as in a run folder: recorded batches are sampled again with them."""
-        self._blobs = open_blobs(
-            needs.settings, needs.folder.job_id, "weights", deadline_s=timeouts.dependency_s, sleep=needs.pause
-        )
+        self._blobs = open_blobs(settings, folder.job_id, "weights", deadline_s=timeouts.dependency_s, sleep=pause)
         self._blobs.check_writable()
         self._lists: dict[str, list[str]] | None = None
         """Key of a list → digests; None until the lists of the trainers before were read."""

@@ -27,7 +27,6 @@ from onbeat.weights.objects import versions as versions_module
 from onbeat.weights.objects.versions import ObjectVersions, digest_in
 from onbeat.weights.publication import WeightPublisher
 from onbeat.weights.receiver import PublishedVersions, WeightReceiver
-from onbeat.weights.store_sides import StoreNeeds
 from onbeat.weights.transports import make_publisher, make_stores
 from onbeat.weights.whole import WholePublisher
 from producer.engine.vllm.engine import VllmEngine
@@ -80,15 +79,7 @@ class Store:
 
     def versions_of(self, **changes: object) -> ObjectVersions:
         """The trainer's side alone. changes: of the settings."""
-        return ObjectVersions(
-            StoreNeeds(
-                spec=self.spec,
-                folder=self.folder,
-                chunks=FakeChunks(),
-                pause=lambda _: None,
-                settings=replace(self.settings, **changes),
-            )
-        )
+        return ObjectVersions(self.spec, self.folder, pause=lambda _: None, settings=replace(self.settings, **changes))
 
     def receiver(self, like: Mapping[str, Tensor] | None = None) -> WeightReceiver:
         targets = {name: torch.zeros_like(tensor) for name, tensor in (like or version(0)).items()}

@@ -31,9 +31,8 @@ from onbeat.weights.held_versions import HeldVersions
 from onbeat.weights.layout import PlannedVersion, layout_of
 from onbeat.weights.publication import WeightPublisher
 from onbeat.weights.receiver import PublishedVersions, WeightReceiver
-from onbeat.weights.store_sides import ChunksOf, Store, StoreNeeds
 from onbeat.weights.stores import CopiedFiles, Stores, VersionFile, VersionFiles
-from onbeat.weights.transports import STORES, make_publisher, make_stores
+from onbeat.weights.transports import STORES, ChunksOf, Store, StoreNeeds, make_publisher, make_stores
 from producer.engine.base import EngineSetup
 from producer.engine.factory import make_engine
 from tests.builders import job_spec
