@@ -1,4 +1,4 @@
-"""What a pool is made of: lanes, which are threads, and the cages that each owns.
+"""The parts of a pool: lanes, which are threads, and the cages that each owns.
 
     asks ─▶ lane ═ cage ═ child ─▶ results ─▶ Future of all, in order
 
@@ -108,7 +108,7 @@ class Cages:
 
 @dataclass(kw_only=True, eq=False)
 class Asked(Generic[A, R]):
-    """One request on its way through lanes, with a result for each of its asks; without asks it has a single one."""
+    """A request on its way through lanes, with a result for each of its asks; without asks it has a single one."""
 
     asks: Sequence[A]
     cage_key: str = ""

@@ -67,10 +67,10 @@ async def _answered(request: Request, kind: type[T], call: Callable[[T], Awaitab
     except ClientDisconnect:
         return Response(status_code=CLIENT_GONE)
     if len(body) > LARGE_BYTES:
-        asked = await run_in_threadpool(decode_request, body, body_format, kind)
+        decoded_request = await run_in_threadpool(decode_request, body, body_format, kind)
     else:
-        asked = decode_request(body, body_format, kind)
-    answer = await while_connected(request, call(asked))
+        decoded_request = decode_request(body, body_format, kind)
+    answer = await while_connected(request, call(decoded_request))
     if answer is None:
         return Response(status_code=CLIENT_GONE)
     encoded = await run_in_threadpool(encode_json if body_format is BodyFormat.JSON else encode, answer)
@@ -123,8 +123,8 @@ async def scores(request: Request) -> Response:
     """RewardRequest → RewardResponse, in the encoding of the request."""
     metrics: RewardMetrics = request.app.state.metrics
 
-    async def call(asked: RewardRequest) -> RewardResponse:
-        response = await score(asked, request.app.state.scorers)
+    async def call(decoded_request: RewardRequest) -> RewardResponse:
+        response = await score(decoded_request, request.app.state.scorers)
         metrics.count_results(response.results)
         return response
 
@@ -156,7 +156,11 @@ def _endpoint(path: str, kind: type[T]) -> Callable[[Call[T]], Call[T]]:
 
             pool: EnvironmentPool = request.app.state.environments
             return await answered(
-                request, kind, lambda asked: call(pool, asked), cure="send fewer sessions", count=count
+                request,
+                kind,
+                lambda decoded_request: call(pool, decoded_request),
+                cure="send fewer sessions",
+                count=count,
             )
 
         return call
@@ -165,28 +169,28 @@ def _endpoint(path: str, kind: type[T]) -> Callable[[Call[T]], Call[T]]:
 
 
 @_endpoint("/v1/openings", service.OpeningRequest)
-async def openings(pool: EnvironmentPool, asked: service.OpeningRequest) -> service.OpeningResponse:
-    return service.OpeningResponse(openings=tuple(map(_opening, await pool.openings(asked))))
+async def openings(pool: EnvironmentPool, decoded_request: service.OpeningRequest) -> service.OpeningResponse:
+    return service.OpeningResponse(openings=tuple(map(_opening, await pool.openings(decoded_request))))
 
 
 @_endpoint("/v1/sessions", service.OpenRequest)
-async def sessions(pool: EnvironmentPool, asked: service.OpenRequest) -> service.SessionResponse:
-    return service.SessionResponse(results=tuple(await pool.open(asked)))
+async def sessions(pool: EnvironmentPool, decoded_request: service.OpenRequest) -> service.SessionResponse:
+    return service.SessionResponse(results=tuple(await pool.open(decoded_request)))
 
 
 @_endpoint("/v1/steps", service.StepRequest)
-async def steps(pool: EnvironmentPool, asked: service.StepRequest) -> service.SessionResponse:
-    return service.SessionResponse(results=tuple(await pool.step(asked.steps)))
+async def steps(pool: EnvironmentPool, decoded_request: service.StepRequest) -> service.SessionResponse:
+    return service.SessionResponse(results=tuple(await pool.step(decoded_request.steps)))
 
 
 @_endpoint("/v1/sessions/renew", service.RenewRequest)
-async def renew(pool: EnvironmentPool, asked: service.RenewRequest) -> service.RenewResponse:
-    return service.RenewResponse(num_open=pool.renew(asked.session_ids))
+async def renew(pool: EnvironmentPool, decoded_request: service.RenewRequest) -> service.RenewResponse:
+    return service.RenewResponse(num_open=pool.renew(decoded_request.session_ids))
 
 
 @_endpoint("/v1/sessions/close", service.CloseRequest)
-async def close(pool: EnvironmentPool, asked: service.CloseRequest) -> service.CloseResponse:
-    return service.CloseResponse(num_closed=pool.close(asked.session_ids))
+async def close(pool: EnvironmentPool, decoded_request: service.CloseRequest) -> service.CloseResponse:
+    return service.CloseResponse(num_closed=pool.close(decoded_request.session_ids))
 
 
 @_endpoint("/v1/environments/check", service.EnvironmentTable)
@@ -201,8 +205,8 @@ async def check(pool: EnvironmentPool, asked: service.EnvironmentTable) -> objec
 
 
 @_endpoint("/v1/environments/canary", service.CanaryRequest)
-async def canary(pool: EnvironmentPool, asked: service.CanaryRequest) -> service.CanaryResponse:
-    return service.CanaryResponse(problem=await pool.canary(asked))
+async def canary(pool: EnvironmentPool, decoded_request: service.CanaryRequest) -> service.CanaryResponse:
+    return service.CanaryResponse(problem=await pool.canary(decoded_request))
 
 
 @router.get("/v1/rewards")

@@ -13,7 +13,7 @@ SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 
 
 class RewardMetrics:
-    """What the service counts of scoring."""
+    """The numbers of scoring that the service counts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
@@ -42,7 +42,7 @@ class RewardMetrics:
 
 
 class EnvironmentMetrics:
-    """What the service counts of playing."""
+    """The numbers of playing that the service counts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(

@@ -36,7 +36,7 @@ SETTINGS = StackSettings(reward_key=KEY, environment_children=1, environment_mem
 
 
 def needs(environment: str) -> None:
-    """Skips what plays an environment whose extra was deleted."""
+    """Skips a test of an environment whose package isn't installed."""
     try:
         factory_of(EnvironmentTable(name=environment))
     except InvalidInput as error:

@@ -1,1 +1,1 @@
-"""What a caged child runs: an environment's code, with its answers checked."""
+"""The process in a cage that plays an environment: it runs the environment's code and checks its answers."""

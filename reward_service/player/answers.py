@@ -1,4 +1,4 @@
-"""What an environment returned, made into a record and checked: a lie ends here, as a typed failure."""
+"""Makes records of the values that an environment returned, and checks them: a lie ends here, as a typed failure."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ def _number(value: Any, what: str) -> float:
     return float(value)
 
 
-def _messages(said: Any) -> tuple[Message, ...]:
-    if type(said) is str:
-        return (Message(role="user", content=said),)
-    if isinstance(said, Message | Mapping):
-        said = [said]
-    return tuple(_converted(one, Message) for one in _several(said))
+def _messages(messages: Any) -> tuple[Message, ...]:
+    if type(messages) is str:
+        return (Message(role="user", content=messages),)
+    if isinstance(messages, Message | Mapping):
+        messages = [messages]
+    return tuple(_converted(message, Message) for message in _several(messages))
 
 
-def _several(found: Any) -> Any:
-    if not isinstance(found, list | tuple):
-        raise NoAnswer(f"{_kind(found)} is neither a text nor a list of messages")
-    return found
+def _several(items: Any) -> Any:
+    if not isinstance(items, list | tuple):
+        raise NoAnswer(f"{_kind(items)} is neither a text nor a list of messages")
+    return items
 
 
 def _tool(tool: Any) -> Tool:
@@ -79,15 +79,15 @@ def _tool(tool: Any) -> Tool:
     return _converted(tool, Tool)
 
 
-def _converted(found: Any, kind: Any) -> Any:
-    if isinstance(found, kind):
-        return found
-    if isinstance(found, str):
-        return Message(role="user", content=found) if kind is Message else found
-    if not isinstance(found, Mapping):
-        raise NoAnswer(f"{_kind(found)} is no {kind.__name__.lower()}")
+def _converted(part: Any, kind: Any) -> Any:
+    if isinstance(part, kind):
+        return part
+    if isinstance(part, str):
+        return Message(role="user", content=part) if kind is Message else part
+    if not isinstance(part, Mapping):
+        raise NoAnswer(f"{_kind(part)} is no {kind.__name__.lower()}")
     try:
-        return convert(dict(found), kind)
+        return convert(dict(part), kind)
     except OnbeatError as error:
         raise NoAnswer(f"a {kind.__name__.lower()}: {error}") from error
 

@@ -1,4 +1,4 @@
-"""One call of foreign code, and a look around after it: what did it leave behind that isn't its own?"""
+"""Calls foreign code, and looks after each call for what it left behind: a thread, a timer, a copy of the process."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Guard:
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Raises Failed."""
         try:
-            found = function(*arguments)
-            if hasattr(found, "__await__"):
-                found = self._awaited(found)
+            returned = function(*arguments)
+            if hasattr(returned, "__await__"):
+                returned = self._awaited(returned)
         except BadTask as error:
             self._look_around()
             raise Failed("bad_task", str(error)) from None
@@ -67,7 +67,7 @@ class Guard:
         left = self._look_around()
         if left:
             raise Failed("invalid_reply", left)
-        return found
+        return returned
 
     def call_with_random(self, state: Any, function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
         """As `call`, under a state of the global generators; returns what it returned, and their new state."""
@@ -82,8 +82,8 @@ class Guard:
             random.setstate(state[0])
             if numpy is not None and state[1] is not None:
                 numpy.set_state(state[1])
-        found = self.call(function, *arguments)
-        return found, (random.getstate(), None if numpy is None else numpy.get_state())
+        returned = self.call(function, *arguments)
+        return returned, (random.getstate(), None if numpy is None else numpy.get_state())
 
     def _look_around(self) -> str:
         """Says what the call left running; ends a copy of this process, and one that can't answer any more."""
@@ -102,8 +102,8 @@ class Guard:
             return "it left a timer running"
         return ""
 
-    def _awaited(self, found: Any) -> Any:
+    def _awaited(self, awaitable: Any) -> Any:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
-        return self._loop.run_until_complete(found)
+        return self._loop.run_until_complete(awaitable)

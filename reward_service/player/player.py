@@ -49,7 +49,7 @@ class _Session:
 
 
 class Player:
-    """One child's sessions. It runs in the main thread, where an environment may use signals."""
+    """The sessions of a child. It runs in the main thread, where an environment may use signals."""
 
     def __init__(self, frames: Frames, place: Place, playable: Playable, *, reply_bytes: int) -> None:
         self._frames = frames
@@ -153,18 +153,18 @@ class Player:
             self._in(session, "close")
 
     def _in(self, session: _Session, name: str, *arguments: Any) -> Any:
-        found, session.random_state = self._guard.call_with_random(
+        returned, session.random_state = self._guard.call_with_random(
             session.random_state, methodcaller(name, *arguments), session.environment
         )
-        return found
+        return returned
 
     def _checked(self, made_of: Any, returned: Any, what: str) -> Any:
         """Makes a record of what came back, and refuses what would not survive the wire, or has no room there."""
         try:
-            made = made_of(returned)
-            encoded = encode(made)
+            record = made_of(returned)
+            encoded = encode(record)
             num_bytes = len(encoded)
-            checked = decode(encoded, type(made)) if num_bytes <= self._reply_bytes else None
+            checked = decode(encoded, type(record)) if num_bytes <= self._reply_bytes else None
         except BaseException as error:  # what came back may be an object whose every method is foreign code
             text = self._guard.call(str, error)
             raise Failed("invalid_reply", f"the {what}: {text}") from None
@@ -203,7 +203,7 @@ def serve(connection: socket.socket) -> None:
 
 @dataclass(frozen=True)
 class Playable:
-    """What can be played, and how."""
+    """An environment that can be played, and how."""
 
     make: EnvironmentClass
     facts: service.EnvironmentFacts

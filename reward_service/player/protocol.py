@@ -1,4 +1,4 @@
-"""What the service and a child say to each other over the child's socket.
+"""The messages between the service and a child over the child's socket.
 
     service ── Load ──▶ child ── Loaded ──▶ service           once
             ── Work ──▶       ── Answers … ─▶                  any number; the answers in the order of the plays
@@ -25,7 +25,7 @@ _PLACE = struct.Struct("=I")
 
 
 class Load(Record, frozen=True, kw_only=True):
-    """Which environment to play."""
+    """The environment that the child is to play, and its limits."""
 
     environment: EnvironmentTable
     reply_bytes: int
@@ -43,7 +43,7 @@ class Loaded(Record, frozen=True, kw_only=True):
 
 
 class Play(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What one session is to do: begin, play a history, play one message, end. Any of them may be left out."""
+    """The steps of a session: begin, play a history, play a message, end. Any of them may be left out."""
 
     number: int
     """The session's, in this child."""

@@ -120,7 +120,7 @@ class PlayCage(CagedProcess):
                 at = place
 
     def _place_of(self, num_answered: int, num_plays: int) -> int | None:
-        """Which play the child is at, as far as it can be believed."""
+        """Returns the play that the child is at; None where what it says can't be believed."""
         at = self._place.at if self._place is not None else num_plays
         return at if num_answered <= at < num_plays else None
 

@@ -149,31 +149,33 @@ class EnvironmentPool:
     async def step(self, steps: Sequence[service.Step]) -> list[service.Result]:
         """Raises Unavailable, InvalidInput."""
         _no_twice([step.session_id for step in steps])
-        found = [self._sessions.get(step.session_id) for step in steps]
-        asks = [Advance(one[0], step) for one, step in zip(found, steps, strict=True) if one is not None]
-        results = iter(await self._asked(asks, [one[1] for one in found if one is not None]))
-        return [NO_SESSION if one is None else next(results) for one in found]
+        entries = [self._sessions.get(step.session_id) for step in steps]
+        asks = [Advance(entry[0], step) for entry, step in zip(entries, steps, strict=True) if entry is not None]
+        results = iter(await self._asked(asks, [entry[1] for entry in entries if entry is not None]))
+        return [NO_SESSION if entry is None else next(results) for entry in entries]
 
     def renew(self, session_ids: Sequence[str]) -> int:
         """Keeps them from being idle; returns how many there are."""
-        found = [one for name in session_ids if (one := self._sessions.get(name)) is not None]
-        for session, _ in found:
+        entries = [self._sessions.get(session_id) for session_id in session_ids]
+        open_entries = [entry for entry in entries if entry is not None]
+        for session, _ in open_entries:
             session.used_s = time.monotonic()
-        return len(found)
+        return len(open_entries)
 
     def close(self, session_ids: Sequence[str]) -> int:
         """Ends those that are open, soon; returns how many there were."""
         with self._guards_sessions:
-            found = [one for name in session_ids if (one := self._sessions.pop(name, None)) is not None]
-        for session, _ in found:
+            entries = [self._sessions.pop(session_id, None) for session_id in session_ids]
+        open_entries = [entry for entry in entries if entry is not None]
+        for session, _ in open_entries:
             self._shares.give_back(session.job_id, 1)
         by_lane: dict[Lane, list[Ask]] = {}
-        for session, lane in found:
+        for session, lane in open_entries:
             by_lane.setdefault(lane, []).append(End(session))
         for lane, asks in by_lane.items():
             with contextlib.suppress(Unavailable):
                 lane.ask(asks)
-        return len(found)
+        return len(open_entries)
 
     def shut(self) -> None:
         """Kills the children, fails what is not finished, and returns when no process is left."""
@@ -201,11 +203,11 @@ class EnvironmentPool:
         places: dict[Lane, list[int]] = {}
         for place, lane in enumerate(lanes):
             places.setdefault(lane, []).append(place)
-        futures = [asyncio.wrap_future(lane.ask([asks[one] for one in mine])) for lane, mine in places.items()]
-        found: dict[int, service.Result] = {}
+        futures = [asyncio.wrap_future(lane.ask([asks[place] for place in mine])) for lane, mine in places.items()]
+        by_place: dict[int, service.Result] = {}
         for mine, results in zip(places.values(), await asyncio.gather(*futures), strict=True):
-            found |= zip(mine, results, strict=True)
-        return [found[place] for place in range(len(asks))]
+            by_place |= zip(mine, results, strict=True)
+        return [by_place[place] for place in range(len(asks))]
 
     def _begun(self, new: service.NewSession, lane: Lane, request: service.OpenRequest) -> Begin:
         session = Session(
@@ -223,8 +225,8 @@ class EnvironmentPool:
     def _forget(self, session: Session) -> None:
         """Called by lanes."""
         with self._guards_sessions:
-            found = self._sessions.get(session.session_id)
-            if found is not None and found[0] is session:
+            entry = self._sessions.get(session.session_id)
+            if entry is not None and entry[0] is session:
                 del self._sessions[session.session_id]
                 self._shares.give_back(session.job_id, 1)
 

@@ -59,9 +59,9 @@ def _loaded(cage: PlayCage) -> Loaded:
 def _played(cage: PlayCage, task: Task, request: CanaryRequest, *, company: bool) -> list[Result]:
     """Results of the opening and of each turn, up to the last or a failure."""
     others = replace(task, seed=(task.seed + 1) % MAX_SEED)
-    found: list[Result] = []
+    results: list[Result] = []
     for turn in range(-1, NUM_TURNS):
-        message = _message(found[0], turn) if turn >= 0 else None
+        message = _message(results[0], turn) if turn >= 0 else None
         plays = [_play(1, others, turn, message)] if company else []
         plays.append(_play(0, task, turn, message))
         try:
@@ -69,10 +69,10 @@ def _played(cage: PlayCage, task: Task, request: CanaryRequest, *, company: bool
         except Interrupted as lost:
             result = lost.failure
             _loaded(cage)
-        found.append(result)
+        results.append(result)
         if isinstance(result, Failure) or (result.reply is not UNSET and result.reply.done):
             break
-    return found
+    return results
 
 
 def _play(number: int, task: Task, turn: int, message: Message | None) -> Play:
@@ -93,17 +93,21 @@ def _message(opened: Result, turn: int) -> Message:
 
 
 def _difference(alone: list[Result], in_company: list[Result], *, deterministic: bool) -> str:
-    for place, (one, other) in enumerate(zip(alone, in_company, strict=False)):
+    for place, (result, result_in_company) in enumerate(zip(alone, in_company, strict=False)):
         what = "the opening" if place == 0 else f"the reply of turn {place - 1}"
-        if isinstance(one, Failure) or isinstance(other, Failure):
-            failure = one if isinstance(one, Failure) else other
+        if isinstance(result, Failure) or isinstance(result_in_company, Failure):
+            failure = result if isinstance(result, Failure) else result_in_company
             assert isinstance(failure, Failure)
-            if isinstance(one, Failure) and isinstance(other, Failure) and one.reason == other.reason:
+            if (
+                isinstance(result, Failure)
+                and isinstance(result_in_company, Failure)
+                and result.reason == result_in_company.reason
+            ):
                 return f"{what} failed: {failure.reason}: {failure.detail}" if place == 0 else ""
             return f"{what} failed once: {failure.reason}: {failure.detail}" if place == 0 or deterministic else ""
-        if place == 0 and one.opening != other.opening:
+        if place == 0 and result.opening != result_in_company.opening:
             return f"{what} differs, which is to be a function of task and seed"
-        if place > 0 and deterministic and _digest(one) != _digest(other):
+        if place > 0 and deterministic and _digest(result) != _digest(result_in_company):
             return f"{what} differs, and the environment says that it is deterministic"
     return ""
 

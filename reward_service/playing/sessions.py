@@ -90,13 +90,13 @@ class Begin:
         self.session.num_bytes = sum(_size(played.message) for played in self.new.history)
 
     def is_last(self, result: Result) -> bool:
-        """Whether nothing is left of the session."""
+        """Returns True where nothing is left of the session."""
         return isinstance(result, Failure)
 
 
 @dataclass(slots=True, frozen=True)
 class Advance:
-    """One step."""
+    """A step of a session, and how it is played."""
 
     session: Session
     step: Step

@@ -30,7 +30,7 @@ PRIME = (1 << 61) - 1
 
 @dataclass(frozen=True)
 class Size:
-    """What is known of a part of an expression."""
+    """The bounds that are known of a part of an expression."""
 
     bits: int
     """Upper bound of its numbers' lengths."""

@@ -1,4 +1,7 @@
-"""What a model put between its last tags: linear, where `re` takes cubic time for `<answer>` and many line breaks."""
+"""Finds the text that a model put between its last tags.
+
+It takes linear time, where `re` takes cubic time for `<answer>` and many line breaks.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class Tagged:
     strips_right: bool
 
     def last_answer(self, text: str) -> str | None:
-        """What `re` would find as the group `answer` of the last match."""
+        """Returns what `re` would find as the group `answer` of the last match."""
         answer: str | None = None
         position = 0
         while (end := text.find(self.closing, position)) >= 0:
@@ -44,8 +47,8 @@ class Tagged:
             content = text[position:end].rstrip() if self.strips_right else text[position:end]
             before, line_break, _ = content.rpartition("\n")
             if line_break:  # the answer stands on one line: its tag opens after the break, but for white space
-                kept = before.rstrip() if self.strips_left else before + line_break
-                position = max(position, position + len(kept) - len(self.opening))
+                content_before = before.rstrip() if self.strips_left else before + line_break
+                position = max(position, position + len(content_before) - len(self.opening))
         opening = text.find(self.opening, position, end)
         return opening + len(self.opening) if opening >= 0 else -1
 
@@ -63,13 +66,13 @@ def last_answer(pattern: str, text: str) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _tagged(pattern: str) -> Tagged | None:
-    found = SHAPE.fullmatch(pattern)
-    if found is None:
+    shape = SHAPE.fullmatch(pattern)
+    if shape is None:
         return None
     return Tagged(
-        opening=f"<{found['tag']}>",
-        closing=f"</{found['tag']}>",
-        over_lines=found["over_lines"] is not None,
-        strips_left=found["strips_left"] is not None,
-        strips_right=found["strips_right"] is not None,
+        opening=f"<{shape['tag']}>",
+        closing=f"</{shape['tag']}>",
+        over_lines=shape["over_lines"] is not None,
+        strips_left=shape["strips_left"] is not None,
+        strips_right=shape["strips_right"] is not None,
     )

@@ -75,11 +75,11 @@ def readable(completion: str) -> str:
 def _closed(text: str, opening: str, closing: str) -> str:
     """Keeps only the first opening before each closing: no other can begin a match."""
     *segments, rest = text.split(closing)
-    kept = []
+    parts = []
     for segment in segments:
-        before, found, after = segment.partition(opening)
-        kept.append(before + found + after.replace(opening, NOTHING))
-    return closing.join([*kept, rest.replace(opening, NOTHING)])
+        before, tag, after = segment.partition(opening)
+        parts.append(before + tag + after.replace(opening, NOTHING))
+    return closing.join([*parts, rest.replace(opening, NOTHING)])
 
 
 def _is_equal(right: Any, answer: Any) -> bool:
@@ -157,7 +157,7 @@ def _guard_parsers() -> None:
 
 
 def _guarded(parse: Callable[[str], Any], is_allowed: Callable[[str], bool]) -> Callable[[str], Any]:
-    """What isn't allowed is an expression that can't be parsed: math-verify goes on to the one before it."""
+    """Wraps a parser. An expression that isn't allowed can't be parsed: math-verify goes on to the one before it."""
 
     @functools.wraps(parse)
     def guarded(text: str) -> Any:
@@ -172,7 +172,7 @@ def _guarded(parse: Callable[[str], Any], is_allowed: Callable[[str], bool]) -> 
 
 
 def is_readable(text: str) -> bool:
-    """Whether it is short, not nested deeply, and nothing in it is computed at once."""
+    """Returns True where the text is short, not nested deeply, and nothing in it is computed at once."""
     depth = deepest = 0
     for character in text if len(text) <= MAX_EXPRESSION_CHARS else "":
         depth += (character in "([{") - (character in ")]}")

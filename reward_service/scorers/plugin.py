@@ -57,9 +57,9 @@ def score_groups(component: PluginReward, items: Sequence[RewardItem], group_siz
     """Calls the function once, for the items of whole groups; raises as `score` does."""
     plugin = load(component)
     lists = {plural: [_argument(item, name) for item in items] for plural, name in GROUP_ARGUMENTS.items()}
-    said: dict[str, object] = {**lists, "group_size": group_size}
+    arguments: dict[str, object] = {**lists, "group_size": group_size}
     with _imports_reported(component):
-        values = plugin.function(**{name: said[name] for name in plugin.given})
+        values = plugin.function(**{name: arguments[name] for name in plugin.given})
     try:
         scores = [_number(component, value) for value in values]
     except TypeError as error:

@@ -32,12 +32,12 @@ class Malformed(Exception):
 def value_of(text: str, algebra: Rationals) -> Fraction:
     """Computes the value of an expression. Raises Malformed."""
     reading = _Reading(algebra)
-    for found in TOKEN.finditer(text):
-        if found.lastgroup == "space":
+    for token in TOKEN.finditer(text):
+        if token.lastgroup == "space":
             continue
-        if found.lastgroup == "unknown" or len(found[0]) > MAX_TOKEN_CHARS:
-            raise Malformed(f"not arithmetic at character {found.start()}")
-        reading.take(str(found.lastgroup), found[0])
+        if token.lastgroup == "unknown" or len(token[0]) > MAX_TOKEN_CHARS:
+            raise Malformed(f"not arithmetic at character {token.start()}")
+        reading.take(str(token.lastgroup), token[0])
     return reading.end()
 
 

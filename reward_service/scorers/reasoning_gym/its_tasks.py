@@ -46,7 +46,7 @@ def _value(scorer: Callable[[str, Entry], float], answer: str, entry: Entry) -> 
 
 
 def _is_sound(scorer: Callable[[str, Entry], float], entry: Entry) -> bool:
-    """Whether the fault is the answer's: the entry's own is scored without an error."""
+    """Returns True where the fault is the answer's: the entry's own is scored without an error."""
     try:
         _value(scorer, str(entry["answer"] or ""), entry)
     except MALFORMED:
@@ -65,13 +65,13 @@ def _few_turns(answer: str) -> str:
 
 
 def _few_turns_of(move: str) -> str:
-    found = TURNS.fullmatch(move)
-    return f"{found[1]}{int(found[2][-2:]) % 4}" if found is not None else move
+    turn = TURNS.fullmatch(move)
+    return f"{turn[1]}{int(turn[2][-2:]) % 4}" if turn is not None else move
 
 
 def _few_steps(answer: str) -> str:
     """Bounds the steps: rush_hour walks `A+1000000000` step by step, against the wall."""
-    return STEPS.sub(lambda found: f"{found[1]}{min(int(found[2][:3]), LONGEST_STEP)}", answer)
+    return STEPS.sub(lambda step: f"{step[1]}{min(int(step[2][:3]), LONGEST_STEP)}", answer)
 
 
 GUARDS: dict[str, Callable[[str], str | None]] = {

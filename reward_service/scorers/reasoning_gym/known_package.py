@@ -1,4 +1,4 @@
-"""Whether the installed reasoning-gym is the one whose scorers were read: by its version and by its source."""
+"""Checks that the installed reasoning-gym is the one whose scorers were read: by its version and by its source."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def check_package() -> None:
 
 def package_folder() -> Path:
     """Where the package lies; finding it doesn't import it."""
-    found = importlib.util.find_spec(NAME)
-    if found is None or found.origin is None:
+    package = importlib.util.find_spec(NAME)
+    if package is None or package.origin is None:
         raise InvalidInput("is not installed", field=NAME, cure=f"install {NAME}=={VERSION}")
-    return Path(found.origin).parent
+    return Path(package.origin).parent
 
 
 def source_digest(folder: Path) -> str:

@@ -20,8 +20,8 @@ def read_list(text: str) -> Items | None:
     open_lists: list[Items] = []
     wants_item = True
     whole: Items | None = None
-    for found in TOKEN.finditer(text):
-        kind, token = found.lastgroup, found[0]
+    for match in TOKEN.finditer(text):
+        kind, token = match.lastgroup, match[0]
         if kind == "space":
             continue
         if whole is not None or (not open_lists and kind != "open"):

@@ -80,7 +80,7 @@ def coin_flip(answer: str, entry: Entry) -> float:
 
 
 def _makes(target: int, numbers: list[int], answer: str) -> bool | None:
-    """Whether an expression makes it out of exactly these numbers, sorted; None where the answer is no expression."""
+    """Checks that an expression makes the target of exactly these numbers, sorted; None where it is no expression."""
     rationals = Rationals()
     try:
         value = value_of(answer, rationals)
