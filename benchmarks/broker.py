@@ -220,7 +220,7 @@ class FencedTrainer:
         self._side.publish_weights(manifest(self._iteration), oldest_kept=done)
         record = self._record(done, trained)
         version = (self._iteration, DIGEST)
-        self._side.commit(record, trained, event=None, opening=self._following, made=version)
+        self._side.commit(record, trained, event=None, opening=self._following, next_version=version)
         self._last_link = record_digest(record)
 
     def _opening(self, iteration: int) -> IterationOpening:

@@ -1,5 +1,7 @@
-"""What is kept of batches that were read, so that each crosses the connection once: by a stage worker, since the items
-that it claims next are often of the same ones, and by a trainer, since a wait on the stream brings entries with it.
+"""Batches that were read, held so that each crosses the connection once.
+
+A stage worker holds them since the items that it claims next are often of the same batches; a trainer, since a wait on
+the stream brings entries with it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from contracts.rollouts import RolloutBatch
 
 CACHED_BATCHES = 4
 CACHED_BYTES = 2**24
-"""As many bytes of them at most, beside the newest one."""
+"""Most bytes of the batches that a worker holds next to the newest one."""
 
 
 class CachedBatch(NamedTuple):
@@ -26,24 +28,29 @@ class CachedBatch(NamedTuple):
 
 
 class BatchCache:
-    """The batches that a worker holds, by id; the latest CACHED_BATCHES. Thread-safe."""
+    """The batches that a stage worker holds, by id: the latest CACHED_BATCHES. Thread-safe.
+
+    A StageSide creates it, puts each batch that it reads into it, and looks there at its next claim.
+    """
 
     def __init__(self) -> None:
-        self._held: OrderedDict[str, CachedBatch] = OrderedDict()
+        self._batches: OrderedDict[str, CachedBatch] = OrderedDict()
         self._lock = threading.Lock()
 
-    def held(self) -> dict[str, CachedBatch]:
-        """Returns them by batch id."""
+    def by_id(self) -> dict[str, CachedBatch]:
+        """Returns a copy of the batches by their ids."""
         with self._lock:
-            return dict(self._held)
+            return dict(self._batches)
 
     def keep(self, batch_id: str, cached: CachedBatch) -> None:
         with self._lock:
-            self._held[batch_id] = cached
-            self._held.move_to_end(batch_id)
-            num_bytes = sum(cached.num_bytes for cached in self._held.values())
-            while len(self._held) > CACHED_BATCHES or (num_bytes > CACHED_BYTES and len(self._held) > 1):
-                num_bytes -= self._held.popitem(last=False)[1].num_bytes
+            self._batches[batch_id] = cached
+            self._batches.move_to_end(batch_id)
+            num_bytes = sum(cached.num_bytes for cached in self._batches.values())
+            # The newest batch stays, however large it is.
+            while len(self._batches) > CACHED_BATCHES or (num_bytes > CACHED_BYTES and len(self._batches) > 1):
+                _, oldest = self._batches.popitem(last=False)
+                num_bytes -= oldest.num_bytes
 
 
 NO_ENTRY = "0-0"
@@ -56,23 +63,27 @@ class RolloutEntry(NamedTuple):
     """An entry of the rollouts stream."""
 
     payload: bytes | None
-    """None of a batch with columns: it stands beside them."""
+    """None for a batch with columns: its payload stands next to them, in `items`."""
     digest: bytes
     batch_id: bytes
 
 
 @dataclass
 class RolloutCursor:
-    """How far a trainer has read the rollouts of one slot."""
+    """The place up to which a trainer has read the rollouts of one slot.
+
+    A TrainerSide creates one for each slot when it acquires the job; its waits and claims move it.
+    """
 
     last_entry: str = NO_ENTRY
     """The newest published batch that this trainer holds."""
     awaited_entry: str = NO_ENTRY
+    """The newest entry that a wait has brought, or that was claimed; the next wait asks for what follows."""
     read_ahead: dict[str, RolloutEntry] = field(default_factory=dict)
-    """What a wait brought and no claim has taken yet, by its id."""
+    """Entry id → the entry that a wait brought and no claim has taken yet."""
 
-    def keep(self, entry: str, brought: RolloutEntry) -> None:
-        """Notes what a wait has brought, and keeps it for the next claim where there is room."""
-        self.awaited_entry = entry
+    def keep(self, entry_id: str, entry: RolloutEntry) -> None:
+        """Notes an entry that a wait has brought, and keeps it for the next claim where there is room."""
+        self.awaited_entry = entry_id
         if len(self.read_ahead) < READ_AHEAD:
-            self.read_ahead[entry] = brought
+            self.read_ahead[entry_id] = entry

@@ -12,11 +12,11 @@ from contracts.encoding.wire import Record, decode
 from contracts.jobs import WindowIteration
 
 LEDGER_FORMAT = b"7"
-"""As scripts/prelude.lua writes it; a window of another format was left by an older Onbeat, and is opened anew."""
+"""The format that scripts/prelude.lua writes. A window of another one is an older Onbeat's, and is opened anew."""
 
 
 class KnownVersion(Record, frozen=True, kw_only=True):
-    """A version that batches of the window may be sampled with, as scripts pack and are told of it."""
+    """A version that batches of the window may be sampled with, as scripts pack it and get it."""
 
     version: int
     digest: str
@@ -34,7 +34,10 @@ class WindowEntry(Record, frozen=True, kw_only=True):
 
 
 class FenceState(Record, frozen=True, kw_only=True):
-    """The fence as it stands."""
+    """The fence of a job at one moment.
+
+    `read_fence` creates it of two hashes that only scripts write; trainers, generators and the job's status read it.
+    """
 
     state: str
     """open, closed, or "" before the first iteration."""
@@ -74,21 +77,35 @@ class FenceState(Record, frozen=True, kw_only=True):
 
     @property
     def published(self) -> int:
+        """Published batches of the oldest open iteration."""
         return self.window[0].batches_published if self.window else 0
 
     @property
     def is_sampled(self) -> bool:
-        """Whether nothing of the oldest open iteration is left to sample: `synchronous` and `colocated` wait for it."""
-        return all(first.batches_published + first.batches_dead >= first.batches_expected for first in self.window[:1])
+        """True where nothing of the oldest open iteration is left to sample, as where nothing is open.
+
+        The schedules `synchronous` and `colocated` wait for it.
+        """
+        if not self.window:
+            return True
+        oldest = self.window[0]
+        return oldest.batches_published + oldest.batches_dead >= oldest.batches_expected
 
     def is_held(self, now_s: float) -> bool:
-        """Whether a trainer's lease lives. One longer than it was taken for is from before a clock stepped back."""
+        """Returns True while the trainer's lease is valid.
+
+        A lease that ends more than twice lease_s from now was written before the clock stepped back, and counts as
+        expired.
+
+        Args:
+            now_s: Unix time by the server's clock.
+        """
         left_s = self.lease_until_s - now_s
         return left_s > 0 and not (self.lease_s and left_s > 2 * self.lease_s)
 
 
 def read_fence(broker: Broker, job_keys: JobKeys) -> FenceState:
-    """The fence of a job; one whose trainer never came has none, and reads as zeros. Raises ContractViolation."""
+    """Reads the fence of a job; that of a job whose trainer never came reads as zeros. Raises ContractViolation."""
     with broker.call():
         pipe: Any = broker.redis.pipeline(transaction=False)  # no transaction: a server at maxmemory takes none
         fence, progress = pipe.hgetall(job_keys.fence).hgetall(job_keys.progress).execute()
@@ -97,18 +114,26 @@ def read_fence(broker: Broker, job_keys: JobKeys) -> FenceState:
 
 
 def fence_of(rows: Mapping[bytes, bytes], counts: Mapping[bytes, bytes]) -> FenceState:
-    """What the two hashes of a fence hold: what trainers write, and what generators count."""
-    is_readable = rows.get(b"ledger_format") == LEDGER_FORMAT
-    packed = decode(rows[b"window"], list[WindowEntry]) if is_readable else []
-    known = decode(rows[b"versions"], list[KnownVersion]) if is_readable else []
-    window = tuple(_open_iteration(opened, counts) for opened in packed)
+    """Makes the state of the two hashes of a fence.
+
+    Args:
+        rows: The hash `fence`, which trainers write.
+        counts: The hash `progress`, which generators count in.
+    """
+    state = ""
+    window: tuple[WindowIteration, ...] = ()
+    known: list[KnownVersion] = []
+    if rows.get(b"ledger_format") == LEDGER_FORMAT:
+        window = tuple(_open_iteration(entry, counts) for entry in decode(rows[b"window"], list[WindowEntry]))
+        known = decode(rows[b"versions"], list[KnownVersion])
+        state = "open" if window else "closed"
     return FenceState(
-        state="open" if window else "closed" if is_readable else "",
+        state=state,
         committed=int(rows.get(b"committed", -1)),
         window=window,
         versions={version.version: version.digest for version in known},
         trainer_epoch=int(rows.get(b"epoch", 0)),
-        lease_until_s=float(rows.get(b"lease_until", 0)) / 1000,
+        lease_until_s=float(rows.get(b"lease_until", 0)) / 1000,  # scripts write milliseconds
         lease_s=float(rows.get(b"lease_ms", 0)) / 1000,
         engine=counts.get(b"engine", b"").decode(errors="replace"),
     )

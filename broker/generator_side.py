@@ -22,7 +22,7 @@ from contracts.versions import WeightManifest, WeightShard
 
 
 class PublishOutcome(str, Enum):
-    """What the fence said; all but `accepted`, `full` and `no_room` are counted by reason."""
+    """The answer of the fence to a publication; all but `accepted`, `full` and `no_room` are counted by reason."""
 
     ACCEPTED = "accepted"
     FULL = "full"
@@ -54,15 +54,15 @@ class Claim(Record, frozen=True, kw_only=True):
 
     prompt_batch: PromptBatch
     number: int
-    """No other claim of the job ever has it, whatever a rewind or a restart has ended."""
+    """The number of the claim: no other one of the job ever has it, whatever a rewind or a restart has ended."""
     attempt: int
     manifest: WeightManifest
     hedged: bool = False
-    """A copy of a batch that another generator holds and is late with: no lease, and no failure counts."""
+    """True for a copy of a batch that another generator holds and is late with: no lease, and no failure counts."""
 
 
 class WeightNews(Record, frozen=True, kw_only=True):
-    """What a job's batches may be sampled with soon."""
+    """The versions, and files of them, that a job's batches may be sampled with soon."""
 
     versions: tuple[WeightManifest, ...]
     """Each version that is announced, oldest first."""
@@ -71,46 +71,69 @@ class WeightNews(Record, frozen=True, kw_only=True):
 
 
 class GeneratorSide(LeasedSide[Claim]):
-    """One generator, one job. Thread-safe."""
+    """The side of one generator at one job. Thread-safe.
+
+    A generator creates one for each job that it serves, claims batches of it, renews their leases and publishes them.
+    """
 
     def __init__(self, broker: Broker, job_id: str, generator_id: str, *, engine: str | None = None) -> None:
-        """engine: the fingerprint of what this generator samples the job with (contracts/engines.py), where the job is
-        deterministic: the first that a job is claimed with stays its only one (I7). None promises nothing."""
+        """Names the generator to the job; nothing is read yet.
+
+        Args:
+            broker: The broker.
+            job_id: The job.
+            generator_id: The id of this life of the generator.
+            engine: The fingerprint of the engine that samples the job (contracts/engines.py), where the job is
+                deterministic: the first that a job is claimed with stays its only one (I7). None promises nothing.
+        """
         super().__init__(broker, job_id, generator_id)
         self._engine = engine
         self._last_shard = "0-0"
         self._has_news = False
         self._hedge_due_s: float | None = None
+        """Seconds from the last claim until a batch is late enough for a copy; None where none will be."""
 
     def claim(
         self,
         lease_s: float,
         *,
         hedge: bool = False,
-        held: tuple[int, str] | None = None,
+        loaded: tuple[int, str] | None = None,
         oldest_only: bool = False,
         is_idle: bool = True,
     ) -> Claim | None:
-        """The next batch of the oldest open iteration that has one; None when the job has nothing to claim.
+        """Claims the next batch of the oldest open iteration that has one.
 
         A claim whose answer was lost comes first, under the same number and attempt. In an iteration the oldest batch
         whose lease expired is next, then a new one.
 
-        hedge: an idle generator asks for a copy of another's batch that is late, where there is nothing else.
-        held: the version that this generator holds, with its digest; the claim names it where it may sample the batch,
-        and else the newest version that may.
-        oldest_only: of no younger iteration; a generator asks so while it holds batches that find no room.
-        is_idle: it samples no batch: where there is nothing, it is woken before those that do.
+        Args:
+            lease_s: Seconds for which the lease is taken.
+            hedge: An idle generator asks for a copy of another's batch that is late, where there is nothing else.
+            loaded: The (version, digest) that this generator has loaded; the claim names it where it may sample the
+                batch, and else the newest version that may.
+            oldest_only: Of no younger iteration; a generator asks so while it holds batches that find no room.
+            is_idle: It samples no batch: where there is nothing, it is woken before those that do.
 
-        Raises WrongEngine for a deterministic job that is sampled with another kind of engine than this generator's.
+        Returns:
+            The claim; None where the job has nothing to claim.
+
+        Raises:
+            WrongEngine: The job is deterministic, and sampled with another kind of engine than this generator's.
         """
         with self._claiming:
-            told = {"oldest_only": oldest_only, "is_idle": is_idle and not oldest_only}
-            outcome, *rest = self._ask(lease_s, hedge=hedge and is_idle, held=held, **told)
+            outcome, *rest = self._ask(
+                lease_s,
+                hedge=hedge and is_idle,
+                loaded=loaded,
+                oldest_only=oldest_only,
+                is_idle=is_idle and not oldest_only,
+            )
         if outcome == b"wrong_engine":
-            raise WrongEngine.between(kept=rest[0].decode(), own=self._engine or "", job_id=self._job_id)
+            raise WrongEngine.between(job_engine=rest[0].decode(), own=self._engine or "", job_id=self._job_id)
         if outcome == b"none":
-            self._hedge_due_s = rest[0] / 1000 if rest[0] > 0 else None
+            due_ms = rest[0]  # -1 where no batch will be late
+            self._hedge_due_s = due_ms / 1000 if due_ms > 0 else None
             return None
         attempt, number, payload, packed = rest
         manifest = decode(packed, WeightManifest)
@@ -122,10 +145,12 @@ class GeneratorSide(LeasedSide[Claim]):
             hedged=outcome == b"hedged",
         )
 
-    def _ask(self, lease_s: float, *, hedge: bool, held: tuple[int, str] | None, **told: bool) -> list[Any]:
-        """The answer of `claim_prompt`, which is heard of from now on."""
+    def _ask(
+        self, lease_s: float, *, hedge: bool, loaded: tuple[int, str] | None, oldest_only: bool, is_idle: bool
+    ) -> list[Any]:
+        """Calls `claim_prompt`, and notes the number of its claim as heard of. The arguments are those of `claim`."""
         spec = self._job.spec
-        version, digest = held or (-1, "")
+        version, digest = loaded or (-1, "")
         answer = self._run(
             "claim_prompt",
             generator=self._worker_id,
@@ -137,36 +162,49 @@ class GeneratorSide(LeasedSide[Claim]):
             held_version=version,
             held_digest=digest,
             engine=self._engine,
-            **told,
+            oldest_only=oldest_only,
+            is_idle=is_idle,
         )
         if answer[0] in (b"claimed", b"hedged"):
             self._heard[0] = answer[2]
         return answer
 
     def wait_for_prompts(self, timeout_s: float) -> list[WeightShard]:
-        """Blocks until there is work for this generator, a batch is late, or for timeout_s.
+        """Blocks until there is work for this generator, a batch is late, or for timeout_s seconds.
 
-        Ends early for shards of a version that is still being written, and answers them; those of a job with a lag
-        are `wait_for_weights`'s.
+        Returns:
+            The shards of a version that is still being written, for which the wait ends early; [] for a job with a
+            lag, whose shards are `wait_for_weights`'s.
         """
-        if self._hedge_due_s is not None:  # known of the last claim: without another one it ends one wait
-            timeout_s, self._hedge_due_s = min(timeout_s, self._hedge_due_s), None
+        if self._hedge_due_s is not None:
+            # The last claim said it: without another claim it ends one wait only.
+            timeout_s = min(timeout_s, self._hedge_due_s)
+            self._hedge_due_s = None
+        if self._job.spec.schedule_rule.lags:
+            self.wait_for_wake(timeout_s)
+            return []
         shards = self._job.keys.shards
-        heard = self.wait_for_wake(timeout_s, *(() if self._job.spec.schedule_rule.lags else (shards,)))
-        return self._read_shards() if shards in heard else []
+        if shards not in self.wait_for_wake(timeout_s, shards):
+            return []
+        return self._read_shards()
 
     def _read_shards(self, blocks_s: float | None = None) -> list[WeightShard]:
-        """Those that were announced since the last time; blocks_s: how long to wait for one."""
-        block = max(1, int(blocks_s * 1000)) if blocks_s else None
+        """Returns the shards that were announced since the last call. blocks_s: seconds to wait for one."""
+        block_ms = None  # doesn't wait; 0 would wait without end
+        if blocks_s:
+            block_ms = max(1, int(blocks_s * 1000))
         with self.broker.call(blocks_s=blocks_s or 0.0):
-            answer: Any = self.broker.redis.xread({self._job.keys.shards: self._last_shard}, block=block)
+            answer: Any = self.broker.redis.xread({self._job.keys.shards: self._last_shard}, block=block_ms)
         entries = answer[0][1] if answer else []
         if entries:
             self._last_shard = entries[-1][0].decode()
         return [decode(fields[b"shard"], WeightShard) for _, fields in entries]
 
     def wait_for_weights(self, timeout_s: float) -> WeightNews:
-        """Blocks until a file or a version of a job with a lag is announced, or for timeout_s; not the first time."""
+        """Blocks until a file or a version of a job with a lag is announced, or for timeout_s seconds.
+
+        The first call doesn't block.
+        """
         shards = self._read_shards(timeout_s if self._has_news else None)
         versions = tuple(self.announced_weights())
         self._has_news = True
@@ -174,7 +212,7 @@ class GeneratorSide(LeasedSide[Claim]):
         return WeightNews(versions=versions, shards=tuple(shard for shard in shards if shard.policy_version > newest))
 
     def announced_weights(self) -> list[WeightManifest]:
-        """The versions that are announced, oldest first."""
+        """Returns the versions that are announced, oldest first."""
         with self.broker.call():
             packed: Any = self.broker.redis.hvals(self._job.keys.weights)
         return sorted((decode(value, WeightManifest) for value in packed), key=lambda version: version.policy_version)
@@ -184,9 +222,12 @@ class GeneratorSide(LeasedSide[Claim]):
         return Lease(stage=0, iteration=batch.iteration, batch_id=batch.batch_id, item=0, claim=claim.number)
 
     def publish(self, claim: Claim, batch: RolloutBatch) -> PublishOutcome:
-        """Publishes through the fence (I1, I2, I3). Raises ContractViolation for a batch that is not the claim's.
+        """Publishes a batch through the fence (I1, I2, I3).
 
         A training batch of a job with stages is the stages' next (stage_side.py), and then the trainer's.
+
+        Raises:
+            ContractViolation: The batch is not the claim's, or lacks texts that stages of the job read.
         """
         if batch.batch_id != claim.prompt_batch.batch_id:
             raise ContractViolation(f"claimed {claim.prompt_batch.batch_id}, got {batch.batch_id}", field="batch_id")
@@ -218,11 +259,11 @@ class GeneratorSide(LeasedSide[Claim]):
         return PublishOutcome(answer[0].decode())
 
     def report_spans(self, spans: Sequence[TimelineSpan]) -> None:
-        """Tells what this generator did beside the batches that it publishes, for the job's timeline."""
+        """Reports what this generator did between the batches that it publishes, for the job's timeline."""
         report_spans(self.broker, self._job_id, spans)
 
     def _check_carried(self, batch: RolloutBatch) -> None:
-        """Whether a batch has the texts that stages of the job read."""
+        """Raises ContractViolation for a batch that lacks the texts that stages of the job read."""
         lacks = any(UNSET in (group.prompt_text, group.reference) for group in batch.groups)
         if self._job.spec.stage_plan.carries_texts and lacks:
             raise ContractViolation(
@@ -233,8 +274,10 @@ class GeneratorSide(LeasedSide[Claim]):
 
 
 def _sampled_by(manifest: WeightManifest, batch: PromptBatch) -> PromptBatch:
-    """The batch under the version that the fence chose at the claim; without a lag that is the one it was made for."""
-    version, digest = manifest.policy_version, manifest.weights_digest
+    """Returns the batch under the version that the fence chose at the claim; without a lag that is the one it was made
+    for."""
+    version = manifest.policy_version
+    digest = manifest.weights_digest
     if (batch.policy_version, batch.weights_digest) == (version, digest):
         return batch
     return msgspec.structs.replace(batch, policy_version=version, weights_digest=digest)
@@ -248,7 +291,7 @@ class WeightChunks:
         self._keys = OpenKeys(job_id)
 
     def get(self, policy_version: int, name: str, number: int) -> bytes | None:
-        """None for a chunk that is gone, or never was there."""
+        """Returns the bytes of a chunk; None for one that is gone, or never was there."""
         with self._broker.call():
             return self._broker.redis.hget(  # type: ignore[return-value]
                 self._keys.chunks, chunk_field(policy_version, name, number)

@@ -26,7 +26,7 @@ MOST_NAMED = 8
 
 
 class HostKind(Record, frozen=True, kw_only=True):
-    """What the bits of a gradient depend on beside batch and weights: alike on all hosts of a trainer (I7)."""
+    """The kind of a host: the bits of a gradient depend on it, so that it is alike on all hosts of a trainer (I7)."""
 
     code: str
     """Digest of our packages' files."""
@@ -56,7 +56,10 @@ class Refused(Record, frozen=True, kw_only=True):
 
 
 class HostGroup(Record, frozen=True, kw_only=True):
-    """What the server holds of a job's hosts."""
+    """The hosts of a job, as the server holds them.
+
+    scripts/hosts.lua alone writes it; each call of HostsSide answers it.
+    """
 
     number: int
     formed: int
@@ -80,15 +83,22 @@ class HostGroup(Record, frozen=True, kw_only=True):
 
     @property
     def in_words(self) -> str:
-        """Which hosts have offered their ranks, and which were refused and why."""
+        """Says which hosts have offered their ranks, and which were refused and why."""
         hosts = [member.host for member in self.members]
-        out = [refusal for refusal in self.refused if refusal.host not in hosts][-MOST_NAMED:]
-        refused = ", ".join(f"{refusal.host}: {REFUSALS.get(refusal.why, refusal.why)}" for refusal in out)
+        still_out = [refusal for refusal in self.refused if refusal.host not in hosts][-MOST_NAMED:]
+        refused = ", ".join(f"{refusal.host}: {REFUSALS.get(refusal.why, refusal.why)}" for refusal in still_out)
         return f"offered: {', '.join(hosts[:MOST_NAMED]) or 'none'}; refused: {refused or 'none'}"
 
 
 def hosts_waited_for(broker: Broker, job_id: str, *, least: int, now_s: float) -> str:
-    """What a job of several hosts waits for while no trainer holds it, in words."""
+    """Says what a job of several hosts waits for while no trainer holds it.
+
+    Args:
+        broker: The broker.
+        job_id: The job.
+        least: The fewest hosts that make its trainer up.
+        now_s: Unix time by the server's clock.
+    """
     with broker.call():
         packed: bytes | None = broker.redis.get(broker.job_keys(job_id).hosts)  # type: ignore[assignment]
     if packed is None:
@@ -102,7 +112,10 @@ def hosts_waited_for(broker: Broker, job_id: str, *, least: int, now_s: float) -
 
 
 class HostsSide:
-    """One host's offers to one job."""
+    """The offers of one host to one job; the host's consumer creates it, for the life of a trainer.
+
+    Each call answers its outcome and the job's hosts as they then stand.
+    """
 
     def __init__(self, broker: Broker, job_id: str, *, host: str, ranks: int) -> None:
         self._broker = broker
@@ -111,27 +124,40 @@ class HostsSide:
         self._ranks = ranks
 
     def form(self, about: HostGroup) -> tuple[bool, HostGroup]:
-        """Begins a generation. about: its least, most, lease_ms, kind, address and key.
+        """Begins a generation, which this host leads.
 
-        False where one stands; so true again where the answer was lost.
+        Args:
+            about: Its least, most, lease_ms, kind, address and key.
+
+        Returns:
+            True where it was begun, also by a call whose answer was lost; False where another one stands.
         """
         names = ("least", "most", "lease_ms", "kind", "address", "key")
         outcome, group = self._call("form", about={name: getattr(about, name) for name in names})
         return outcome == "formed", group
 
     def look(self, *, waits: bool = False) -> tuple[Literal["none", "forming", "late"], HostGroup]:
-        """Whether a generation stands; late: it is sealed. waits: notes then that this host would come."""
+        """Looks whether a generation stands; `late`: it is sealed. waits: notes then that this host would come."""
         return self._call("look", about={"waits": waits})  # type: ignore[return-value]
 
     def join(self, kind: HostKind, *, reaches: bool = True) -> tuple[str, HostGroup]:
-        """joined, none where none forms now, or a word of REFUSALS. reaches: the leader, at its address."""
+        """Offers this host's ranks.
+
+        Args:
+            kind: The kind of this host.
+            reaches: It reaches the leader at its address.
+
+        Returns:
+            `joined`, `none` where no generation forms now, or a word of REFUSALS.
+        """
         return self._call("join", about={"kind": kind, "reaches": reaches})
 
     def seal(self, formed: int) -> tuple[Literal["sealed", "few", "gone"], HostGroup]:
+        """Closes the generation `formed` to further hosts, so that all may start; the leader calls it."""
         return self._call("seal", formed=formed)  # type: ignore[return-value]
 
     def renew(self, formed: int, sealed: int) -> tuple[Literal["forming", "sealed", "gone"], HostGroup]:
-        """sealed: the number under which its ranks run; 0 while none do."""
+        """Renews this host's lease. sealed: the number under which its ranks run; 0 while none do."""
         return self._call("renew", formed=formed, sealed=sealed)  # type: ignore[return-value]
 
     def leave(self, formed: int, reason: str) -> None:
@@ -139,9 +165,17 @@ class HostsSide:
         self._call("leave", formed=formed, about={"reason": reason})
 
     def _call(self, call: str, *, formed: int = 0, sealed: int = 0, about: object = None) -> tuple[str, HostGroup]:
-        """Raises NotFound for a job that was removed."""
-        told = {"host": self._host, "ranks": self._ranks, "formed": formed, "sealed": sealed, "about": about}
-        outcome, *packed = self._broker.run("hosts", job=self._job_id, call=call, **told)
+        """Runs one call of scripts/hosts.lua. Raises NotFound for a job that was removed."""
+        outcome, *packed = self._broker.run(
+            "hosts",
+            job=self._job_id,
+            call=call,
+            host=self._host,
+            ranks=self._ranks,
+            formed=formed,
+            sealed=sealed,
+            about=about,
+        )
         if outcome == b"unknown":
             raise NotFound("there is no such job", field=OpenKeys(self._job_id).job, cure="`onbeat jobs` lists them")
         return outcome.decode(), decode(packed[0], HostGroup)

@@ -1,4 +1,4 @@
-"""Which jobs are meant: by their state, and by what their names hold. It reads two fields of each job, no more."""
+"""Finds jobs by their state and by a part of their names. It reads two fields of each job, no more."""
 
 from __future__ import annotations
 
@@ -25,9 +25,17 @@ _named = msgspec.msgpack.Decoder(_Named)
 
 
 def find_jobs(broker: Broker, *, states: Collection[JobState] = (), name: str = "") -> list[str]:
-    """Ids, newest first. states: one of them; () stands for all. name: a part of the job's name, in any letters.
+    """Finds the jobs of some states whose names have a part in common.
 
     A job whose record is lost, or can't be read, is in no answer to a question.
+
+    Args:
+        broker: The broker.
+        states: The states that a job may be in; () stands for all.
+        name: A part of the job's name, in capitals or small letters; "" for any name.
+
+    Returns:
+        The jobs' ids, newest first.
     """
     redis: Any = broker.redis
     with broker.call():
@@ -37,20 +45,22 @@ def find_jobs(broker: Broker, *, states: Collection[JobState] = (), name: str = 
         wanted = {state.value.encode() for state in states or JobState}
         matching: list[str] = []
         for start in range(0, len(job_ids), JOBS_AT_ONCE):
-            some = job_ids[start : start + JOBS_AT_ONCE]
+            chunk = job_ids[start : start + JOBS_AT_ONCE]
             pipe = redis.pipeline(transaction=False)
-            for job_id in some:
+            for job_id in chunk:
                 pipe.hget(OpenKeys(job_id).job, "state").get(OpenKeys(job_id).spec)
             answers = pipe.execute(raise_on_error=False)  # one damaged job is no answer
-            for job_id, state, spec in zip(some, answers[::2], answers[1::2], strict=True):
+            for job_id, state, spec in zip(chunk, answers[::2], answers[1::2], strict=True):
                 if isinstance(state, bytes) and state in wanted and name.casefold() in _name_of(spec).casefold():
                     matching.append(job_id)
     return matching
 
 
 def _name_of(spec: object) -> str:
-    """The name in a spec as it is kept, also by an older Onbeat."""
+    """Returns the name in a stored spec, also in that of an older Onbeat; "" where there is none."""
+    if not isinstance(spec, bytes):
+        return ""
     try:
-        return _named.decode(spec).name if isinstance(spec, bytes) else ""
+        return _named.decode(spec).name
     except UNREADABLE:
         return ""

@@ -51,7 +51,11 @@ RESUMABLE = {state.value: True for state, nexts in NEXT_STATES.items() if JobSta
 
 
 class JobStore:
-    """Every job of the stack."""
+    """Every job of the stack.
+
+    Each process creates its own: the gateway creates, cancels and removes jobs through it, consumers and trainers move
+    them, and workers read their specs.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -99,7 +103,7 @@ class JobStore:
         raise Conflict("its job is being removed", field="Idempotency-Key", cure="try again, or use another key")
 
     def _create(self, job_id: str, body: bytes, owner: str, idempotency_key: str, **limits: int | None) -> bytes:
-        """The outcome: created, already, or removed where the id is that of a job that was removed meanwhile.
+        """Returns the outcome: created, already, or removed where the id is that of a job that was removed meanwhile.
 
         Raises Conflict where the job is one too many.
         """
@@ -116,14 +120,16 @@ class JobStore:
             **NO_LIMITS | limits,
         )
         if outcome == b"full":
-            what, there = rest[0].decode(), rest[1]
-            setting, limit = FULL[what][0], limits[FULL[what][1]]
+            what = rest[0].decode()
+            there = rest[1]  # how many there are without this one
+            setting, limit_name = FULL[what]
+            limit = limits[limit_name]
             problem = f"{there} {what} are kept, and {setting} allows {limit}, with those of the new one"
             raise Conflict(problem, field="jobs", cure="delete ended ones with `onbeat delete JOB`")
         return outcome
 
     def _num_slots(self, job_id: str) -> int:
-        """How many slots the window of a job has that is to be cleared; one without a spec has no window."""
+        """Returns how many slots the window of a job has that is to be cleared; a job without a spec has no window."""
         with self._broker.call():
             spec = self._redis.get(OpenKeys(job_id).spec)
         return num_open_of(spec) if spec else 1
@@ -177,33 +183,39 @@ class JobStore:
             raise unknown_job(job_id)
 
     def job_ids(self) -> list[str]:
-        """Newest first."""
+        """Returns the ids of all jobs, newest first."""
         with self._broker.call():
             return ids_among(self._redis.zrevrange(keys.JOBS, 0, -1))
 
     def active_jobs(self) -> list[str]:
-        """Jobs that are not final, oldest first."""
+        """Returns the jobs that are not final, oldest first."""
         with self._broker.call():
             active = list(self._redis.smembers(keys.ACTIVE))
-            created_s = self._redis.zmscore(keys.JOBS, active) if active else []
+            if not active:  # ZMSCORE takes one member or more
+                return []
+            created_s = self._redis.zmscore(keys.JOBS, active)
         in_order = sorted(zip((at_s or 0.0 for at_s in created_s), active, strict=True))
         return ids_among(job_id for _, job_id in in_order)
 
     def forks_of(self, job_id: str) -> dict[str, int]:
-        """Jobs that have not ended and go on from a version of this one → that version; an unreadable spec has none."""
+        """Returns the jobs that have not ended and go on from a version of this one → that version.
+
+        A job whose spec can't be read is none of them.
+        """
         forks: dict[str, int] = {}
         for active in self.active_jobs():
             with contextlib.suppress(NotFound, ContractViolation):
                 fork = fork_of(self._spec_bytes(active))
-                forks |= {active: fork.version} if fork is not UNSET and fork.job == job_id else {}
+                if fork is not UNSET and fork.job == job_id:
+                    forks[active] = fork.version
         return forks
 
     def spec(self, job_id: str) -> JobSpec:
-        """Raises NotFound."""
+        """Reads the job's spec. Raises NotFound."""
         return decode(self._spec_bytes(job_id), JobSpec)
 
     def files(self, job_id: str) -> bytes | None:
-        """Which objects the files of the run are, as its trainer has said last (`TrainerSide.record_files`)."""
+        """Returns the list of the objects that the run folder is, as `TrainerSide.record_files` wrote it last."""
         with self._broker.call():
             return self._redis.get(OpenKeys(job_id).files)
 
@@ -215,7 +227,7 @@ class JobStore:
         return data
 
     def state(self, job_id: str) -> JobState:
-        """Raises NotFound, and ContractViolation for a state that there isn't."""
+        """Returns the job's state. Raises NotFound, and ContractViolation for a state that there isn't."""
         with read_of(job_id):
             return JobState(self.fields(job_id)["state"].decode())
 
@@ -224,7 +236,7 @@ class JobStore:
         return self.fields(job_id).get("owner", b"").decode()
 
     def fields(self, job_id: str) -> dict[str, bytes]:
-        """The job hash. Raises NotFound."""
+        """Returns the job hash. Raises NotFound."""
         with self._broker.call():
             values: dict[bytes, bytes] = self._redis.hgetall(OpenKeys(job_id).job)
         # A count that came late brings a removed job's hash back, without a state.
@@ -243,15 +255,26 @@ class JobStore:
         after: JobState | None = None,
         by: str = "",
     ) -> bool:
-        """Moves the job, tells its watchers; False if it is there already. Raises Conflict for an illegal move.
+        """Moves the job and tells its watchers. A final state clears what is in work.
 
-        A final state clears what is in work. trainer_epoch: of the trainer that moves it; raises FencedOff if that one
-        is over (I4). Without one, a final state fences off a trainer that lives.
+        Back to `queued` goes only `resume`, which does more than to move.
 
-        fault: of a job that fails, the side on which the cause lies.
+        Args:
+            job_id: The job.
+            state: The state to move to.
+            reason: Why, for people.
+            fault: Of a job that fails, the side on which the cause lies.
+            trainer_epoch: Of the trainer that moves it. Without one, a final state fences off a trainer that lives.
+            after: The only state to move from; None stands for all that the lifecycle has.
+            by: The name of the key that asked for it, for the job's events.
 
-        after: the only state to move from; None stands for all that the lifecycle has. Back to `queued` goes only
-        `resume`, which does more than to move. by: the name of the key that asked for it, for the job's events.
+        Returns:
+            False if the job is in that state already.
+
+        Raises:
+            Conflict: The lifecycle has no such move.
+            FencedOff: The trainer's epoch is over (I4).
+            NotFound: There is no such job.
         """
         now_s = time.time()
         reason = reason[:MAX_REASON_CHARS]
@@ -313,14 +336,14 @@ class JobStore:
         entries = rows[0][1] if rows else []
         return entries[-1][0].decode() if entries else after
 
-    def resume(self, job_id: str, asked: ResumeRequest = NOTHING_NEW, *, by: str = "") -> tuple[str, ...]:
+    def resume(self, job_id: str, request: ResumeRequest = NOTHING_NEW, *, by: str = "") -> tuple[str, ...]:
         """Queues an ended job again: a trainer goes on from its newest checkpoint; the open iteration is sampled anew.
 
         Safe to repeat. Answers only after the write is on disk.
 
         Args:
             job_id: A job that has ended.
-            asked: What is to change of its spec.
+            request: What is to change of its spec.
             by: The name of the key that asked for it, for the job's events.
 
         Returns:
@@ -332,7 +355,7 @@ class JobStore:
             InvalidInput: Fewer iterations than were trained, or what `resumed_spec` refuses.
         """
         while True:
-            changes, outcome, *rest = self._resume_as_seen(job_id, asked, by)
+            changes, outcome, *rest = self._resume_as_seen(job_id, request, by)
             if outcome != b"changed":
                 break
         if outcome == b"refused":
@@ -340,13 +363,18 @@ class JobStore:
         self._broker.durability.persisted()
         return changes
 
-    def _resume_as_seen(self, job_id: str, asked: ResumeRequest, by: str) -> tuple[Any, ...]:
-        """Returns the changes, and what `resume_job` answers."""
-        state, (chain, _) = self.state(job_id), self.audit_outline(job_id)
+    def _resume_as_seen(self, job_id: str, request: ResumeRequest, by: str) -> tuple[Any, ...]:
+        """Resumes the job as it is read now, unless it changes meanwhile.
+
+        Returns:
+            (the changes in words, the answer of `resume_job`: its outcome, and what follows it).
+        """
+        state = self.state(job_id)
+        chain, _ = self.audit_outline(job_id)
         body = self._spec_bytes(job_id)
         before = decode(body, JobSpec)
         num_trained = 1 + max((record.iteration for record in chain if record.next_weights_digest), default=-1)
-        after = resumed_spec(before, asked, num_trained=num_trained)
+        after = resumed_spec(before, request, num_trained=num_trained)
         if after.iterations < num_trained:
             raise InvalidInput(f"{num_trained} are trained already", field="iterations", cure="give as many or more")
         if state is JobState.SUCCEEDED and after.iterations <= before.iterations:
@@ -374,25 +402,33 @@ class JobStore:
         return changes, *answer
 
     def horizons(self, job_id: str) -> dict[int, int]:
-        """First iteration → the `iterations` that its learning rate and the later ones' are scheduled by.
+        """Returns first iteration → the `iterations` that its learning rate and the later ones' are scheduled by.
 
-        Empty unless a resume changed them: what was trained before keeps its rate, also when it is replayed.
+        It is empty unless a resume changed them: what was trained before keeps its rate, also when it is replayed.
         """
         value = self.fields(job_id).get("horizons")
         return decode(value, dict[int, int]) if value else {}
 
     def request_cancel(self, job_id: str, *, by: str = "") -> JobState:
-        """A queued job is cancelled at once, a running one when its trainer has saved; final states stay."""
-        while not (state := self.state(job_id)).is_final and state is not JobState.CANCELLING:
+        """Cancels a queued job at once, a running one when its trainer has saved; final states stay.
+
+        Returns the state in which the job then is.
+        """
+        state = self.state(job_id)
+        while not state.is_final and state is not JobState.CANCELLING:
             # From what it is now: of two requests at the same time, the second must not end what the first lets save.
+            end = JobState.CANCELLED if state is JobState.QUEUED else JobState.CANCELLING
             with contextlib.suppress(Conflict):
-                end = JobState.CANCELLED if state is JobState.QUEUED else JobState.CANCELLING
                 self.move(job_id, end, after=state, by=by)
+            state = self.state(job_id)
         self._broker.durability.persisted()
         return state
 
     def count_trainer_start(self, job_id: str) -> int:
-        """Starts since the last one that made progress, this one included. Raises NotFound."""
+        """Counts a start of the job's trainer. Raises NotFound.
+
+        Returns the number of starts since the last one that made progress, this one included.
+        """
         num_starts = self._write_field(job_id, "HINCRBY", "trainer_starts", 1)
         if num_starts is None:
             raise unknown_job(job_id)
@@ -408,13 +444,21 @@ class JobStore:
         self._write_field(job_id, "HSET", "trainer_starts", 0)
 
     def _write_field(self, job_id: str, command: str, name: str, value: int | bytes) -> Any:
-        """The answer of a command on a field of the job hash; None where the job was removed."""
+        """Runs a command on a field of the job hash, and returns its answer; None where the job was removed."""
         return self._broker.write(command, "job", name, value, job=job_id)
 
     def reserve_start(self, job_id: str, consumer_id: str, *, life_s: float) -> bool:
-        """Whether this consumer may start the job's trainer: another one's may be loading, with no lease to show yet.
+        """Reserves the start of the job's trainer, or renews the reservation that this consumer holds.
 
-        Renews the reservation that it holds already. False for a job that was removed.
+        A trainer that loads has no lease to show yet: without the reservation another consumer would start a second.
+
+        Args:
+            job_id: The job.
+            consumer_id: The consumer.
+            life_s: Seconds after which the reservation ends.
+
+        Returns:
+            True where the consumer may start the trainer; False where another one may, or the job was removed.
         """
         key = OpenKeys(job_id).starting
         if self._broker.write("SET", "starting", consumer_id, "NX", "PX", int(life_s * 1000), job=job_id):
@@ -424,7 +468,7 @@ class JobStore:
             return holds and bool(self._redis.pexpire(key, int(life_s * 1000)))
 
     def release_start(self, job_id: str, consumer_id: str) -> None:
-        """Another consumer's reservation stays."""
+        """Gives this consumer's reservation back; another one's stays."""
         key = OpenKeys(job_id).starting
         with self._broker.call():
             if self._redis.get(key) == consumer_id.encode():
@@ -443,39 +487,51 @@ class JobStore:
         self._broker.write("XADD", "events", "MAXLEN", "~", 10_000, "*", "event", encode(event), job=job_id)
 
     def events_after(self, job_id: str, after: str, *, count: int = 100, kind: Any = JobEvent) -> list[tuple[str, Any]]:
-        """(entry id, event as `kind` reads it) behind an entry, oldest first; "0-0" starts at the beginning."""
+        """Returns (entry id, event as `kind` reads it) behind an entry, oldest first; "0-0" starts at the beginning."""
         with self._broker.call():
             rows = self._redis.xrange(OpenKeys(job_id).events, min=f"({after}", count=count)
         return [(entry.decode(), decode(fields[b"event"], kind)) for entry, fields in rows]
 
     def audit(self, job_id: str, *, last: int | None = None) -> list[AuditRecord]:
-        """The whole chain, or its newest `last` records; oldest first."""
+        """Returns the whole audit chain, or its newest `last` records; oldest first."""
         with self._broker.call():
             rows = self._redis.xrevrange(OpenKeys(job_id).audit, count=last)
         return [decode(fields[b"record"], AuditRecord) for _, fields in reversed(rows)]
 
     def first_weights_digest(self, job_id: str) -> str:
-        """Digest of version 0, the model as the job found it; "" before the audit chain begins."""
+        """Returns the digest of version 0, the model that the job begins with; "" before the audit chain begins."""
         with self._broker.call():
             rows = self._redis.xrange(OpenKeys(job_id).audit, count=1)
-        records = [decode(fields[b"record"], AuditRecord) for _, fields in rows]
-        return records[0].weights_digest if records and records[0].policy_version == 0 else ""
+        if not rows:
+            return ""
+        _, fields = rows[0]
+        first = decode(fields[b"record"], AuditRecord)
+        return first.weights_digest if first.policy_version == 0 else ""
 
     def audit_outline(
         self, job_id: str, *, seen: Callable[[AuditRecord, str], None] = lambda record, digest: None
     ) -> tuple[list[AuditRecord], str]:
-        """(the whole chain without its batches, digest of its newest record or ""): what a trainer starts by.
+        """Reads the audit chain without its batches; a trainer starts by it.
 
-        seen: is given each, whole, with its digest. Some are read at a time: a large one is nearly a megabyte.
+        RECORDS_AT_ONCE are read at a time: a large record is nearly a megabyte.
+
+        Args:
+            job_id: The job.
+            seen: Gets each record, whole, with its digest.
+
+        Returns:
+            (the records, oldest first; the digest of the newest one, or "").
         """
         outline: list[AuditRecord] = []
-        last_entry, link = "-", ""
+        first_entry = "-"  # the beginning of the stream
+        link = ""
         while True:
             with self._broker.call():
-                rows = self._redis.xrange(OpenKeys(job_id).audit, min=last_entry, count=RECORDS_AT_ONCE)
+                rows = self._redis.xrange(OpenKeys(job_id).audit, min=first_entry, count=RECORDS_AT_ONCE)
             for entry, fields in rows:
                 record = decode(fields[b"record"], AuditRecord)
-                last_entry, link = f"({entry.decode()}", fields[b"digest"].decode()
+                first_entry = f"({entry.decode()}"  # "(": behind this entry
+                link = fields[b"digest"].decode()
                 seen(record, link)
                 outline.append(msgspec.structs.replace(record, batches={}))
             if len(rows) < RECORDS_AT_ONCE:
@@ -483,8 +539,15 @@ class JobStore:
 
 
 def health_of(fields: Mapping[str, bytes], name: str = "health") -> tuple[HealthProblem, ...]:
-    """What the job hash says of it; under `health_at_resume`, as it stood at the last resume."""
-    return decode(fields[name], tuple[HealthProblem, ...]) if fields.get(name) else ()
+    """Returns the problems that the job hash names.
+
+    Args:
+        fields: The job hash.
+        name: Its field: `health`, or `health_at_resume`, as it stood at the last resume.
+    """
+    if not fields.get(name):
+        return ()
+    return decode(fields[name], tuple[HealthProblem, ...])
 
 
 def unknown_job(job_id: str) -> NotFound:

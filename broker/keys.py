@@ -73,9 +73,11 @@ REMOVED = "onbeat:removed"
 SPEC_BYTES = "onbeat:spec_bytes"
 OWNERS = "onbeat:owners"
 CHANGES = "onbeat:changes"
-GENERATORS, STAGE_WORKERS, CONSUMERS = "generators", "stage_workers", "consumers"
+GENERATORS = "generators"
+STAGE_WORKERS = "stage_workers"
+CONSUMERS = "consumers"
 TASK_WORKERS = "task_workers"
-"""What `sealed_name` is asked for."""
+"""The names of the boards of presence, which `sealed_name` makes keys of."""
 TASKS = "onbeat:tasks"
 OPEN_TASKS = "onbeat:open_tasks"
 TASK_COUNTS = "onbeat:task_counts"
@@ -102,17 +104,17 @@ def celery_queue(queue: str) -> str:
 
 
 def wake_channel(worker_id: str) -> str:
-    """What a worker listens to whose claim found nothing."""
+    """Returns the channel that a worker listens to whose claim found nothing."""
     return f"onbeat:wake:{worker_id}"
 
 
 def chunk_field(policy_version: int, name: str, number: int) -> str:
-    """The field of a chunk in the hash `JobKeys.chunks`."""
+    """Returns the field of a chunk in the hash `JobKeys.chunks`."""
     return f"{policy_version}/{name}/{number}"
 
 
 class ItemFields(NamedTuple):
-    """Where an item stands in the hash `items`, and in the sorted set `work`."""
+    """The fields of an item in the hash `items`, and its member in the sorted set `work`."""
 
     member: str
     """Its name in `work`: STAGE/BATCH_ID/ITEM."""
@@ -123,18 +125,19 @@ class ItemFields(NamedTuple):
 
 
 def item_fields(stage: int, batch_id: str, item: int) -> ItemFields:
-    """stage: 0 for the batch itself, as its generator claims it; a job's own are counted from 1."""
+    """Returns the fields of an item. stage: 0 for the batch itself, as its generator claims it; a job's own are counted
+    from 1."""
     member = f"{stage}/{batch_id}/{item}"
     return ItemFields(member=member, claim=f"l/{member}", columns=f"c/{member}")
 
 
 def batch_field(batch_id: str) -> str:
-    """The field of a batch itself in the hash `items`."""
+    """Returns the field of a batch itself in the hash `items`."""
     return f"b/{batch_id}"
 
 
 def batch_shape(num_prompts: int, group_size: int) -> str:
-    """What the ledger holds of an expected batch, and what a published one must equal (I1)."""
+    """Returns the shape that the ledger holds of an expected batch, and that a published one must have (I1)."""
     return f"{num_prompts}x{group_size}"
 
 
@@ -146,9 +149,9 @@ _lag = msgspec.msgpack.Decoder(_Lag)
 
 
 def num_open_of(spec: bytes) -> int:
-    """Iterations of a job that may be open at once, from its spec as it is kept.
+    """Returns how many iterations of a job may be open at once, from its stored spec.
 
-    Whatever else stands there: a job whose spec this Onbeat can't read has to end, too.
+    It reads one field of it, whatever else stands there: a job whose spec this Onbeat can't read has to end, too.
     """
     try:
         lag = _lag.decode(spec).max_policy_lag
@@ -158,7 +161,7 @@ def num_open_of(spec: bytes) -> int:
 
 
 class SlotKeys(NamedTuple):
-    """Where one open iteration lives, in the order in which scripts/prelude.lua takes them."""
+    """The six keys of a slot, in which one open iteration lives."""
 
     prompts: str
     rollouts: str
@@ -169,7 +172,10 @@ class SlotKeys(NamedTuple):
 
 
 class OpenKeys:
-    """The keys of one job that every role may read. Raises NotFound for what is no job's id: it'd be another job's."""
+    """The keys of one job that every role may read.
+
+    Raises NotFound for what is no job's id: the keys would be another job's.
+    """
 
     def __init__(self, job_id: str) -> None:
         tag = f"onbeat:{{{check_job_id(job_id)}}}"
@@ -203,14 +209,15 @@ class JobKeys(OpenKeys):
         self.waiting = f"{tag}:waiting"
         self.missing = f"{tag}:missing"
         self.hosts = f"{tag}:hosts"
-        of_slot = [f":{index}" if index else "" for index in range(num_open)]
-        self.slots = tuple(SlotKeys(*(f"{tag}:{name}{end}" for name in SlotKeys._fields)) for end in of_slot)
+        # The keys of slot 0 have no number behind them.
+        ends = ["", *(f":{index}" for index in range(1, num_open))]
+        self.slots = tuple(SlotKeys(*(f"{tag}:{name}{end}" for name in SlotKeys._fields)) for end in ends)
 
     def slot_of(self, iteration: int) -> SlotKeys:
-        """Where the iteration lives while it is open."""
+        """Returns the keys of the slot in which the iteration lives while it is open."""
         return self.slots[iteration % len(self.slots)]
 
 
 def sealed_name(name: str, seal: str) -> str:
-    """A key that generators and stage workers write, through functions alone (connection/roles.py)."""
+    """Returns the key that generators and stage workers write, through functions alone (connection/roles.py)."""
     return f"onbeat:{seal}:{name}"

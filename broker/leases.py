@@ -1,4 +1,4 @@
-"""A worker's side of one job, a generator's or a stage worker's: what it claims, it renews, and gives back.
+"""A worker's side of one job, a generator's or a stage worker's: it claims items, renews their leases, gives them back.
 
     free ──claim──▶ leased ── published, or put ──▶ settled
       ▲               │ lease expired, or given back with attempts left
@@ -32,6 +32,8 @@ C = TypeVar("C")
 
 
 class FailOutcome(str, Enum):
+    """The answer to an item that is given back."""
+
     RETRIED = "retried"
     DEAD = "dead"
     RELEASED = "released"
@@ -41,7 +43,7 @@ class FailOutcome(str, Enum):
 
 
 class Lease(Record, frozen=True, kw_only=True):
-    """What a claim holds, as scripts are told of it."""
+    """The lease of a claim, as scripts get it."""
 
     stage: int
     iteration: int
@@ -53,7 +55,7 @@ class Lease(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Renewal(Generic[C]):
-    """What a heartbeat learnt; the other claims are still held."""
+    """The claims of a heartbeat whose leases are over; the other ones stand."""
 
     lost: tuple[C, ...] = ()
     """Other workers hold them now: the first publication, or put, counts (I3)."""
@@ -62,7 +64,7 @@ class Renewal(Generic[C]):
 
 
 class LeasedJob(NamedTuple):
-    """What a worker reads of a job once: none of it changes while the job runs."""
+    """The parts of a job that a worker reads once: none of them changes while the job runs."""
 
     spec: JobSpec
     plan: StagePlan
@@ -72,31 +74,32 @@ class LeasedJob(NamedTuple):
 
 
 class LeasedSide(ABC, Generic[C]):
-    """One worker, one job. Thread-safe."""
+    """The side of one worker at one job, without its kind: GeneratorSide and StageSide are made of it. Thread-safe."""
 
     def __init__(self, broker: Broker, job_id: str, worker_id: str) -> None:
         self.broker = broker
         self._job_id = job_id
         self._worker_id = worker_id
         self._heard: dict[int, int] = {}
-        """Stage → the number of its newest claim whose answer came: what was given out after it comes again first."""
+        """Stage → the number of its newest claim whose answer came; a later one, whose answer was lost, comes again."""
         self._claiming = threading.Lock()
-        """Claims go one after the other: of two at once, one would be taken for the other's that was not heard of."""
+        """Claims go one after the other: of two at once, one would be taken for the other's lost answer."""
 
     @abstractmethod
     def _lease_of(self, claim: C) -> Lease: ...
 
     def wait_for_wake(self, timeout_s: float, *also: str) -> set[str]:
-        """Blocks until this worker is called, or another of the channels, or for timeout_s; answers those that were.
+        """Blocks until this worker is called, or another of the channels, or for timeout_s seconds.
 
         A call between a claim and its wait is not missed: the worker listens on, and its first wait ends at once.
+        Returns the channels that were called.
         """
         channels = {wake_channel(self._worker_id), *also}
         with self.broker.call(blocks_s=timeout_s):
             return self.broker.connections.heard(self._worker_id, channels, timeout_s)
 
     def renew(self, claims: Sequence[C]) -> Renewal[C]:
-        """Begins the leases anew; answers those that are no longer this worker's (I5)."""
+        """Begins the leases anew; returns those that are no longer this worker's (I5)."""
         states: list[bytes] = []
         for first in range(0, len(claims), MAX_LEASES):
             leases = [self._lease_of(claim) for claim in claims[first : first + MAX_LEASES]]
@@ -107,25 +110,38 @@ class LeasedSide(ABC, Generic[C]):
         )
 
     def fail(self, claim: C, reason: str, *, is_released: bool = False) -> FailOutcome:
-        """Gives it back: tried again at once, or its batch is dead-lettered with the reason after the cap (I6).
+        """Gives an item back: it is tried again at once, or after the cap its batch is dead-lettered (I6).
 
-        is_released: as if it had not been claimed, for the fault is this worker's, or a service's.
+        Args:
+            claim: The claim of the item.
+            reason: Why it failed; the dead letter has it.
+            is_released: As if it had not been claimed, for the fault is this worker's, or a service's.
         """
         return self._give_back(self._lease_of(claim), reason, is_released=is_released)
 
     def _give_back(self, lease: Lease, reason: str, *, is_released: bool = False) -> FailOutcome:
-        function, max_attempts = "fail_batch", self._job.spec.rollout.max_attempts
-        stages: dict[str, Any] = {}
-        if lease.stage:
-            planned, stages = self._job.plan.stages[lease.stage - 1], {"stages": self._job.stages}
-            function, max_attempts, reason = "fail_rows", planned.max_attempts, f"stage {planned.name}: {reason}"
-        answer = self._run(
-            function, lease=lease, max_attempts=max_attempts, reason=_cut(reason), is_released=is_released, **stages
-        )
+        if lease.stage == 0:  # a prompt batch; a job's own stages are counted from 1
+            answer = self._run(
+                "fail_batch",
+                lease=lease,
+                max_attempts=self._job.spec.rollout.max_attempts,
+                reason=_cut(reason),
+                is_released=is_released,
+            )
+        else:
+            planned = self._job.plan.stages[lease.stage - 1]
+            answer = self._run(
+                "fail_rows",
+                lease=lease,
+                max_attempts=planned.max_attempts,
+                reason=_cut(f"stage {planned.name}: {reason}"),
+                is_released=is_released,
+                stages=self._job.stages,
+            )
         return FailOutcome(answer[0].decode())
 
-    def _run(self, function: str, *payloads: bytes, **told: Any) -> list[Any]:
-        return self.broker.run(function, *payloads, job=self._job_id, **told)
+    def _run(self, function: str, *payloads: bytes, **arguments: Any) -> list[Any]:
+        return self.broker.run(function, *payloads, job=self._job_id, **arguments)
 
     @functools.cached_property
     def _job(self) -> LeasedJob:
@@ -135,5 +151,5 @@ class LeasedSide(ABC, Generic[C]):
 
 
 def _cut(reason: str) -> str:
-    """A reason as it may stand in Redis: cut between two characters, for the ledger's reader wants whole ones."""
+    """Cuts a reason to MAX_REASON_BYTES, between two characters: the ledger's reader wants whole ones."""
     return reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(errors="ignore")

@@ -1,4 +1,4 @@
-"""What is kept of an open iteration's batches and claims, as scripts/prelude.lua packs it. Times are the server's.
+"""Records of an open iteration's batches and claims, as scripts/prelude.lua packs them. Times are the server's.
 
 What stands in Redis of a job is data: a reader answers that it is damaged, and no other job has to do with it.
 """
@@ -65,7 +65,7 @@ BatchRecord = Expected | Published | Dead
 
 
 def batch_record(value: bytes) -> BatchRecord:
-    """Raises ContractViolation for what no script of this version has written."""
+    """Decodes a record of the ledger. Raises ContractViolation for what no script of this version has written."""
     return decode(value, BatchRecord)  # type: ignore[arg-type]
 
 
@@ -74,8 +74,9 @@ UNREADABLE = (ValueError, KeyError, TypeError, IndexError, OverflowError)
 
 
 def ids_among(members: Iterable[bytes]) -> list[str]:
-    """The jobs' ids among the members of a key that lists jobs, in their order."""
-    return [name for member in members if JOB_ID.fullmatch(name := member.decode(errors="replace"))]
+    """Returns the jobs' ids among the members of a key that lists jobs, in their order."""
+    names = (member.decode(errors="replace") for member in members)
+    return [name for name in names if JOB_ID.fullmatch(name)]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a job, and the stack, look like from outside. Nothing here writes to a job."""
+"""Describes a job, and the stack, from outside. Nothing here writes to a job."""
 
 from __future__ import annotations
 
@@ -51,9 +51,16 @@ STARTED_WITHIN_S = 30.0
 
 
 def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorSeen] | None = None) -> JobStatus:
-    """Raises NotFound, and ContractViolation for a job of which something else stands there.
+    """Reads how a job stands.
 
-    generators: those that live, where a caller that asks for many jobs knows them already.
+    Args:
+        broker: The broker.
+        job_id: The job.
+        generators: The live generators, where a caller that asks for many jobs knows them already; None reads them.
+
+    Raises:
+        NotFound: There is no such job.
+        ContractViolation: Redis holds something of it that can't be understood.
     """
     keys = broker.job_keys(job_id)
     with broker.call():
@@ -75,6 +82,9 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorSee
         reason = values["reason"].decode() or _waits_for(
             broker, job_id, spec, fence, state=state, live=generators, now_s=seconds(clock), is_full=is_full
         )
+        fault = UNSET
+        if values.get("fault"):
+            fault = Fault(values["fault"].decode())
         return JobStatus(
             job_id=job_id,
             name=spec.name,
@@ -87,7 +97,7 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorSee
             # The last opened iteration may only evaluate: it trains nothing.
             iterations_committed=min(fence.committed + 1, spec.iterations),
             owner=values.get("owner", b"").decode(),
-            fault=Fault(values["fault"].decode()) if values.get("fault") else UNSET,
+            fault=fault,
             created_s=float(values["created_s"]),
             started_s=float(values.get("started_s", 0.0)),
             ended_s=float(values.get("ended_s", 0.0)),
@@ -101,7 +111,10 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorSee
 
 
 def _newest_version(fence: FenceState, last_audit: list[Any]) -> tuple[int, str]:
-    """The newest version that a commit made: of the window, or where nothing is open, of the newest audit record."""
+    """Returns the newest version that a commit made, and its digest.
+
+    It is the window's, or where nothing is open, the newest audit record's.
+    """
     if fence.versions or not last_audit:
         return fence.policy_version, fence.weights_digest
     last = decode(last_audit[0][1][b"record"], AuditRecord)
@@ -126,6 +139,10 @@ def _trainer_waited_for(broker: Broker, job_id: str, spec: TrainerSpec, now_s: f
     return "an external trainer" if spec.external else "a trainer"
 
 
+def _has_settled_consumer(broker: Broker) -> bool:
+    return any(consumer.lives_s >= STARTED_WITHIN_S for consumer in ConsumerPresence(broker).live())
+
+
 def _waits_for(
     broker: Broker,
     job_id: str,
@@ -137,11 +154,22 @@ def _waits_for(
     now_s: float,
     is_full: bool,
 ) -> str:
-    """What is in the way of a job that is queued, or runs; "" where nothing is. live: the generators."""
+    """Says what a job that is queued, or runs, waits for; "" where it waits for nothing.
+
+    Args:
+        broker: The broker.
+        job_id: The job.
+        spec: Its spec.
+        fence: Its fence.
+        state: Its state.
+        live: The live generators.
+        now_s: Unix time by the server's clock.
+        is_full: The server is at maxmemory.
+    """
     if state is JobState.QUEUED:
         trainer = _trainer_waited_for(broker, job_id, spec.trainer, now_s)
-        consumers = [] if live or spec.trainer.external else ConsumerPresence(broker).live()
-        if any(consumer.lives_s >= STARTED_WITHIN_S for consumer in consumers):
+        misses_generator = not live and not spec.trainer.external
+        if misses_generator and _has_settled_consumer(broker):
             return f"waits for {trainer}; and for {_generators_waited_for(job_id, spec, fence, live)}"
         return f"waits for {trainer}"
     if state is not JobState.RUNNING:
@@ -159,7 +187,7 @@ def _waits_for(
 
 
 def stack_state(broker: Broker, *, max_jobs: int) -> StackState:
-    """What all jobs share. max_jobs: how many the gateway keeps."""
+    """Reads what all jobs share. max_jobs: how many the gateway keeps."""
     with broker.call():
         pipe: Any = broker.redis.pipeline(transaction=False)
         memory, num_jobs = pipe.info("memory").zcard(JOBS).execute()
@@ -176,12 +204,12 @@ def stack_state(broker: Broker, *, max_jobs: int) -> StackState:
 
 
 def _counted_bytes(memory: Mapping[str, int]) -> int:
-    """Memory without buffers of replicas and of the file, which the server doesn't count against its limit."""
+    """Returns the used bytes without buffers of replicas and of the file, which don't count against the limit."""
     return memory["used_memory"] - memory.get("mem_not_counted_for_evict", 0)
 
 
 MAX_MISSING = 1000
-"""As many are looked at; the scripts count them by and by."""
+"""Most claims that one look reads; the scripts count them by and by."""
 
 
 def ask_missing(pipe: Any, keys: JobKeys) -> None:
@@ -193,7 +221,7 @@ def ask_missing(pipe: Any, keys: JobKeys) -> None:
 def with_lost(
     counters: Mapping[bytes, bytes], missing: Sequence[tuple[bytes, float]], now_s: float
 ) -> dict[bytes, bytes]:
-    """The counters of a job with the leases that ended since: no script counts them before it notes another one.
+    """Returns the counters of a job with the leases that ended since: no script counts them before it notes another.
 
     missing: as `ask_missing` gets them. now_s: Unix time by the server's clock.
     """
@@ -204,7 +232,7 @@ def with_lost(
 def counted(
     kind: type[JobCounts], fence: FenceState, last_audit: list[Any], counters: Mapping[bytes, bytes]
 ) -> dict[str, Any]:
-    """The fields of a status or a report that say how far the job is, and its counters."""
+    """Returns the fields of a status or a report that say how far the job is, and its counters."""
     version, digest = _newest_version(fence, last_audit)
     counts = {name.decode(errors="replace"): int(number) for name, number in sorted(counters.items())}
     rejected = {name.removeprefix(REJECTED): n for name, n in counts.items() if name.startswith(REJECTED)}
@@ -226,5 +254,5 @@ def _score(data: bytes | None) -> EvaluationScore | None:
 
 
 def seconds(clock: tuple[int, int]) -> float:
-    """The server's TIME as Unix time."""
+    """Returns the server's TIME, (seconds, microseconds), as Unix time in seconds."""
     return clock[0] + clock[1] / 1e6

@@ -9,7 +9,8 @@ from broker.keys import batch_shape
 from contracts.encoding.wire import Record, encode
 from contracts.rollouts import PromptBatch
 
-CHUNK_BATCHES, CHUNK_BYTES = 256, 1 << 20
+CHUNK_BATCHES = 256
+CHUNK_BYTES = 1 << 20
 """Most prompt batches, and their bytes, that one script dispatches: some milliseconds of the server."""
 
 
@@ -30,7 +31,7 @@ class IterationOpening(Record, frozen=True, kw_only=True):
 
 
 class NewBatch(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A prompt batch that goes in work, as scripts are told of it; its payload goes beside it."""
+    """A prompt batch that goes in work, as scripts get it; its payload goes next to it."""
 
     id: str
     shape: str
@@ -46,17 +47,21 @@ class DispatchChunk(NamedTuple):
 
 
 def dispatch_chunks(batches: Iterable[PromptBatch], *, num_open: int = 1) -> Iterator[DispatchChunk]:
-    """What scripts take at once. Encoded as they are asked for.
+    """Cuts prompt batches into what scripts take at once, and encodes them as they are asked for.
 
-    num_open: where several iterations may be open, an evaluation is sampled by the version that its batch names, and by
-    no other of the iteration's range; where one is, both are the same.
+    Args:
+        batches: The batches.
+        num_open: Iterations that may be open at once. Where several may, an evaluation is sampled by the version that
+            its batch names, and by no other of the iteration's range; where one may, both are the same.
     """
-    chunk, num_bytes = DispatchChunk([], []), 0
+    chunk = DispatchChunk([], [])
+    num_bytes = 0
     for batch in batches:
         payload = encode(batch)
         if chunk.batches and (num_bytes + len(payload) > CHUNK_BYTES or len(chunk.batches) == CHUNK_BATCHES):
             yield chunk
-            chunk, num_bytes = DispatchChunk([], []), 0
+            chunk = DispatchChunk([], [])
+            num_bytes = 0
         is_pinned = num_open > 1 and batch.purpose == "evaluation"
         chunk.batches.append(
             NewBatch(
@@ -72,7 +77,7 @@ def dispatch_chunks(batches: Iterable[PromptBatch], *, num_open: int = 1) -> Ite
 
 
 def opening_arguments(opening: IterationOpening, chunks: Iterator[DispatchChunk]) -> tuple[dict[str, Any], list[bytes]]:
-    """An opening as the scripts know it (prelude.lua), with the first of the chunks; and the payloads of that one."""
+    """Returns an opening as scripts know it (prelude.lua), with the first of the chunks; and that chunk's payloads."""
     first = next(chunks, DispatchChunk([], []))
     following = {
         "iteration": opening.iteration,

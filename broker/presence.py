@@ -1,4 +1,4 @@
-"""Which generators, stage workers and consumers are alive: a heartbeat each, by the server's clock."""
+"""Heartbeats: generators, stage workers, consumers and workers of tasks say that they live, by the server's clock."""
 
 from __future__ import annotations
 
@@ -27,11 +27,18 @@ log = logging.getLogger(__name__)
 
 
 def awaited_generator(live: Sequence[GeneratorSeen], job_id: str, kind: Callable[[], str]) -> str:
-    """What a job waits for where none of the live generators serves it. kind: asks which kind of engine samples it."""
+    """Says what a job waits for where none of the live generators serves it.
+
+    Args:
+        live: The live generators.
+        job_id: The job.
+        kind: Asks which kind of engine samples the job; it is called only where that matters.
+    """
     if not live:
         return "a live generator"
     for generator in live:
-        if why := generator.leaves_alone.get(job_id):
+        why = generator.leaves_alone.get(job_id)
+        if why:
             return f"a live generator that can serve the job; {generator.worker_id} leaves it alone: {why}"
     others = {generator.engine for generator in live if job_id in generator.wrong_engine}
     if not others:
@@ -46,7 +53,7 @@ Seen = TypeVar("Seen", bound=WorkerSeen)
 
 
 class _Board(Generic[Seen]):
-    """The workers of a kind."""
+    """The workers of one kind. Each creates it to say that it lives; status, gateway and peers, to read who lives."""
 
     key: str
     kind: type[Seen]
@@ -66,12 +73,14 @@ class _Board(Generic[Seen]):
         self._write(worker_id, b"")
 
     def live(self) -> list[Seen]:
-        """Those seen within LIVE_S, by id; those not seen for ten times as long are forgotten."""
+        """Returns the workers seen within LIVE_S, by id; those not seen for ten times as long are forgotten."""
         _, now_ms, *names_and_values = self._broker.run("present", kind=self.key)
         live: list[Seen] = []
         for name, value in zip(names_and_values[0::2], names_and_values[1::2], strict=True):
             at_ms, _, record = value.partition(b" ")
-            ago_s = (int(now_ms) - int(at_ms)) / 1000 if at_ms.isdigit() and len(at_ms) < 20 else math.inf
+            ago_s = math.inf  # of a time that can't be read
+            if at_ms.isdigit() and len(at_ms) < 20:
+                ago_s = (int(now_ms) - int(at_ms)) / 1000  # negative after a clock stepped back
             try:
                 worker = changed(decode(record, self.kind), seen_s=max(0.0, ago_s))
             except ContractViolation as error:  # it hides no other one; one of another Onbeat beats again
@@ -96,30 +105,36 @@ class _Board(Generic[Seen]):
 class Presence(_Board[GeneratorSeen]):
     """The generators."""
 
-    key, kind = GENERATORS, GeneratorSeen
+    key = GENERATORS
+    kind = GeneratorSeen
 
 
 class ConsumerPresence(_Board[ConsumerSeen]):
     """The consumers."""
 
-    key, kind = CONSUMERS, ConsumerSeen
+    key = CONSUMERS
+    kind = ConsumerSeen
 
 
 class TaskPresence(_Board[TaskWorkerSeen]):
     """The workers of tasks."""
 
-    key, kind = TASK_WORKERS, TaskWorkerSeen
+    key = TASK_WORKERS
+    kind = TaskWorkerSeen
 
 
 class StagePresence(_Board[StageWorkerSeen]):
     """The stage workers."""
 
-    key, kind = STAGE_WORKERS, StageWorkerSeen
+    key = STAGE_WORKERS
+    kind = StageWorkerSeen
 
     def missed(self, job_id: str, stages: Sequence[StageSpec]) -> dict[str, str]:
-        """The stages of which no worker reaches the judge: name → what is missed, as `missed_by_all` has it."""
+        """Returns the stages of which no worker reaches the judge: name → what is missed, as `missed_by_all` has it."""
         judged = [stage for stage in stages if isinstance(stage, LlmJudgeStage)]
-        live = self.live() if judged else []
+        if not judged:
+            return {}
+        live = self.live()
         by_stage = {
             stage.name: missed_by_all([worker for worker in live if worker.is_for(job_id, stage)], [JUDGE])
             for stage in judged
@@ -127,11 +142,13 @@ class StagePresence(_Board[StageWorkerSeen]):
         return {name: missed for name, missed in by_stage.items() if missed}
 
     def unserved(self, job_id: str, stages: Sequence[StageSpec]) -> dict[str, str]:
-        """What a job waits for: the stages that no live worker serves, in the order of the spec.
+        """Returns the stages that no live worker serves, which the job waits for, in the order of the spec.
 
         Name → "a live worker of stage NAME", with the reason why one of those that live leaves it alone.
         """
-        live = self.live() if stages else []
+        if not stages:
+            return {}
+        live = self.live()
         absent = [stage for stage in stages if not any(worker.is_for(job_id, stage) for worker in live)]
         return {stage.name: _awaited(f"{job_id}/{stage.name}", stage, live) for stage in absent}
 
@@ -155,9 +172,9 @@ def compare(services: Iterable[Dependency], own_id: str, live: Sequence[WorkerSe
 
 
 def missed_by_all(live: Sequence[WorkerSeen], services: Iterable[str]) -> str:
-    """What none of these processes reaches, in words; "" where each service is reached by one, or there is no process.
+    """Says which service none of these processes reaches; "" where each is reached by one, or there is no process.
 
-    One that reaches it is enough: the others give their work back.
+    One process that reaches it is enough: the others give their work back.
     """
     for name in services:
         misses = [(worker, worker.service(name)) for worker in live]
@@ -171,11 +188,17 @@ def tried_again(live: Sequence[WorkerSeen], job_id: str, services: Iterable[str]
     """Says what one of these processes asks of a service again and again for a job, in words; "" where none does."""
     for name in services:
         for worker in live:
-            if why := (worker.service(name).tries_again or {}).get(job_id):
+            why = (worker.service(name).tries_again or {}).get(job_id)
+            if why:
                 return f"the {name}, which is asked again: {why} (as {worker.worker_id} says)"
     return ""
 
 
 def _awaited(name: str, stage: StageSpec, live: Sequence[StageWorkerSeen]) -> str:
-    reasons = [f"; {peer.worker_id} leaves it alone: {why}" for peer in live if (why := peer.leaves_alone.get(name))]
-    return f"a live worker of stage {stage.name}{reasons[0] if reasons else ''}"
+    """Says that a worker of the stage is missed, and why a live one leaves it alone. name: JOB_ID/STAGE."""
+    missed = f"a live worker of stage {stage.name}"
+    for peer in live:
+        why = peer.leaves_alone.get(name)
+        if why:
+            return f"{missed}; {peer.worker_id} leaves it alone: {why}"
+    return missed

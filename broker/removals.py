@@ -16,7 +16,7 @@ from contracts.run_folder import Removal
 
 
 class Notes(NamedTuple):
-    """What the hash holds."""
+    """The notes in the hash, as `Removals.notes` has read them."""
 
     removals: dict[str, Removal]
     """Job id → its note."""
@@ -25,14 +25,20 @@ class Notes(NamedTuple):
 
 
 class Removals:
-    """The notes. Several workers may see to the same one: what they do is safe to repeat."""
+    """Reads, writes and removes the notes; a worker of tasks creates it.
+
+    Several workers may see to the same note: what they do is safe to repeat.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._redis: Any = broker.redis
 
     def notes(self) -> Notes:
-        """All of them. One that can't be read stays where it is, as do the files of its job, and keeps up no other."""
+        """Returns all notes.
+
+        A note that can't be read stays where it is, as do the files of its job, and keeps up no other.
+        """
         with self._broker.call():
             stored: dict[bytes, bytes] = self._redis.hgetall(keys.REMOVED)
         removals: dict[str, Removal] = {}
@@ -49,7 +55,7 @@ class Removals:
         return Notes(removals, unreadable)
 
     def is_pending(self, job_id: str) -> bool:
-        """Whether the job was removed, and its files perhaps not yet."""
+        """Returns True where the job was removed, and its files perhaps not yet."""
         with self._broker.call():
             return bool(self._redis.hexists(keys.REMOVED, job_id))
 

@@ -1,9 +1,9 @@
-"""What generators did between the batches that they publish, and stage workers, on its way to a job's timeline.
+"""Spans of generators and stage workers between the batches that they publish, on their way to a job's timeline.
 
     generator, stage worker ─ report_spans ─▶ `spans` of the job ─ take, after a commit ─▶ trainer, its run log
 
-When a batch was sampled and scored stands in the batch itself. What is here is told beside it and is lost without harm.
-It is bounded in both directions: a trainer that reads nothing leaves MAX_REPORTS, and what a report says is checked,
+When a batch was sampled and scored stands in the batch itself. These spans come next to it and are lost without harm.
+They are bounded in both directions: a trainer that reads nothing leaves MAX_REPORTS, and what a report says is checked,
 since one could write of others.
 """
 
@@ -49,7 +49,7 @@ class SpanStream:
         self._is_said = False
 
     def take(self) -> list[TimelineSpan]:
-        """Returns what was reported since the last call, and removes it; without what none may say."""
+        """Returns the spans that were reported since the last call, without implausible ones, and removes them."""
         with self._broker.call():
             entries: Any = self._broker.redis.xrange(self._key, count=MAX_REPORTS)
         if not entries:
@@ -74,7 +74,7 @@ class SpanStream:
 
 
 def is_plausible(span: TimelineSpan) -> bool:
-    """Whether a generator or a stage worker may say this of itself: its own kind, usual names, real times."""
+    """Returns True where a worker may say this of itself: a span of its own kind, with usual names and real times."""
     names = (span.who, span.what, span.batch_id)
     return (
         is_reported(span)

@@ -17,6 +17,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
+import msgspec
+
 from broker.batch_cache import BatchCache, CachedBatch
 from broker.connection.bounds import MAX_ITEMS
 from broker.connection.client import Broker
@@ -35,7 +37,7 @@ PUT_BYTES = 2**25
 
 
 class PutOutcome(str, Enum):
-    """What became of an item's columns."""
+    """The answer to an item's columns that were put."""
 
     ACCEPTED = "accepted"
     AGAIN = "again"
@@ -56,7 +58,7 @@ class PackedItem(NamedTuple):
     """Its values, packed."""
 
 
-class _Found(Record, frozen=True, kw_only=True):
+class _ClaimedRows(Record, frozen=True, kw_only=True):
     """Items of a batch as `claim_rows` packs them."""
 
     iteration: int
@@ -67,14 +69,20 @@ class _Found(Record, frozen=True, kw_only=True):
 
 
 class _Answer(Record, frozen=True, kw_only=True):
+    """The answer of `claim_rows` where it has found items."""
+
     claim: int
-    """Its number."""
-    found: tuple[_Found, ...]
+    """The claim's number, the same for all of its items."""
+    batches: tuple[_ClaimedRows, ...] = msgspec.field(name="found")
     fields: tuple[str, ...]
+    """Fields of `items`, in the order in which their values follow."""
 
 
 class StageSide(LeasedSide[ClaimedItem]):
-    """One stage worker, one job. Thread-safe."""
+    """The side of one stage worker at one job. Thread-safe.
+
+    A stage worker creates one for each job that it serves, claims items of it, renews their leases and puts columns.
+    """
 
     def __init__(self, broker: Broker, job_id: str, worker_id: str) -> None:
         super().__init__(broker, job_id, worker_id)
@@ -93,15 +101,23 @@ class StageSide(LeasedSide[ClaimedItem]):
         return self._job.plan
 
     def claim(self, stage: str, max_rows: int = 1, *, is_idle: bool = True) -> list[ClaimedItem]:
-        """Items of the stage under its lease, oldest iteration first; [] when it has none.
+        """Claims items of a stage under its lease, those of the oldest iteration first.
 
-        A claim whose answer was lost comes first, again. One item at least where there is one, and no more rows than
-        max_rows in several. An item whose batch can't be read is failed here. is_idle: where there is none, this worker
-        is woken before those that have items in hand. Raises NotFound for a stage that the job doesn't have, and for a
-        job that was removed.
+        A claim whose answer was lost comes first, again. An item whose batch can't be read is failed here.
+
+        Args:
+            stage: The stage's name.
+            max_rows: Most rows of several items; one item at least is claimed where there is one.
+            is_idle: Where there is none, this worker is woken before those that have items in hand.
+
+        Returns:
+            The items; [] where the stage has none.
+
+        Raises:
+            NotFound: The job has no such stage, or was removed.
         """
         number, planned = self._find(stage)
-        held = self._batches.held()
+        cached_batches = self._batches.by_id()
         with self._claiming:
             outcome, *rest = self._run(
                 "claim_rows",
@@ -113,75 +129,104 @@ class StageSide(LeasedSide[ClaimedItem]):
                 lease_ms=int(planned.lease_s * 1000),
                 max_attempts=planned.max_attempts,
                 max_rows=max_rows,
-                held={batch_id: cached.digest for batch_id, cached in held.items()},
+                held={batch_id: cached.digest for batch_id, cached in cached_batches.items()},
                 is_idle=is_idle,
             )
             self.empty[stage] = 0.0
             if outcome == b"none":
-                self.empty[stage] = rest[0] / 1000 if rest[0] >= 0 else math.inf
+                ends_ms = rest[0]  # -1 where no other worker has a lease
+                self.empty[stage] = ends_ms / 1000 if ends_ms >= 0 else math.inf
                 return []
             answer = decode(rest[0], _Answer)
             self._heard[number] = answer.claim
         values: dict[str, bytes] = dict(zip(answer.fields, rest[1:], strict=True))
         items: list[ClaimedItem] = []
-        for found in answer.found:
+        for rows in answer.batches:
             try:
-                batch = self._batch_of(found, held, values)
+                batch = self._batch_of(rows, cached_batches, values)
             except ContractViolation as error:
-                self._fail_all(number, found, found.items, claim=answer.claim, reason=str(error))
+                self._fail_all(number, rows, rows.items, claim=answer.claim, reason=str(error))
                 continue
             if batch is not None:
-                items += self._all_claimed(number, found, batch, values, claim=answer.claim)
+                items += self._all_claimed(number, rows, batch, values, claim=answer.claim)
         return items
 
     def _all_claimed(
-        self, number: int, found: _Found, batch: RolloutBatch, values: dict[str, bytes], *, claim: int
+        self, number: int, rows: _ClaimedRows, batch: RolloutBatch, values: dict[str, bytes], *, claim: int
     ) -> Iterator[ClaimedItem]:
-        for item in found.items:
+        for item in rows.items:
             try:
-                yield self._claimed(number, found, item, batch, values, claim=claim)
+                yield self._claimed(number, rows, item, batch, values, claim=claim)
             except ContractViolation as error:
-                self._fail_all(number, found, [item], claim=claim, reason=str(error))
+                self._fail_all(number, rows, [item], claim=claim, reason=str(error))
 
     def _fail_all(
-        self, number: int, found: _Found, items: Iterable[tuple[int, int]], *, claim: int, reason: str
+        self, number: int, rows: _ClaimedRows, items: Iterable[tuple[int, int]], *, claim: int, reason: str
     ) -> None:
-        """Fails items that nothing can be made of: the items beside them are not to wait for their lease."""
+        """Fails items that nothing can be made of: other items of the batch are not to wait for their lease.
+
+        Args:
+            number: The stage's number.
+            rows: The claimed items of a batch.
+            items: (item, attempt) of those that fail.
+            claim: The claim's number.
+            reason: Why they fail.
+        """
         for item, _ in items:
-            lease = Lease(stage=number, iteration=found.iteration, batch_id=found.batch_id, item=item, claim=claim)
+            lease = Lease(stage=number, iteration=rows.iteration, batch_id=rows.batch_id, item=item, claim=claim)
             self._give_back(lease, reason)
 
-    def _batch_of(self, found: _Found, held: dict[str, CachedBatch], values: dict[str, bytes]) -> RolloutBatch | None:
-        """The batch of items, held from now on; None where it is no longer the one that was claimed.
+    def _batch_of(
+        self, rows: _ClaimedRows, cached_batches: dict[str, CachedBatch], values: dict[str, bytes]
+    ) -> RolloutBatch | None:
+        """Returns the batch of claimed items, which this worker holds from now on.
 
-        held, values: what this worker had before the claim, and what came with it. Raises ContractViolation.
+        Args:
+            rows: The claimed items.
+            cached_batches: The batches that this worker had before the claim, by id.
+            values: Field of `items` → its value, of those that came with the claim.
+
+        Returns:
+            The batch; None where it is no longer the one that was claimed.
+
+        Raises:
+            ContractViolation: Its bytes are no batch.
         """
-        known = held.get(found.batch_id)
-        if known is None or known.digest != found.digest:
-            payload = values.pop(batch_field(found.batch_id), None) or self._large_payload(found)
+        cached = cached_batches.get(rows.batch_id)
+        if cached is None or cached.digest != rows.digest:
+            payload = values.pop(batch_field(rows.batch_id), None) or self._large_payload(rows)
             if payload is None:
                 return None
-            known = held[found.batch_id] = CachedBatch(found.digest, decode(payload, RolloutBatch), len(payload))
-            self._batches.keep(found.batch_id, known)
-        return known.batch
+            cached = CachedBatch(rows.digest, decode(payload, RolloutBatch), len(payload))
+            cached_batches[rows.batch_id] = cached
+            self._batches.keep(rows.batch_id, cached)
+        return cached.batch
 
-    def _large_payload(self, found: _Found) -> bytes | None:
+    def _large_payload(self, rows: _ClaimedRows) -> bytes | None:
         """Reads a batch where it stands; None where its ledger has another one by now, or none."""
-        named = {"iteration": found.iteration, "batch_id": found.batch_id, "digest": found.digest}
-        outcome, *payload = self._run("read_batch", **named)
+        outcome, *payload = self._run(
+            "read_batch", iteration=rows.iteration, batch_id=rows.batch_id, digest=rows.digest
+        )
         return payload[0] if outcome == b"read" else None
 
-    def put(self, made: Sequence[tuple[ClaimedItem, ColumnValues]]) -> list[PutOutcome]:
-        """Puts the columns of items; an outcome for each. Safe to repeat.
+    def put(self, items: Sequence[tuple[ClaimedItem, ColumnValues]]) -> list[PutOutcome]:
+        """Puts the columns of items. Safe to repeat.
 
         Each call of the server takes MAX_ITEMS items, and PUT_BYTES of columns where it takes several.
 
-        Raises ContractViolation for columns that are not the stage's outputs, before anything is sent, and InvalidInput
-        for those of an item that no call takes.
+        Args:
+            items: The items, each with its columns.
+
+        Returns:
+            An outcome for each item, in their order.
+
+        Raises:
+            ContractViolation: Columns are not the stage's outputs; nothing was sent then.
+            InvalidInput: The columns of one item are more than a call takes.
         """
         packed: list[PackedItem] = []
-        for _, items in itertools.groupby(made, lambda put: put[0].digest):
-            packed += self._packed(list(items))
+        for _, of_batch in itertools.groupby(items, lambda put: put[0].digest):
+            packed += self._packed(list(of_batch))
         outcomes: list[bytes] = []
         for several in puts_at_once(packed):
             payloads: list[bytes] = []
@@ -191,21 +236,32 @@ class StageSide(LeasedSide[ClaimedItem]):
             outcomes += self._run("put_rows", *payloads, stages=self._job.stages, runs=runs)[1:]
         return [PutOutcome(outcome.decode()) for outcome in outcomes]
 
-    def _packed(self, made: Sequence[tuple[ClaimedItem, ColumnValues]]) -> list[PackedItem]:
-        """made: items of one batch. Raises ContractViolation for columns that are not the stage's outputs."""
-        shapes = row_shapes(made[0][0].batch)
-        for item, values in made:
+    def _packed(self, items: Sequence[tuple[ClaimedItem, ColumnValues]]) -> list[PackedItem]:
+        """Packs the columns of items of one batch. Raises ContractViolation where they are not the stage's outputs."""
+        shapes = row_shapes(items[0][0].batch)
+        for item, values in items:
             _, planned = self._find(item.stage)
             check_values(values, planned.outputs, shapes[item.rows.start : item.rows.stop], of=str(item))
-        return [PackedItem(item, pack_values(values)) for item, values in made]
+        return [PackedItem(item, pack_values(values)) for item, values in items]
 
     def _run_of(
-        self, number: int, planned: PlannedStage, made: Sequence[PackedItem], payloads: list[bytes]
+        self, number: int, planned: PlannedStage, packed: Sequence[PackedItem], payloads: list[bytes]
     ) -> dict[str, Any]:
-        """Items of a stage and a batch as `put_rows` is told of them. payloads: gets what follows its arguments."""
-        first, is_read = made[0].item, self.plan.is_read(number - 1)
+        """Returns items of a stage and a batch as `put_rows` gets them, and appends their payloads.
+
+        Args:
+            number: The stage's number.
+            planned: The stage.
+            packed: The items.
+            payloads: Gets the columns of each item, and behind them the digests of its inputs where the stage reads
+                columns of others.
+        """
+        first = packed[0].item
         has_inputs = bool(planned.after)
-        for item, columns in made:
+        digests: list[str] = []
+        if self.plan.is_read(number - 1):  # the plan counts from 0
+            digests = [content_digest(item.columns) for item in packed]
+        for item, columns in packed:
             payloads.append(columns)
             if has_inputs:
                 payloads.append("".join(item.input_digests).encode())
@@ -214,9 +270,9 @@ class StageSide(LeasedSide[ClaimedItem]):
             "iteration": first.iteration,
             "batch_id": first.batch_id,
             "of": first.digest,
-            "items": [put.item.item for put in made],
+            "items": [item.item.item for item in packed],
             "has_inputs": has_inputs,
-            "digests": [content_digest(put.columns) for put in made] if is_read else [],
+            "digests": digests,
         }
 
     def _lease_of(self, claim: ClaimedItem) -> Lease:
@@ -231,45 +287,56 @@ class StageSide(LeasedSide[ClaimedItem]):
     def _claimed(
         self,
         number: int,
-        found: _Found,
+        claimed_rows: _ClaimedRows,
         claimed: tuple[int, int],
         batch: RolloutBatch,
         values: dict[str, bytes],
         *,
         claim: int,
     ) -> ClaimedItem:
-        planned, (item, attempt) = self.plan.stages[number - 1], claimed
+        """Makes a claimed item, with the inputs that its stage reads.
+
+        Args:
+            number: The stage's number, counted from 1.
+            claimed_rows: The items of the batch that were claimed.
+            claimed: (item, attempt) of this one.
+            batch: The batch.
+            values: Field of `items` → the packed columns that other stages made.
+            claim: The claim's number.
+        """
+        planned = self.plan.stages[number - 1]
+        item, attempt = claimed
         sizes = {"num_groups": len(batch.groups), "group_size": batch.group_size}
         rows = planned.rows_of_item(item, **sizes)
         inputs = base_values(batch, planned.inputs, rows)
         digests: list[str] = []
         for before in planned.after:
-            size = self.plan.stages[before].item_rows(**sizes)
+            size = self.plan.stages[before].item_rows(**sizes)  # rows of an item of the earlier stage
             parts = range(rows.start // size, (rows.stop - 1) // size + 1)
-            packed = [values[item_fields(before + 1, found.batch_id, part).columns] for part in parts]
+            packed = [values[item_fields(before + 1, claimed_rows.batch_id, part).columns] for part in parts]
             digests += [content_digest(values) for values in packed]
             first = parts.start * size
-            made = [unpack_values(values) for values in packed]
+            columns = [unpack_values(values) for values in packed]
             for name in planned.inputs:
-                if name in made[0]:
-                    of_parts = [value for part in made for value in part[name]]
+                if name in columns[0]:
+                    of_parts = [value for part in columns for value in part[name]]
                     inputs[name] = of_parts[rows.start - first : rows.stop - first]
         return ClaimedItem(
             stage=planned.name,
-            iteration=found.iteration,
-            batch_id=found.batch_id,
+            iteration=claimed_rows.iteration,
+            batch_id=claimed_rows.batch_id,
             item=item,
             rows=rows,
             claim=claim,
             attempt=attempt,
             batch=batch,
             inputs=inputs,
-            digest=found.digest,
+            digest=claimed_rows.digest,
             input_digests=tuple(digests),
         )
 
     def _find(self, stage: str) -> tuple[int, PlannedStage]:
-        """(its number, as scripts count from 1, the stage)."""
+        """Returns (the stage's number, which scripts count from 1; the stage)."""
         try:
             number = 1 + self.plan.index(stage)
         except KeyError:
@@ -285,7 +352,8 @@ def puts_at_once(items: Iterable[PackedItem]) -> Iterator[list[PackedItem]]:
     for item in items:
         if several and (len(several) == MAX_ITEMS or num_bytes + len(item.columns) > PUT_BYTES):
             yield several
-            several, num_bytes = [], 0
+            several = []
+            num_bytes = 0
         several.append(item)
         num_bytes += len(item.columns)
     if several:
@@ -295,8 +363,11 @@ def puts_at_once(items: Iterable[PackedItem]) -> Iterator[list[PackedItem]]:
 def wait_for_items(waits: Sequence[tuple[StageSide, Collection[str] | None]], timeout_s: float) -> None:
     """Blocks until items became free after claims of the stages that found none, a lease ends, or for timeout_s.
 
-    Doesn't block where the latest claim of one of them has found items. waits: each job of one worker with its stages;
-    None stands for those claimed of.
+    Doesn't block where the latest claim of one of them has found items.
+
+    Args:
+        waits: Each job of one worker, with the names of its stages; None stands for those that it has claimed of.
+        timeout_s: Seconds.
     """
     if not waits:
         raise ValueError("there is no job to wait for")

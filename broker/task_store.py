@@ -65,7 +65,7 @@ def check_task_id(task_id: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One attempt at a task, as `TaskStore.begin` gives it to a worker."""
+    """An attempt at a task, as `TaskStore.begin` gives it to a worker."""
 
     task_id: str
     turn: int
@@ -80,7 +80,10 @@ class Attempt:
 
 
 class TaskStore:
-    """Every task of the stack. Thread-safe."""
+    """Every task of the stack. Thread-safe.
+
+    The gateway creates one to create, show and cancel tasks; workers of tasks and the clock, to begin and end them.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -112,18 +115,22 @@ class TaskStore:
             Unavailable: MAX_WAITING tasks wait in the queue.
         """
         task_id = f"task-{uuid.uuid4().hex[:12]}"
+        event = b""  # a task of no job has no watchers
+        if arguments.job_id:
+            event = self._event(task_id, kind, TaskState.QUEUED, who)
+        name, interval_ms, phase_ms = _period(entry)
         outcome, answer = self._broker.run(
             "create_task",
             encode(arguments),
-            self._event(task_id, kind, TaskState.QUEUED, who) if arguments.job_id else b"",
+            event,
             job=arguments.job_id,
             task_id=task_id,
             kind=kind.value,
             queue=queue or kind.queue.value,
             who=who,
-            entry=entry.name if entry else "",
-            interval_ms=int(entry.interval_s * 1000) if entry else 1,
-            phase_ms=int(entry.phase_s * 1000) if entry else 0,
+            entry=name,
+            interval_ms=interval_ms,
+            phase_ms=phase_ms,
             max_waiting=MAX_WAITING,
             max_kept=MAX_KEPT,
         )
@@ -168,10 +175,11 @@ class TaskStore:
         """
         before = self.status(task_id)
         reason = f"cancelled by {by}"
-        event = self._event(task_id, before.kind, TaskState.CANCELLED, by, reason) if before.arguments.job_id else b""
-        outcome, *rest = self._broker.run(
-            "cancel_task", event, job=before.arguments.job_id, task_id=task_id, reason=reason
-        )
+        job_id = before.arguments.job_id
+        event = b""  # a task of no job has no watchers
+        if job_id:
+            event = self._event(task_id, before.kind, TaskState.CANCELLED, by, reason)
+        outcome, *rest = self._broker.run("cancel_task", event, job=job_id, task_id=task_id, reason=reason)
         if outcome == b"ended" and rest[0].decode() != TaskState.CANCELLED.value:
             raise Conflict(f"a task that is {rest[0].decode()} cannot be cancelled", field="state")
         return self.status(task_id)
@@ -247,11 +255,14 @@ class TaskStore:
         """
         body = b"" if result is None else encode(result)
         if len(body) > MAX_RESULT_BYTES:
-            state, body = TaskState.FAILED, b""
+            state = TaskState.FAILED
+            body = b""
             reason = f"its result has more than {MAX_RESULT_BYTES} bytes"
         reason = reason[:MAX_REASON_CHARS]
         job_id = attempt.arguments.job_id
-        event = self._event(attempt.task_id, attempt.kind, state, attempt.who, reason) if job_id else b""
+        event = b""  # a task of no job has no watchers
+        if job_id:
+            event = self._event(attempt.task_id, attempt.kind, state, attempt.who, reason)
         return self._end(attempt, state.value, reason, progress, body, event)
 
     def give_back(self, attempt: Attempt, *, reason: str, progress: TaskProgress = NO_PROGRESS) -> str:
@@ -344,7 +355,9 @@ class TaskStore:
         with self._broker.call():
             fields: dict[bytes, bytes] = self._redis.hgetall(keys.CLOCK)
         with read_of("onbeat:clock"):
-            entries = decode(fields[b"entries"], tuple[ClockEntry, ...]) if b"entries" in fields else ()
+            entries: tuple[ClockEntry, ...] = ()
+            if b"entries" in fields:
+                entries = decode(fields[b"entries"], tuple[ClockEntry, ...])
             lease_s = int(fields.get(b"lease_until", b"0")) / 1000 - self._broker.now_s()
             return ClockReport(
                 entries=tuple(_as_run(entry, fields) for entry in entries),
@@ -353,7 +366,7 @@ class TaskStore:
             )
 
     def _statuses(self, ids: Sequence[str]) -> list[TaskStatus]:
-        """Those of the ids whose records are there, and can be read: a damaged one hides no other."""
+        """Returns the tasks whose records are there, and can be read: a damaged one hides no other."""
         ids = [task_id for task_id in ids if TASK_ID.fullmatch(task_id)]
         with self._broker.call():
             pipe: Any = self._redis.pipeline(transaction=False)
@@ -395,6 +408,16 @@ class TaskStore:
         return encode(event)
 
 
+def _period(entry: ClockEntry | None) -> tuple[str, int, int]:
+    """Returns (name, interval in ms, phase in ms) of the clock's entry; of None those of a task that no clock starts.
+
+    The script divides by the interval, so that it is at least 1.
+    """
+    if entry is None:
+        return "", 1, 0
+    return entry.name, int(entry.interval_s * 1000), int(entry.phase_s * 1000)
+
+
 def _unknown(task_id: str) -> NotFound:
     return NotFound(
         f"there is no task {task_id}; of ended ones the newest {MAX_KEPT} are kept",
@@ -429,6 +452,12 @@ def _status(task_id: str, fields: dict[bytes, bytes]) -> TaskStatus:
 
     with read_of(task_id):
         state = TaskState(text(b"state"))
+        progress = TaskProgress()
+        if fields.get(b"progress"):
+            progress = decode(fields[b"progress"], TaskProgress)
+        result = None
+        if fields.get(b"result"):
+            result = decode(fields[b"result"], TaskResult)
         return TaskStatus(
             task_id=task_id,
             kind=TaskKind(text(b"kind")),
@@ -443,23 +472,26 @@ def _status(task_id: str, fields: dict[bytes, bytes]) -> TaskStatus:
             attempts=int(fields.get(b"attempts") or 0),
             worker=text(b"worker"),
             is_cancelling=fields.get(b"cancel") == b"1" and not state.is_final,
-            progress=decode(fields[b"progress"], TaskProgress) if fields.get(b"progress") else TaskProgress(),
-            result=decode(fields[b"result"], TaskResult) if fields.get(b"result") else None,
+            progress=progress,
+            result=result,
         )
 
 
 def _as_run(entry: ClockEntry, fields: dict[bytes, bytes]) -> ClockEntry:
-    """The entry with the times of its runs."""
+    """Returns the entry with the times of its runs, as the hash of the clock has them."""
 
     def seconds(name: str) -> float:
         return int(fields.get(f"{name} {entry.name}".encode()) or 0) / 1000
 
     last_s = seconds("last")
-    period = (last_s - entry.phase_s) // entry.interval_s
+    next_s = 0.0  # an entry that never ran is due at once
+    if last_s:
+        period = (last_s - entry.phase_s) // entry.interval_s
+        next_s = (period + 1) * entry.interval_s + entry.phase_s
     return changed(
         entry,
         last_s=last_s,
         done_s=seconds("done"),
-        next_s=(period + 1) * entry.interval_s + entry.phase_s if last_s else 0.0,
+        next_s=next_s,
         last_task=fields.get(f"task {entry.name}".encode(), b"").decode(errors="replace"),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from broker.batch_cache import READ_AHEAD, RolloutCursor, RolloutEntry
@@ -34,12 +33,24 @@ class Arrived(Record, frozen=True, kw_only=True):
 
 
 class TrainerSide:
-    """One trainer, one job."""
+    """The side of one trainer at one job.
+
+    A trainer creates it, acquires the job, and then opens, claims and commits iterations until it is fenced off.
+    """
 
     def __init__(
         self, broker: Broker, job_id: str, *, owner: str, lease_s: float, num_open: int = 1, plan: StagePlan = NO_STAGES
     ) -> None:
-        """num_open, plan: of the job's spec."""
+        """Names the trainer to the job; nothing is read yet.
+
+        Args:
+            broker: The broker.
+            job_id: The job.
+            owner: The name of this life of the trainer: a repeat by the same owner keeps the lease.
+            lease_s: Seconds for which the lease is taken.
+            num_open: Iterations that may be open at once, as the job's spec says.
+            plan: The stages of the job's spec.
+        """
         self._broker = broker
         self._job_id = job_id
         self._num_open = num_open
@@ -48,21 +59,28 @@ class TrainerSide:
         self._lease_ms = int(lease_s * 1000)
         self._epoch: int | None = None
         self._engine: str | None = None
-        """The kind that sampled the first rollouts that it was given, of a deterministic job."""
+        """The kind of engine that sampled the first rollouts that this trainer claimed, of a deterministic job."""
         self._cursors = [RolloutCursor() for _ in range(num_open)]
 
     @property
     def trainer_epoch(self) -> int:
-        """Raises FencedOff before one was acquired."""
+        """The epoch that this trainer holds. Raises FencedOff before it has acquired the job."""
         if self._epoch is None:
             raise FencedOff("this trainer holds no epoch: it has not acquired the job", field="trainer_epoch")
         return self._epoch
 
     def acquire(self, sealed: int = 0) -> int:
-        """The new trainer epoch, a fencing token. sealed: the number of the hosts whose ranks it leads (hosts_side.py).
+        """Acquires the job.
 
-        Raises Conflict while another trainer's lease lives, or where those hosts are no group any more, and NotFound
-        for a job that was removed.
+        Args:
+            sealed: The number of the hosts whose ranks it leads (hosts_side.py); 0 where one host has all.
+
+        Returns:
+            The new trainer epoch, a fencing token.
+
+        Raises:
+            Conflict: Another trainer's lease lives, or the hosts are no group any more.
+            NotFound: The job was removed.
         """
         outcome, *rest = self._run("acquire_trainer", owner=self._owner, lease_ms=self._lease_ms, sealed=sealed)
         if outcome == b"unknown":
@@ -77,7 +95,7 @@ class TrainerSide:
         return self._epoch
 
     def renew(self) -> JobState:
-        """Extends the lease and answers the job's state, so that a cancel is noticed. Raises FencedOff."""
+        """Extends the lease and returns the job's state, so that a cancel is noticed. Raises FencedOff."""
         _, state = self._fenced("renew_trainer", lease_ms=self._lease_ms)
         return JobState(state.decode())
 
@@ -86,7 +104,7 @@ class TrainerSide:
         self._fenced("renew_trainer", lease_ms=0)
 
     def fence(self) -> FenceState:
-        """The fence as it stands. Raises FencedOff where it is another trainer's by now."""
+        """Reads the fence as it stands. Raises FencedOff where it is another trainer's by now."""
         state = read_fence(self._broker, self._keys)
         if state.trainer_epoch != self.trainer_epoch:
             raise self._fenced_off()
@@ -99,18 +117,25 @@ class TrainerSide:
         server has lost the rewind after which it was made anew.
         """
         version = manifest.policy_version
-        kept = {"oldest_kept": oldest_kept, "chunk_bytes": manifest.num_chunk_bytes}
-        outcome, *rest = self._fenced("publish_weights", encode(manifest), policy_version=version, **kept)
+        outcome, *rest = self._fenced(
+            "publish_weights",
+            encode(manifest),
+            policy_version=version,
+            oldest_kept=oldest_kept,
+            chunk_bytes=manifest.num_chunk_bytes,
+        )
         if outcome != b"published":
             raise FenceViolation(f"version {version} cannot be announced: {_said(outcome, rest)}", field="digest")
         if self._num_open > 1:
             # It wakes the generators that receive versions while they sample: they wait for files.
             file = manifest.files[-1]
-            told = {"policy_version": version, "path": f"{manifest.directory}/{file.name}"}
-            self.announce_shard(WeightShard(**told, name=file.name, num_bytes=file.num_bytes))
+            path = f"{manifest.directory}/{file.name}"
+            self.announce_shard(
+                WeightShard(policy_version=version, path=path, name=file.name, num_bytes=file.num_bytes)
+            )
 
     def announce_shard(self, shard: WeightShard) -> None:
-        """Tells generators of a file before its version is announced. Raises FencedOff."""
+        """Announces a file to generators before its version is announced. Raises FencedOff."""
         self._fenced("announce_shard", encode(shard))
 
     def record_files(self, listed: bytes) -> None:
@@ -118,21 +143,42 @@ class TrainerSide:
         self._fenced("record_files", listed)
 
     def put_chunk(self, policy_version: int, name: str, number: int, data: bytes, *, keep_s: float) -> None:
-        """keep_s: after so long without another chunk all of them go. Raises FencedOff, BrokerFull."""
+        """Puts a chunk of a version's file into Redis.
+
+        Args:
+            policy_version: The version.
+            name: The file.
+            number: The chunk's place in the file, from 0.
+            data: Its bytes.
+            keep_s: Seconds without another chunk after which all chunks go.
+
+        Raises:
+            FencedOff: Another trainer holds the job.
+            BrokerFull: The server is at maxmemory.
+        """
         field = chunk_field(policy_version, name, number)
         self._fenced("put_chunk", data, field=field, keep_ms=int(keep_s * 1000))
 
-    def drop_chunks_before(self, policy_version: int, kept: Collection[int] = ()) -> None:
-        """Removes the chunks of older versions but `kept`. Raises FencedOff."""
-        self._fenced("drop_chunks", oldest_kept=policy_version, kept=list(kept))
+    def drop_chunks_before(self, policy_version: int, kept_versions: Collection[int] = ()) -> None:
+        """Removes the chunks of versions older than policy_version but `kept_versions`. Raises FencedOff."""
+        self._fenced("drop_chunks", oldest_kept=policy_version, kept=list(kept_versions))
 
     def open_iteration(self, opening: IterationOpening, versions: Mapping[int, str]) -> bool:
-        """True if it was opened now, False if it stood open already: its batches go on.
+        """Opens an iteration.
 
-        versions: version → weights digest, announced ones that the window's batches may be sampled with. The first
-        batches go out with the opening, the rest after it; what a death leaves undone `reconcile` does.
-        Raises FencedOff, or FenceViolation for an iteration that is not the next one, finds as many open as may be, or
-        lacks its oldest version.
+        The first batches go out with the opening, the rest after it; what a death leaves undone `reconcile` does.
+
+        Args:
+            opening: The iteration, with its batches.
+            versions: Version → weights digest, of announced ones that the window's batches may be sampled with.
+
+        Returns:
+            True if it was opened now, False if it stood open already: its batches go on.
+
+        Raises:
+            FencedOff: Another trainer holds the job.
+            FenceViolation: The iteration is not the next one, as many as may be are open, or its oldest version is
+                missing.
         """
         chunks = self._chunks(opening.batches)
         following, payloads = opening_arguments(opening, chunks)
@@ -145,12 +191,12 @@ class TrainerSide:
         return outcome == b"opened"
 
     def rewind(self, record: AuditRecord) -> None:
-        """Makes record.iteration the next to open, writes the rewind into the chain and tells of it; safe to repeat.
+        """Makes record.iteration the next to open, and writes the rewind into the chain and the events; safe to repeat.
 
         Raises FencedOff, or FenceViolation for an iteration that would leave a gap, or a record that follows another.
         """
-        told = encode(Rewound.by(record, committed=self.fence().committed))
-        outcome, *rest = self._fenced("rewind", encode(record), told, iteration=record.iteration, **_links(record))
+        event = encode(Rewound.by(record, committed=self.fence().committed))
+        outcome, *rest = self._fenced("rewind", encode(record), event, iteration=record.iteration, **_links(record))
         if outcome not in (b"rewound", b"already_rewound"):
             raise FenceViolation(f"iteration {record.iteration} cannot be next: {_said(outcome, rest)}")
         for cursor in self._cursors:
@@ -163,60 +209,80 @@ class TrainerSide:
         they don't follow.
         """
         for first in range(0, len(records), RESTORED_AT_ONCE):
-            some = records[first : first + RESTORED_AT_ONCE]
-            newest = some[-1]
+            chunk = records[first : first + RESTORED_AT_ONCE]
+            newest = chunk[-1]
+            # A rewind names the iteration that is replayed first: the one before it is the last that stands.
+            committed = newest.iteration if newest.kind == "commit" else newest.iteration - 1
             outcome, *rest = self._fenced(
                 "restore_chain",
-                *[encode(record) for record in some],
-                committed=newest.iteration - (newest.kind != "commit"),
-                digests=[record_digest(record) for record in some],
-                previous=some[0].previous,
+                *[encode(record) for record in chunk],
+                committed=committed,
+                digests=[record_digest(record) for record in chunk],
+                previous=chunk[0].previous,
             )
             if outcome not in (b"restored", b"already_restored"):
                 raise FenceViolation(f"iteration {newest.iteration} cannot be restored: {_said(outcome, rest)}")
 
     def claim_rollouts(self, iteration: int, *, max_batches: int) -> tuple[list[Arrived], int]:
-        """(published batches in arrival order, number of dead batches) of an open iteration. Doesn't block.
+        """Claims published batches of an open iteration. Doesn't block.
 
-        The first calls also answer what an earlier epoch claimed and did not commit. Raises FencedOff, or
-        FenceViolation where a restarted server has lost the opening of this iteration.
+        The first calls also return what an earlier epoch claimed and did not commit.
+
+        Args:
+            iteration: The iteration.
+            max_batches: Most batches.
+
+        Returns:
+            (the batches in the order of their arrival, the number of dead batches of the iteration).
+
+        Raises:
+            FencedOff: Another trainer holds the job.
+            FenceViolation: A restarted server has lost the opening of this iteration, or a batch is not the ledger's.
         """
         cursor = self._cursor_of(iteration)
-        known = cursor.read_ahead
+        read_ahead = cursor.read_ahead
         outcome, num_dead, *rows = self._fenced(
             "claim_rollouts",
             iteration=iteration,
             max_batches=max_batches,
             last_entry=cursor.last_entry,
-            read_ahead=list(known),
+            read_ahead=list(read_ahead),
         )
         if outcome != b"claimed":
             raise FenceViolation(f"the fence is not open at iteration {iteration}: {_said(outcome, [num_dead])}")
         engine, *rows = rows
         if rows and engine and self._engine is None:
             self._engine = engine.decode(errors="replace")
+        # Four items each: the entry's id, its payload, the digest, the batch's id.
         claimed = {
-            entry.decode(): RolloutEntry(*fields)
-            for entry, *fields in zip(rows[0::4], rows[1::4], rows[2::4], rows[3::4], strict=True)
+            entry_id.decode(): RolloutEntry(*fields)
+            for entry_id, *fields in zip(rows[0::4], rows[1::4], rows[2::4], rows[3::4], strict=True)
         }
-        entries = {entry: known[entry] if row.payload == b"" else row for entry, row in claimed.items()}
-        elsewhere = [row.batch_id for row in entries.values() if row.payload is None]
-        payloads = self._beside_columns(iteration, elsewhere) if elsewhere else {}
-        arrived = []
-        for entry, row in entries.items():
-            payload = payloads[row.batch_id] if row.payload is None else row.payload
+        for entry_id, entry in claimed.items():
+            if entry.payload == b"":  # the script leaves out what a wait has brought already
+                claimed[entry_id] = read_ahead[entry_id]
+        payloads: dict[bytes, bytes] = {}
+        with_columns = [entry.batch_id for entry in claimed.values() if entry.payload is None]
+        if with_columns:
+            payloads = self._beside_columns(iteration, with_columns)
+        arrived: list[Arrived] = []
+        for entry_id, entry in claimed.items():
+            payload = payloads[entry.batch_id] if entry.payload is None else entry.payload
+            digest = entry.digest.decode()
             batch = decode(payload, RolloutBatch)
-            if batch_digest(batch) != row.digest.decode():
+            if batch_digest(batch) != digest:
                 raise FenceViolation(f"batch {batch.batch_id} is not what the ledger recorded", field="digest")
-            arrived.append(Arrived(batch=batch, digest=row.digest.decode(), num_bytes=len(payload)))
-            known.pop(entry, None)
-            cursor.last_entry = entry
+            arrived.append(Arrived(batch=batch, digest=digest, num_bytes=len(payload)))
+            # The cursor moves behind a batch once it has been read whole.
+            read_ahead.pop(entry_id, None)
+            cursor.last_entry = entry_id
         cursor.awaited_entry = cursor.last_entry
         return arrived, num_dead
 
     def _beside_columns(self, iteration: int, batch_ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Batch id → payload, of batches that have columns. Raises FenceViolation for one that is gone."""
-        key, fields = self._keys.slot_of(iteration).items, [batch_field(batch_id.decode()) for batch_id in batch_ids]
+        """Returns batch id → payload, of batches that have columns. Raises FenceViolation for one that is gone."""
+        key = self._keys.slot_of(iteration).items
+        fields = [batch_field(batch_id.decode()) for batch_id in batch_ids]
         with self._broker.call():
             payloads: Any = self._broker.redis.hmget(key, fields)
         gone = [batch_id.decode() for batch_id, payload in zip(batch_ids, payloads, strict=True) if payload is None]
@@ -225,10 +291,15 @@ class TrainerSide:
         return dict(zip(batch_ids, payloads, strict=True))
 
     def columns(self, batch: RolloutBatch) -> dict[str, tuple[bytes, ...]]:
-        """Column → a value for each row, of what the job's stages made of a batch that has arrived.
+        """Reads the columns that the job's stages made of a batch that has arrived.
 
-        Raises FenceViolation where the ledger holds another batch by now, or they are gone: a restarted server has lost
-        them, or the iteration was cleared; and ContractViolation for what is no output of its stage.
+        Returns:
+            Column → a value for each row.
+
+        Raises:
+            FenceViolation: The ledger holds another batch by now, or the columns are gone: a restarted server has lost
+                them, or the iteration was cleared.
+            ContractViolation: A value is no output of its stage.
         """
         items = all_items(self._plan, batch)
         if not items:
@@ -238,9 +309,9 @@ class TrainerSide:
         with self._broker.call():
             # The ledger last: where it still holds this batch, the columns are its. A full server takes no transaction.
             pipe: Any = self._broker.redis.pipeline(transaction=False)
-            packed, noted = pipe.hmget(slot.items, fields).hget(slot.ledger, batch.batch_id).execute()
-        known = batch_record(noted) if noted else None
-        if not isinstance(known, Published) or known.digest != batch_digest(batch):
+            packed, record_bytes = pipe.hmget(slot.items, fields).hget(slot.ledger, batch.batch_id).execute()
+        record = batch_record(record_bytes) if record_bytes else None
+        if not isinstance(record, Published) or record.digest != batch_digest(batch):
             raise FenceViolation(f"batch {batch.batch_id} is not what the ledger records by now", field="digest")
         return columns_of(self._plan, batch, packed)
 
@@ -252,6 +323,7 @@ class TrainerSide:
         with self._broker.call():
             pipe: Any = self._broker.redis.pipeline(transaction=False)
             for number in range(1, len(self._plan.stages) + 1):
+                # The scores of a stage, up to the next one's first, which "(" leaves out.
                 pipe.zcount(work, number * STAGE_BAND, f"({(number + 1) * STAGE_BAND}")
             counts = pipe.execute()
         return [stage.name for stage, count in zip(self._plan.stages, counts, strict=True) if count]
@@ -261,25 +333,26 @@ class TrainerSide:
 
         The next claim takes what a wait has brought, so that a batch crosses the connection once.
         """
-        cursor, stream = self._cursor_of(iteration), self._keys.slot_of(iteration).rollouts
+        cursor = self._cursor_of(iteration)
+        stream = self._keys.slot_of(iteration).rollouts
         block_ms = max(1, int(timeout_s * 1000))
         with self._broker.call(blocks_s=timeout_s):
             rows = self._broker.connections.ask(
                 "XREAD", "COUNT", READ_AHEAD, "BLOCK", block_ms, "STREAMS", stream, cursor.awaited_entry
             )
-        for entry, words in dict(rows or ()).get(stream.encode(), ()):
+        for entry_id, words in dict(rows or ()).get(stream.encode(), ()):
             fields = dict(zip(words[::2], words[1::2], strict=True))
-            cursor.keep(entry.decode(), RolloutEntry(fields.get(b"batch"), fields[b"digest"], fields[b"batch_id"]))
+            cursor.keep(entry_id.decode(), RolloutEntry(fields.get(b"batch"), fields[b"digest"], fields[b"batch_id"]))
 
     def dead_batches(self, iteration: int) -> dict[str, str]:
-        """Batch id → reason, of an open iteration."""
+        """Returns batch id → reason, of the dead batches of an open iteration."""
         with self._broker.call():
             rows: Any = self._broker.redis.hgetall(self._keys.slot_of(iteration).ledger)
         batches = {batch_id.decode(): batch_record(value) for batch_id, value in rows.items()}
         return {batch_id: batch.reason for batch_id, batch in batches.items() if isinstance(batch, Dead)}
 
     def dispatch(self, iteration: int, batches: Iterable[PromptBatch]) -> int:
-        """Puts batches of an open iteration in work that have not been there; how many.
+        """Puts batches of an open iteration in work that have not been there, and returns how many.
 
         Raises FencedOff, or FenceViolation for an iteration that is not open, and for an evaluation whose version isn't
         made yet.
@@ -287,24 +360,26 @@ class TrainerSide:
         return self._dispatch(iteration, self._chunks(batches))
 
     def reconcile(self, iteration: int, batches: Sequence[PromptBatch]) -> int:
-        """Dispatches what of an open iteration is neither settled nor in work; how many.
+        """Dispatches the batches of an open iteration that are neither settled nor in work, and returns how many.
 
         Raises FencedOff, or FenceViolation where a restarted server has lost the opening of this iteration.
         """
         if self._lost(iteration, ()) is None:
             return 0
         lost: set[str] = set()
-        batch_ids = iter([batch.batch_id for batch in batches])
-        while some := list(islice(batch_ids, ASKED_AT_ONCE)):
-            lost |= set(self._lost(iteration, some) or ())
+        batch_ids = [batch.batch_id for batch in batches]
+        for start in range(0, len(batch_ids), ASKED_AT_ONCE):
+            lost |= set(self._lost(iteration, batch_ids[start : start + ASKED_AT_ONCE]) or ())
         return self._dispatch(iteration, self._chunks(batch for batch in batches if batch.batch_id in lost))
 
     def _lost(self, iteration: int, batch_ids: Sequence[str]) -> list[str] | None:
-        """Those of the batches that are nowhere; None where no batch of the iteration is."""
+        """Returns the batches that are neither settled nor in work; None where no batch of the iteration is so."""
         outcome, *rest = self._fenced("reconcile", iteration=iteration, batch_ids=batch_ids)
         if outcome not in (b"whole", b"lost"):
             raise FenceViolation(f"the fence is not open at iteration {iteration}: {_said(outcome, rest)}")
-        return None if outcome == b"whole" else [batch_id.decode() for batch_id in rest]
+        if outcome == b"whole":
+            return None
+        return [batch_id.decode() for batch_id in rest]
 
     def _dispatch(self, iteration: int, chunks: Iterable[DispatchChunk]) -> int:
         num_dispatched = 0
@@ -330,16 +405,32 @@ class TrainerSide:
         *,
         event: JobEvent | None,
         opening: IterationOpening | None,
-        made: tuple[int, str] | None,
+        next_version: tuple[int, str] | None,
     ) -> None:
         """Commits the oldest open iteration and opens the next in one script; safe to repeat.
 
-        `trained` maps batch id to digest; `made` is the announced version that the iteration has made, with its digest,
-        None where it only evaluated. Raises FencedOff, or FenceViolation for a ledger that is not complete,
-        and for a record that doesn't follow the newest: a restart has lost what this trainer had committed.
+        Args:
+            record: The iteration's record in the audit chain.
+            trained: Batch id → digest, of each batch that was trained.
+            event: The event of the commit; None where the iteration only evaluated.
+            opening: The iteration to open; None where none follows.
+            next_version: The announced (version, digest) that the iteration has made; None where it only evaluated.
+
+        Raises:
+            FencedOff: Another trainer holds the job.
+            FenceViolation: The ledger is not complete, or the record doesn't follow the newest one: a restart has lost
+                what this trainer had committed.
         """
         chunks = self._chunks(opening.batches if opening else ())
-        following, prompts = opening_arguments(opening, chunks) if opening else (None, [])
+        following: dict[str, Any] | None = None
+        prompts: list[bytes] = []
+        if opening:
+            following, prompts = opening_arguments(opening, chunks)
+        known: KnownVersion | None = None
+        if next_version:
+            version, digest = next_version
+            known = KnownVersion(version=version, digest=digest)
+        # Payloads in the order in which the script takes them: the record, the event, the first prompt batches.
         outcome, *rest = self._fenced(
             "commit_iteration",
             encode(record),
@@ -347,7 +438,7 @@ class TrainerSide:
             *prompts,
             iteration=record.iteration,
             trained=dict(trained),
-            made=KnownVersion(version=made[0], digest=made[1]) if made else None,
+            made=known,
             opening=following,
             engine=self._engine,
             **_links(record),
@@ -373,12 +464,12 @@ class TrainerSide:
     def _keys(self) -> JobKeys:
         return self._broker.job_keys(self._job_id, self._num_open)
 
-    def _run(self, function: str, *payloads: bytes, **told: Any) -> list:
-        return self._broker.run(function, *payloads, job=self._job_id, num_slots=self._num_open, **told)
+    def _run(self, function: str, *payloads: bytes, **arguments: Any) -> list:
+        return self._broker.run(function, *payloads, job=self._job_id, num_slots=self._num_open, **arguments)
 
-    def _fenced(self, function: str, *payloads: bytes, **told: Any) -> list:
-        """The function's answer to the holder of the epoch. Raises FencedOff."""
-        answer = self._run(function, *payloads, epoch=self._epoch, **told)
+    def _fenced(self, function: str, *payloads: bytes, **arguments: Any) -> list:
+        """Runs a function that answers the holder of the epoch alone. Raises FencedOff."""
+        answer = self._run(function, *payloads, epoch=self._epoch, **arguments)
         if answer[0] == b"fenced":
             raise self._fenced_off()
         return answer
@@ -388,8 +479,10 @@ class TrainerSide:
 
 
 def _links(record: AuditRecord) -> dict[str, str]:
+    """Returns the digests that put a record into the chain: its own, and that of the record before."""
     return {"digest": record_digest(record), "previous": record.previous}
 
 
 def _said(outcome: bytes, rest: Sequence[bytes | int]) -> str:
-    return " ".join(item.decode() if isinstance(item, bytes) else str(item) for item in (outcome, *rest))
+    words = [item.decode() if isinstance(item, bytes) else str(item) for item in (outcome, *rest)]
+    return " ".join(words)

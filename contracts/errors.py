@@ -200,17 +200,24 @@ class FenceViolation(OnbeatError, status=HTTPStatus.CONFLICT):
 class WrongEngine(FenceViolation):
     """A deterministic job is sampled with another kind of engine than this generator's: its bits would be others."""
 
-    kept = ""
+    job_engine = ""
     """Fingerprint of the engine that the job is sampled with."""
 
     @classmethod
-    def between(cls, *, kept: str, own: str, job_id: str) -> WrongEngine:
+    def between(cls, *, job_engine: str, own: str, job_id: str) -> WrongEngine:
+        """Makes the error of a claim.
+
+        Args:
+            job_engine: Fingerprint of the engine that the job is sampled with.
+            own: Fingerprint of this generator's engine.
+            job_id: The job.
+        """
         error = cls(
-            f"is sampled with ({kept}), this generator has ({own})",
+            f"is sampled with ({job_engine}), this generator has ({own})",
             field=job_id,
             cure="give its generators one kind of engine, or submit with deterministic = false",
         )
-        error.kept = kept
+        error.job_engine = job_engine
         return error
 
 

@@ -158,7 +158,7 @@ class ActiveJobs:
         """Leaves the job to generators of the kind of engine that samples it; says so once."""
         if job.job_id not in self._refused:
             log.warning("leaves a job to others: %s", error)
-        self._refused[job.job_id] = (error.kept, self.clock())
+        self._refused[job.job_id] = (error.job_engine, self.clock())
 
     def leave_alone(self, job: ActiveJob, error: Exception, manifest: WeightManifest | None) -> None:
         """Leaves the job to generators that can serve it, until `serve_again`; says so once. manifest: what was to be

@@ -206,7 +206,7 @@ class Generator(Worker[Claim]):
             lease_s, held = job.spec.timeouts.generator_lease_s, self._model.newest_ready(job.spec)
             told = {"oldest_only": self._held.lacks_room, "is_idle": not self._held.num_sampling}
             try:
-                claim = await self._calls(partial(job.side.claim, lease_s, hedge=hedge, held=held, **told))
+                claim = await self._calls(partial(job.side.claim, lease_s, hedge=hedge, loaded=held, **told))
             except WrongEngine as error:
                 self._jobs.refuse(job, error)
                 continue

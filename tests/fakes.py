@@ -129,12 +129,12 @@ class FakeSide:
         lease_s: float,
         *,
         hedge: bool,
-        held: tuple[int, str] | None = None,
+        loaded: tuple[int, str] | None = None,
         oldest_only: bool = False,
         is_idle: bool = True,
     ) -> Claim | None:
         if self.sampled_with is not None:
-            raise WrongEngine.between(kept=self.sampled_with, own=self.engine or "", job_id="job")
+            raise WrongEngine.between(job_engine=self.sampled_with, own=self.engine or "", job_id="job")
         work = self._work or (self.late if hedge and is_idle else [])
         if not work or (oldest_only and work[0][0].batch_id not in self.is_oldest):
             return None
@@ -144,7 +144,7 @@ class FakeSide:
             prompt_batch=batch, number=1 + len(self.claimed), attempt=self.attempt, manifest=manifest, hedged=hedged
         )
         self.claimed.append(claim)
-        self.held.append(held)
+        self.held.append(loaded)
         self._changes.notify()
         return claim
 

@@ -1,1 +1,1 @@
-"""One process's connection to Redis: its rights, its scripts, its deadlines, and errors that become ours."""
+"""The connection of a process to Redis: its rights, its scripts, its deadlines, and errors that become ours."""

@@ -32,7 +32,15 @@ OF_SENTINELS = {"sentinel_username": "username", "sentinel_password": "password"
 
 
 def read_address(url: str, *, field: str = "ONBEAT_REDIS_URL") -> dict[str, Any]:
-    """What redis-py makes connections with. Raises InvalidInput that shows nothing of the URL: it has a password."""
+    """Reads an address into the options that redis-py makes connections with.
+
+    Args:
+        url: The address, in one of the forms at the head of this file.
+        field: The setting that holds it, for the error.
+
+    Raises:
+        InvalidInput: It is no address. The error shows nothing of the URL, which has a password.
+    """
     watched = "+sentinel://" in url
     try:
         address: dict[str, Any] = _watched(url) if watched else dict(parse_url(url))
@@ -51,7 +59,7 @@ def user_of(url: str) -> str:
 
 
 def _watched(url: str) -> dict[str, Any]:
-    """The same of a server that sentinels watch. Raises ValueError."""
+    """Reads the address of a server that sentinels watch into options of redis-py. Raises ValueError."""
     parts = urlsplit(url)
     user, _, hosts = parts.netloc.rpartition("@")
     name, _, database = parts.path.removeprefix("/").partition("/")
@@ -63,7 +71,9 @@ def _watched(url: str) -> dict[str, Any]:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     own = {OF_SENTINELS[key]: options.pop(key) for key in [*options] if key in OF_SENTINELS}
     scheme = parts.scheme.partition("+")[0]
-    plain = urlunsplit((scheme, f"{user}@watched" if user else "watched", f"/{database}", urlencode(options), ""))
+    # The host is a placeholder: each connection asks the sentinels where the primary is.
+    host = f"{user}@watched" if user else "watched"
+    plain = urlunsplit((scheme, host, f"/{database}", urlencode(options), ""))
     address: dict[str, Any] = dict(parse_url(plain))
     connection_class = address.get("connection_class", Connection)
     by_tls = {key: value for key, value in address.items() if key.startswith("ssl_")}
@@ -76,13 +86,16 @@ def _watched(url: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=16)
 def _primary(_url: str, name: str, sentinels: tuple[Place, ...], **options: Any) -> Primary:
-    """One for all that read the same address: they share what a sentinel says."""
+    """Returns the primary of an address, the same for all that read it: they share what a sentinel says."""
     return Primary(name, sentinels, options)
 
 
 def _check_socket(url: str, address: dict[str, Any]) -> None:
-    """A slash too few makes the path's beginning a host's name, which redis-py drops; one in the password moves a part
-    of it into the path, which an error shows. Raises ValueError."""
+    """Raises ValueError for the address of a socket that has a host or no path.
+
+    A slash too few makes the path's beginning a host's name, which redis-py drops. A slash in the password moves a part
+    of the password into the path, which an error would show.
+    """
     parts = urlsplit(url)
     if parts.scheme != "unix":
         return

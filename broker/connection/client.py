@@ -1,5 +1,8 @@
-"""The connection, and calls of functions. How long a call may take: deadlines.py; what its errors mean:
-server_errors.py; what the functions are: script_texts.py; which roles may run them: roles.py."""
+"""The connection to Redis, and the calls of its functions.
+
+How long a call may take stands in deadlines.py, what its errors mean in server_errors.py, what the functions are in
+script_texts.py, and which roles may run them in roles.py.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +38,20 @@ PATIENCE_S = 5.0
 
 
 class Broker:
-    """A connection pool; safe to share between threads."""
+    """A connection pool, and all that a process asks of Redis.
+
+    `connect` creates it, once in each process; the sides of a job, the job store and the boards of presence hold it and
+    call through it, from any thread.
+    """
 
     def __init__(self, client: redis.Redis, patience: Patience | None = None, *, num_replicas: int = 0) -> None:
-        """patience: the one that the client's connections keep to; num_replicas: as of Durability."""
+        """Takes a client over.
+
+        Args:
+            client: The client of redis-py.
+            patience: The patience that the client's connections keep to; None makes one of PATIENCE_S.
+            num_replicas: As of Durability.
+        """
         self.redis = client
         self.patience = patience or Patience(PATIENCE_S)
         self.connections = OwnConnections(client.connection_pool)
@@ -46,9 +59,12 @@ class Broker:
 
     @contextmanager
     def call(self, *, blocks_s: float = 0.0) -> Iterator[None]:
-        """One call: it ends within the broker's patience whatever the server does (I8), and its errors are ours.
+        """Bounds a call: it ends within the broker's patience whatever the server does (I8), and its errors are ours.
 
-        blocks_s: how long the server is asked to wait for data on top. Several commands in one call share its end.
+        Several commands in one call share its end.
+
+        Args:
+            blocks_s: Seconds, on top of the patience, that the server is asked to wait for data.
         """
         with translated(), self.patience.call(blocks_s=blocks_s):
             yield
@@ -63,30 +79,50 @@ class Broker:
         self.patience.break_off()
 
     def run(
-        self, function: str, *payloads: str | int | bytes, job: str = "", num_slots: int | None = None, **told: Any
+        self,
+        function: str,
+        *payloads: str | int | bytes,
+        job: str = "",
+        num_slots: int | None = None,
+        **arguments: Any,
     ) -> list[Any]:
-        """Runs a function of scripts/*.lua; its head names what it is told, and its payloads in their order.
+        """Runs a function of scripts/*.lua.
 
-        job: whose keys it works on; num_slots: how many iterations of it may be open at once, None where the job's
-        fence says so. told: small things only. A text has to be `str`, for Lua's MessagePack knows no bytes; a number
-        an integer below 2^53, or a float, for Lua's numbers are doubles. Raises TypeError for other names than the
-        head's, NotFound for what is no job's id, and InvalidInput for more than the function takes (bounds.py). A
-        server without the library is sent it by a user that may, and is waited for by one that may not.
+        A server without the library is sent it by a user that may, and is waited for by one that may not.
+
+        Args:
+            function: Its name. Its head in the script names its arguments, and its payloads in their order.
+            payloads: Large values, which no script packs, joins or cuts.
+            job: The job whose keys it works on; "" for a function of no job.
+            num_slots: How many iterations of the job may be open at once; None where the job's fence says so.
+            arguments: Small values by name. A text has to be `str`, for Lua's MessagePack knows no bytes; a number an
+                integer below 2^53, or a float, for Lua's numbers are doubles.
+
+        Returns:
+            The function's answer; its first item is the outcome.
+
+        Raises:
+            TypeError: The names are others than the head's.
+            NotFound: `job` is no job's id.
+            InvalidInput: The call is larger than the function takes (bounds.py).
         """
-        if told.keys() != script_texts.argument_names(function):
-            raise TypeError(f"{function} is told {sorted(script_texts.argument_names(function))}, not {sorted(told)}")
+        names = script_texts.argument_names(function)
+        if arguments.keys() != names:
+            raise TypeError(f"{function} is told {sorted(names)}, not {sorted(arguments)}")
         slots = "" if num_slots is None else num_slots
-        packed = encode(told)
-        _check_size(function, told, packed, payloads)
-        arguments = ("0", check_job_id(job) if job else "", slots, packed, *payloads)
+        packed = encode(arguments)
+        _check_size(function, arguments, packed, payloads)
+        job_id = check_job_id(job) if job else ""
+        # "0": the number of keys. The functions make their keys of the job's id.
+        words = ("0", job_id, slots, packed, *payloads)
         with self.call():
             try:
-                return self._fcall(function, *arguments)
+                return self._fcall(function, *words)
             except exceptions.OutOfMemoryError:
                 if function not in script_texts.BRING_PAYLOADS:
                     raise
                 # A server at maxmemory doesn't begin it: what it would refuse for another reason is answered at once.
-                return self._fcall(function + script_texts.WHEN_FULL, *arguments)
+                return self._fcall(function + script_texts.WHEN_FULL, *words)
 
     def _fcall(self, function: str, *arguments: str | int | bytes) -> list[Any]:
         while True:
@@ -102,7 +138,7 @@ class Broker:
                     self.patience.pause(LIBRARY_POLL_S)
 
     def _load(self) -> bool:
-        """False where a server that starts is given the library by its own loader (roles.py)."""
+        """Gives the server the library; False where its own loader does so at its start (roles.py)."""
         try:
             has_roles = bool(self.redis.acl_getuser(GENERATOR))
         except exceptions.NoPermissionError:
@@ -116,18 +152,24 @@ class Broker:
 
     @functools.cached_property
     def seal(self) -> str:
-        """What sealed names begin with, for a gateway, a trainer or the operator: Redis tells it no other role."""
+        """The secret part of sealed names, for a gateway, a trainer or the operator: Redis tells it no other role."""
         return self.run("seal")[1].decode()
 
     def job_keys(self, job_id: str, num_open: int = 1) -> JobKeys:
-        """All keys of a job, sealed ones too. num_open: as of JobKeys."""
+        """Returns all keys of a job, sealed ones too. num_open: as of JobKeys."""
         return JobKeys(job_id, num_open, seal=self.seal)
 
     def write(self, command: str, name: str, *args: str | int | bytes, job: str = "") -> Any:
-        """The answer of one small write that goes on at maxmemory: an event, a count. For gateways and trainers.
+        """Runs one small write that goes on at maxmemory: an event, a count. For gateways and trainers.
 
-        name: of a key of the job, or of one of the server's. None is answered where the job was removed, and nothing is
-        written.
+        Args:
+            command: The command of Redis.
+            name: The name of a key of the job, or of the server's where `job` is "".
+            args: What follows the key.
+            job: The job's id.
+
+        Returns:
+            The command's answer; None where the job was removed, and nothing is written.
         """
         return self.run("write", *args, job=job, command=command, name=name)
 
@@ -149,7 +191,7 @@ class Broker:
         self.run("seal")  # any function: they are there, or an error says so
 
     def now_s(self) -> float:
-        """Unix time by the server's clock, which leases go by."""
+        """Returns Unix time in seconds by the server's clock, which leases go by."""
         with self.call():
             seconds, micros = self.connections.ask("TIME")
         return int(seconds) + int(micros) / 1e6
@@ -159,18 +201,24 @@ class Broker:
         self.redis.close()
 
 
-def _check_size(function: str, told: Mapping[str, Any], packed: bytes, payloads: Sequence[Any]) -> None:
+def _check_size(function: str, arguments: Mapping[str, Any], packed: bytes, payloads: Sequence[Any]) -> None:
     """Raises InvalidInput for a call that its function would refuse as too large."""
-    excess = bounds.excess(function, told, packed, payloads)
+    excess = bounds.excess(function, arguments, packed, payloads)
     if excess is not None:
         problem = f"a call of {function} has {excess}"
         raise InvalidInput(problem, field=f"{function}.{excess.part}", cure=bounds.BOUNDS[function].cure)
 
 
 def connect(settings: StackSettings, *, patience_s: float = PATIENCE_S) -> Broker:
-    """A broker for settings.redis_url. Raises InvalidInput for a bad URL, BrokerUnavailable if nothing answers.
+    """Connects to settings.redis_url.
 
-    patience_s: how long a call may take, repeats included; every transition is safe to repeat.
+    Args:
+        settings: The settings of the stack.
+        patience_s: Seconds that a call may take, repeats included; every transition is safe to repeat.
+
+    Raises:
+        InvalidInput: The URL is none, or the server refuses the password.
+        BrokerUnavailable: Nothing answers.
     """
     if not settings.redis_url:
         raise InvalidInput("is not set", field="ONBEAT_REDIS_URL", cure=CURE)

@@ -78,18 +78,22 @@ class Patience:
 
     @contextlib.contextmanager
     def call(self, *, blocks_s: float = 0.0) -> Iterator[None]:
-        """One call. blocks_s: how long the server may keep it waiting for data on top of the patience."""
+        """Bounds a call. blocks_s: seconds, on top of the patience, that the server may keep it waiting for data."""
         if self._broken_off.is_set():
             raise ConnectionError("this process ends")
-        outer_s, outer_haste = getattr(_ends, "blocks_s", 0.0), getattr(_ends, "haste", None)
+        outer_s = getattr(_ends, "blocks_s", 0.0)
+        outer_haste = getattr(_ends, "haste", None)
         haste = self._haste
         patience_s = self.patience_s if haste is None else min(self.patience_s, haste.call_s)
-        _ends.blocks_s, _ends.most_bytes, _ends.haste = blocks_s, 0, haste
+        _ends.blocks_s = blocks_s
+        _ends.most_bytes = 0
+        _ends.haste = haste
         try:
             with within(patience_s + blocks_s, clock=self.clock):
                 yield
         finally:
-            _ends.blocks_s, _ends.haste = outer_s, outer_haste
+            _ends.blocks_s = outer_s
+            _ends.haste = outer_haste
 
     @property
     def left_s(self) -> float:
@@ -153,7 +157,8 @@ class DeadlineRetry(Retry):
                 if not passes(error) or (is_retryable and not is_retryable(error)) or self.patience.left_s <= 0:
                     raise
                 now_s = self.patience.clock()
-                first_failure_s = now_s if first_failure_s is None else first_failure_s
+                if first_failure_s is None:
+                    first_failure_s = now_s
                 if now_s - first_failure_s >= LOG_AFTER_S and not is_said:
                     is_said = True
                     log.warning("waiting for Redis to answer, %.0f s so far: %s", now_s - first_failure_s, error)
@@ -164,7 +169,8 @@ class BoundedSocket:
     """A connected socket whose waits end with the call of their thread. Anything else is the socket's."""
 
     def __init__(self, connected: socket.socket, patience: Patience, is_left: Callable[[], bool]) -> None:
-        """is_left: whether another server is the primary by now, so that this one is waited for in vain."""
+        """Takes a connected socket over. is_left: True once another server is the primary, and this one is waited for
+        in vain."""
         self._socket = connected
         self._patience = patience
         self._is_left = is_left
@@ -181,7 +187,7 @@ class BoundedSocket:
         return data
 
     def sendall(self, data: Any) -> None:
-        """Piece by piece: a server that takes no more bytes must not hold the call."""
+        """Sends piece by piece: a server that takes no more bytes must not hold the call."""
         left = memoryview(data)
         while left:
             num_bytes = self._until_ready(partial(self._socket.send, left))

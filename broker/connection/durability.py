@@ -1,4 +1,4 @@
-"""What outlives the server, or the primary: writes that are on its disk, and on replicas.
+"""Writes that outlive the server, or the primary: those that are on its disk, and on replicas.
 
 persisted    a commit, a job                on disk here and on R replicas   WAITAOF 1 R, up to a second
 replicated   a trainer's lease, a version   in memory of R replicas          WAIT R, a round trip
@@ -42,7 +42,10 @@ log = logging.getLogger(__name__)
 
 
 class Durability:
-    """Thread-safe."""
+    """Confirms that writes are on disk, or on replicas.
+
+    Each Broker creates its own; the job store and the sides of a job ask it before they answer. Thread-safe.
+    """
 
     def __init__(self, broker: Broker, *, num_replicas: int = 0) -> None:
         self._broker = broker
@@ -79,7 +82,7 @@ class Durability:
             )
 
     def ask(self, command: Sequence[str | int | bytes]) -> list[Any]:
-        """The answer of a function that may be repeated, once the replicas hold what it wrote. Part of a call.
+        """Calls a function that may be repeated, and answers once the replicas hold what it wrote. Part of a call.
 
         Function and question go over one connection, and are repeated together: at another primary the replicas would
         confirm what only the one before had. Raises redis-py's errors and BrokerUnavailable.
@@ -94,12 +97,18 @@ class Durability:
             self._give_up_at_the_end(f"has not {self._num_replicas} replicas that hold its writes")
 
     def persisted(self, *, is_read_again: bool = False) -> bool:
-        """True once all writes of this thread before this call are in the server's file, and in those of the replicas;
-        False where it can't tell, and says so once: then the replicas hold them in memory.
+        """Waits until all writes of this thread before this call are on disk.
 
-        is_read_again: the caller looks afterwards whether they are there. Raises BrokerUnavailable where it can, and a
-        disk or a replica takes nothing within the broker's patience; else also where another server has become the
-        primary since the last of them was answered.
+        Args:
+            is_read_again: The caller looks afterwards whether they are there.
+
+        Returns:
+            True once they are in the server's file, and in those of the replicas. False where the server can't tell,
+            which is logged once: then the replicas hold them in memory.
+
+        Raises:
+            BrokerUnavailable: A disk or a replica takes nothing within the broker's patience, or, unless
+                is_read_again, another server has become the primary since the last of them was answered.
         """
         place = None if is_read_again else self._broker.connections.place
         with self._broker.call():
@@ -122,7 +131,10 @@ class Durability:
             if here >= 1 and there >= self._num_replicas:
                 self._asks_at_s = 0.0
                 return True
-            num_quiet = num_quiet + 1 if here < 1 and self._is_quiet() else 0
+            if here < 1 and self._is_quiet():
+                num_quiet += 1
+            else:
+                num_quiet = 0
             if num_quiet == QUIET_LOOKS:
                 return self._cannot_tell("it leaves that to the operating system (appendfsync no)")
             on_replicas = f" here and on {self._num_replicas} replicas" if self._num_replicas else ""
@@ -130,7 +142,7 @@ class Durability:
         return False
 
     def _waited_for_disk(self) -> tuple[int, int]:
-        """How many files here, and how many replicas', had it all within some seconds (WAITAOF). Raises redis-py's
+        """Returns how many files here, and how many replicas', had it all within a look (WAITAOF). Raises redis-py's
         errors."""
         wait = ("WAITAOF", "1", str(self._num_replicas), str(self._look_ms()))
         try:
@@ -146,7 +158,7 @@ class Durability:
         return ("FCALL", function_name("write"), "0", "", "", encode({"command": "SET", "name": PERSISTED}), "1")
 
     def _look_ms(self) -> int:
-        """How long the server may wait: it answers before the call is over."""
+        """Returns the milliseconds that the server may wait: it answers before the call is over."""
         return max(1, int(1000 * min(LOOK_S, self._broker.patience.left_s - SLICE_S)))
 
     def _check_place(self, place: object) -> None:
@@ -160,13 +172,17 @@ class Durability:
             raise BrokerUnavailable(f"Redis {problem}", cure="is a disk full or slow, or a replica away?")
 
     def _is_quiet(self) -> bool:
-        """Whether nothing is on its way to the disk, though that was waited for."""
+        """Returns True where nothing is on its way to the disk, though that was waited for."""
         state: Any = self._broker.redis.info("persistence")
         is_at_work = state.get("aof_pending_bio_fsync") or state.get("aof_rewrite_in_progress")
         return not is_at_work and state.get("aof_last_write_status") == "ok" and self._broker.patience.left_s > 0
 
     def _cannot_tell(self, why: str) -> bool:
-        """For a while: an operator or a failover may change that, and a server that was paused may have looked so."""
+        """Notes that the server can't tell, and returns False.
+
+        It is asked again after ASK_AGAIN_S: an operator or a failover may change that, and a server that was paused may
+        have looked so.
+        """
         is_new = not self._asks_at_s
         self._asks_at_s = time.monotonic() + ASK_AGAIN_S
         if is_new:

@@ -7,7 +7,6 @@ copies into one text of the protocol goes out in pieces.
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -29,7 +28,10 @@ Command = Sequence[str | int | bytes]
 
 
 class OwnConnections:
-    """The connections that no command uses at the moment; as many as were ever used at once. Thread-safe."""
+    """The connections that no command uses at the moment; as many as were ever used at once.
+
+    Each Broker creates its own, takes a connection out for a command and puts it back. Thread-safe.
+    """
 
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
@@ -39,11 +41,11 @@ class OwnConnections:
         self._process = os.getpid()
 
     def ask(self, *command: str | int | bytes) -> Any:
-        """The answer of one command; a repeat finds another connection. Raises redis-py's errors."""
+        """Asks one command and returns its answer; a repeat finds another connection. Raises redis-py's errors."""
         return self.ask_all(command)[0]
 
     def ask_all(self, *commands: Command) -> list[Any]:
-        """The answers of commands that one server gets over one connection; a repeat asks all of them anew.
+        """Asks commands of one server over one connection, and returns their answers; a repeat asks all of them anew.
 
         Raises redis-py's errors, the first command's before the second's.
         """
@@ -59,7 +61,7 @@ class OwnConnections:
 
     @property
     def place(self) -> object:
-        """Names the server that answered this thread last; None before."""
+        """The (host, port) of the server that answered this thread last; None before."""
         return getattr(self._last, "place", None)
 
     def heard(self, who: str, channels: Collection[str], timeout_s: float) -> set[str]:
@@ -67,13 +69,14 @@ class OwnConnections:
         return self._subscriptions.setdefault((os.getpid(), who), Subscription(self._pool)).wait(channels, timeout_s)
 
     def close(self) -> None:
-        """Those that are used meanwhile stay open."""
+        """Closes the connections that no command uses; the others stay open."""
         while self._idle:
             self._pool.release(self._idle.pop())
 
     def _take(self) -> Any:
         if self._process != os.getpid():  # a fork shares sockets with its parent
-            self._process, self._idle = os.getpid(), deque()
+            self._process = os.getpid()
+            self._idle = deque()
         try:
             return self._idle.pop()
         except IndexError:
@@ -81,24 +84,30 @@ class OwnConnections:
 
 
 class Subscription:
-    """What one who waits hears, over a connection of its own. Thread-safe.
+    """The channels that a waiting worker listens to, over a connection of its own. Thread-safe.
 
-    The server keeps no message for who isn't there. So a channel that is new to a connection counts as heard, and who
-    waits looks: what came before that, also while the connection was lost, is not missed.
+    OwnConnections creates it at the first wait of a worker, and keeps it for the next ones.
+
+    The server keeps no message for who isn't there. So a channel that is new to a connection counts as heard, and the
+    worker looks: what came before that, also while the connection was lost, is not missed.
     """
 
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
         self._connection: Any = None
-        self._known, self._heard = set[bytes](), set[bytes]()
+        self._known = set[bytes]()
+        """The channels that the present connection has subscribed to."""
+        self._heard = set[bytes]()
+        """The channels that called since they were waited for."""
         self._lock = threading.Lock()
 
     def wait(self, channels: Collection[str], timeout_s: float) -> set[str]:
-        """Those of the channels that called since they were waited for; blocks until one does, or for timeout_s.
+        """Blocks until one of the channels calls, or for timeout_s seconds.
 
-        Raises redis-py's errors.
+        Returns the channels that called since they were waited for. Raises redis-py's errors.
         """
-        names, ends_s = {channel.encode() for channel in channels}, time.monotonic() + timeout_s
+        names = {channel.encode() for channel in channels}
+        ends_s = time.monotonic() + timeout_s
         with self._lock:
             if self._connection is None:
                 self._connection = self._pool.get_connection()
@@ -119,7 +128,8 @@ class Subscription:
         """Asks for the channels at each wait, so that a connection that is lost is noticed."""
         connection = self._connection
         connection.send_packed_command(connection.pack_command("SUBSCRIBE", *names), check_health=False)
-        num_asked, left_s = len(names), 0.0
+        num_asked = len(names)  # subscriptions that the server has not confirmed yet
+        left_s = 0.0
         while num_asked or left_s >= 0.0:  # one who is called without end is not held for longer
             message = connection.read_response(push_request=True) if num_asked else connection.hear(left_s)
             if message is None:
@@ -129,7 +139,9 @@ class Subscription:
             if kind == b"message" or name not in self._known:
                 self._heard.add(name)
             self._known.add(name)
-            left_s = min(0.0 if self._heard & names else math.inf, ends_s - time.monotonic())
+            left_s = ends_s - time.monotonic()
+            if self._heard & names:
+                left_s = min(0.0, left_s)  # what has come already is still read
 
 
 def _answers(connection: Any, commands: Sequence[Command]) -> list[Any]:
@@ -148,10 +160,11 @@ def _answers(connection: Any, commands: Sequence[Command]) -> list[Any]:
 
 
 def packed(command: Command) -> list[bytes]:
-    """A command of the protocol, in pieces: its large arguments are pieces as they are."""
+    """Packs a command of the protocol, in pieces: its large arguments are pieces as they are."""
     if not any(isinstance(word, bytes) and len(word) >= LARGE_BYTES for word in command):
         return [hiredis.pack_command(tuple(command))]  # pyright: ignore[reportArgumentType]
-    pieces, small = [], [b"*%d\r\n" % len(command)]
+    pieces: list[bytes] = []
+    small = [b"*%d\r\n" % len(command)]
     for word in command:
         data = word if isinstance(word, bytes) else str(word).encode()
         small.append(b"$%d\r\n" % len(data))

@@ -1,4 +1,4 @@
-"""Which server answers at an address, whether it is new enough, and which roles its user has."""
+"""Looks at the server of an address: its kind, its version, and the roles that its user has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OLDEST = {"redis": (7, 0), "valkey": (7, 2)}
 
 @dataclass(frozen=True, kw_only=True)
 class RedisServer:
-    """What answered."""
+    """The server that answered `probe`, which creates it for `doctor` and the launcher of a stack."""
 
     name: str
     """redis or valkey."""

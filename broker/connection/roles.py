@@ -233,7 +233,7 @@ def users_acl(password_hashes: Mapping[str, str], seal: str) -> str:
 
 
 def rules(role: str, seal: str) -> str:
-    """What stands behind the password of a role's line."""
+    """Returns the rights of a role, as they stand behind the password of its line."""
     has_functions = role not in WITHOUT_FUNCTIONS
     selectors = [f"(+get %R~{marker(role)})"] if has_functions else []
     root = f"{EVERY_ROLE} +fcall" if has_functions else EVERY_ROLE

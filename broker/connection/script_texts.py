@@ -25,27 +25,27 @@ BRING_PAYLOADS = frozenset({"beat", "create_job", "publish_batch", "put_chunk"})
 WHEN_FULL = "_when_full"
 """Behind the name of one of these: the same function for a server at maxmemory, which says why else it refuses."""
 HEAD = re.compile(r"^(?=-- \w+: \{)", re.MULTILINE)
-"""Where a script begins in the file of its side: `-- name: {what it is told}`."""
+"""The beginning of a script in the file of its side: `-- name: {its arguments}`."""
 ARGUMENTS = re.compile(r"\{([\w, ]*)\}")
-"""The first braces of a script: what it is told."""
+"""The first braces of a script: the names of its arguments."""
 
 
 @functools.cache
 def library_text() -> str:
-    """The library, with SEAL_MARK where its secret goes."""
+    """Returns the library, with SEAL_MARK where its secret goes."""
     functions = "".join(_function(name) for name in SCRIPT_ROLES)
     return f"#!lua name={library_name()}\n{PRELUDE}\n{functions}"
 
 
 @functools.cache
 def library_name() -> str:
-    """By the digest of all that the library is made of."""
+    """Returns the library's name: it holds the digest of all that the library is made of."""
     texts = (PRELUDE, *(gate(name) + in_lua(name) + scripts()[name] for name in SCRIPT_ROLES))
     return f"onbeat_{hashlib.sha256(''.join(texts).encode()).hexdigest()[:12]}"
 
 
 def function_name(name: str) -> str:
-    """By which FCALL calls a script."""
+    """Returns the name by which FCALL calls a script."""
     return f"{library_name()}_{name}"
 
 
@@ -71,7 +71,7 @@ def _registered(name: str, *, is_full: bool, goes_on_when_full: bool) -> str:
 
 @functools.cache
 def scripts() -> dict[str, str]:
-    """Name → text, from its head to the next one's."""
+    """Returns name → text of each script, from its head to the next one's."""
     files = (path.read_text() for path in sorted(SCRIPTS.glob("*.lua")) if path.stem != "prelude")
     texts = [text for file in files for text in HEAD.split(file)[1:]]
     return {text.partition(":")[0].removeprefix("-- "): f"{text.rstrip()}\n" for text in texts}
@@ -79,13 +79,13 @@ def scripts() -> dict[str, str]:
 
 @functools.cache
 def argument_names(name: str) -> frozenset[str]:
-    """What the script is told by name, as its head says."""
+    """Returns the names of a script's arguments, as its head has them."""
     arguments = ARGUMENTS.search(scripts()[name])
     return frozenset(re.findall(r"\w+", arguments[1])) if arguments else frozenset()
 
 
 def write_texts(folder: Path) -> None:
-    """What a server needs at its start, for one that runs no Python."""
+    """Writes the library and users.acl, which a server needs at its start, for one that runs no Python."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "library.lua").write_text(library_text())
     (folder / "users.acl").write_text(users_acl({role: f"@{role.upper()}@" for role in (OPERATOR, *ROLES)}, SEAL_MARK))

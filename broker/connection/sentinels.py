@@ -36,10 +36,20 @@ Place = tuple[str, int]
 
 
 class Primary:
-    """Shared by all connections to one address. Thread-safe."""
+    """The primary that some sentinels watch. Thread-safe.
+
+    `read_address` creates it, once for each address, and all connections to the address share it: what one of them
+    hears from a sentinel counts for all.
+    """
 
     def __init__(self, name: str, sentinels: Sequence[Place], options: Mapping[str, Any]) -> None:
-        """name: what the sentinels call the server; options: of a connection to a sentinel (TLS, its password)."""
+        """Makes the clients of the sentinels, which connect when they are asked first.
+
+        Args:
+            name: The name by which the sentinels know the server.
+            sentinels: Their places.
+            options: Of a connection to a sentinel: TLS, its user and password.
+        """
         self._name = name
         self._lock = threading.Lock()
         patience = {"socket_timeout": ANSWER_S, "socket_connect_timeout": ANSWER_S, "retry": Retry(NoBackoff(), 0)}
@@ -56,7 +66,8 @@ class Primary:
         self._looked_s = self._due_s = 0.0
 
     def find(self, *, within_s: float) -> Place:
-        """Raises redis-py's ConnectionError, with what each sentinel says, while none names one."""
+        """Returns the primary's place. Raises redis-py's ConnectionError, with what each sentinel says, while none
+        names one."""
         ends_s = time.monotonic() + within_s
         if not self._lock.acquire(timeout=max(0.0, within_s)):
             raise ConnectionError("the sentinels don't answer in time")
@@ -70,8 +81,10 @@ class Primary:
             self._lock.release()
 
     def has_left(self, place: Place) -> bool:
-        """Whether another server is the primary by now, as far as a sentinel that answers knows. Waits for one look at
-        most, and for no other thread's."""
+        """Returns True where another server is the primary by now, as far as a sentinel that answers knows.
+
+        Waits for one look at most, and for no other thread's.
+        """
         if self._lock.acquire(blocking=False):
             try:
                 if time.monotonic() >= self._due_s:
@@ -81,12 +94,13 @@ class Primary:
         return self.is_elsewhere(place)
 
     def is_elsewhere(self, place: Place) -> bool:
-        """The same, by what is known already."""
+        """Returns True where another server is the primary, by what the sentinels said last."""
         return self.place not in (None, place)
 
     def _look(self, ends_s: float) -> None:
         """Asks until a sentinel hears no older primary than was known before. An older one counts where all know it."""
-        problems, answers = [], []
+        problems: list[str] = []
+        answers: list[tuple[int, bool, Place]] = []
         for _ in range(len(self._sentinels)):
             if time.monotonic() >= ends_s:
                 problems.append("no time was left for the others")
@@ -102,14 +116,19 @@ class Primary:
             else:
                 problems.append(f"{host} {answer}")
         self._looked_s = time.monotonic()
-        self._problem = "" if answers else "; ".join(problems)
-        self._num_failed = 0 if answers else self._num_failed + 1
-        self._due_s = self._looked_s + (AFTER_FAILURE_S if self._num_failed >= len(self._sentinels) else LOOK_S)
+        if answers:
+            self._problem = ""
+            self._num_failed = 0
+        else:
+            self._problem = "; ".join(problems)
+            self._num_failed += 1
+        has_none = self._num_failed >= len(self._sentinels)
+        self._due_s = self._looked_s + (AFTER_FAILURE_S if has_none else LOOK_S)
         if answers and (max(answers)[0] >= self._epoch or len(answers) == len(self._sentinels)):
             self._epoch, _, self.place = max(answers)
 
     def _asked(self, sentinel: Redis) -> tuple[int, bool, Place] | str:
-        """The failover's number, whether this sentinel hears the server, and its place; or why there is none."""
+        """Returns (the failover's number, whether this sentinel hears the server, its place), or why there is none."""
         try:
             state: Any = sentinel.sentinel_master(self._name)
         except AuthenticationError:

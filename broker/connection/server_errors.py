@@ -48,7 +48,7 @@ CODE = re.compile(r"(?:^|caused error: )([A-Z]+) ")
 
 
 def code(error: Exception) -> str:
-    """The error's first word, as the server sent it; "" where there is none."""
+    """Returns the error's first word, as the server sent it; "" where there is none."""
     status: str | None = getattr(error, "status_code", None)
     code = CODE.search(str(error))
     return status or (code[1] if code else "")
@@ -60,7 +60,7 @@ def is_of_another_type(error: Exception) -> bool:
 
 
 def passes(error: Exception) -> bool:
-    """Whether the same command may be accepted soon."""
+    """Returns True where the same command may be accepted soon."""
     if isinstance(error, exceptions.AuthenticationError):
         return False
     return (

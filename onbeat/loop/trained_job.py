@@ -273,7 +273,7 @@ class Succession:
             environment=job.window.plan.environment,
             forked=job.forked,
         )
-        job.side.commit(record, iteration.digests, event=event, opening=opening, made=version)
+        job.side.commit(record, iteration.digests, event=event, opening=opening, next_version=version)
         self._append(record)
         reach("consumer.after_commit")
         if metrics is not None:

@@ -35,8 +35,8 @@ class ChunkWriter(Protocol):
     def put_chunk(self, policy_version: int, name: str, number: int, data: bytes, *, keep_s: float) -> None:
         """Stores one chunk. keep_s: after so long without another one, all of the job's chunks go."""
 
-    def drop_chunks_before(self, policy_version: int, kept: Collection[int] = ()) -> None:
-        """Removes the chunks of older versions but `kept`."""
+    def drop_chunks_before(self, policy_version: int, kept_versions: Collection[int] = ()) -> None:
+        """Removes the chunks of older versions but `kept_versions`."""
 
 
 class ChunkReader(Protocol):

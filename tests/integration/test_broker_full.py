@@ -117,7 +117,7 @@ def test_a_full_server_takes_heartbeats_commits_failures_and_state_changes(broke
     assert job.trainer.renew() is JobState.RUNNING
     trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(0, max_batches=8)[0]}
     job.announce(1)
-    job.trainer.commit(commit_record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
+    job.trainer.commit(commit_record(0, trained), trained, event=None, opening=job.opening(1), next_version=(1, DIGEST))
     assert (job.trainer.fence().committed, job.trainer.fence().iteration) == (0, 1)
     claim = claimed(generator)
     generator.fail(claim, "the engine failed")

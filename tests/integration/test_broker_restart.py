@@ -89,7 +89,7 @@ def arrived(job: Job) -> dict[str, str]:
 
 def commit(job: Job, trained: dict[str, str]) -> None:
     job.announce(1)
-    job.trainer.commit(commit_record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
+    job.trainer.commit(commit_record(0, trained), trained, event=None, opening=job.opening(1), next_version=(1, DIGEST))
 
 
 def test_a_killed_server_goes_on_half_way_through_an_iteration(crash: Crash, job: Job) -> None:
@@ -208,20 +208,20 @@ def test_a_commit_that_follows_a_lost_record_is_refused_and_the_chain_stays_whol
     link = JobStore(crash.broker).audit(job.job_id)[-1]
     replayed = replace(commit_record(0, arrived(job)), trainer_epoch=epoch(job), previous=record_digest(link))
     replaying.publish_weights(manifest(1), oldest_kept=0)  # the rewind took the one that was made before
-    replaying.commit(replayed, replayed.batches, event=None, opening=job.opening(1), made=(1, DIGEST))
+    replaying.commit(replayed, replayed.batches, event=None, opening=job.opening(1), next_version=(1, DIGEST))
     crash.kill_and_restart(keep_bytes=mark)
     trained = arrived(job)
     assert sorted(trained) == ["1/train/0", "1/train/1"]
     following = replace(commit_record(1, trained), trainer_epoch=epoch(job), previous=record_digest(replayed))
     with pytest.raises(FenceViolation, match="broken_link"):
-        replaying.commit(following, trained, event=None, opening=None, made=None)
+        replaying.commit(following, trained, event=None, opening=None, next_version=None)
     replaying.release()
     job.trainer = successor(crash, job)
     trained = arrived(job)
     last = record_digest(JobStore(crash.broker).audit(job.job_id)[-1])
     following = replace(following, trainer_epoch=epoch(job), previous=last)
     for _ in range(2):  # safe to repeat
-        job.trainer.commit(following, trained, event=None, opening=None, made=None)
+        job.trainer.commit(following, trained, event=None, opening=None, next_version=None)
     assert gaps(crash, job) == ((), 2)
 
 

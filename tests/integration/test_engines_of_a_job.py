@@ -56,7 +56,7 @@ def test_the_first_claim_says_which_kind_of_engine_samples_the_job_and_others_ar
     for hedge in (False, True):
         with pytest.raises(WrongEngine, match=rf"{job.job_id}: is sampled with \({KIND}\).*has \({OTHER}\)") as caught:
             other.claim(600, hedge=hedge)
-        assert caught.value.kept == KIND
+        assert caught.value.job_engine == KIND
     assert publish(first, "g1", claim) is PublishOutcome.ACCEPTED
     assert publish(same, "g2", claimed(same)) is PublishOutcome.ACCEPTED
     assert (kept(job), side(job, "g3", KIND).claim(600)) == (KIND, None)
@@ -92,7 +92,7 @@ def trained(job: Job, *generators: tuple[str, GeneratorSide]) -> dict[str, str]:
 
 
 def commit(job: Job, batches: dict[str, str]) -> None:
-    job.trainer.commit(commit_record(0, batches), batches, event=None, opening=None, made=None)
+    job.trainer.commit(commit_record(0, batches), batches, event=None, opening=None, next_version=None)
 
 
 def test_what_two_kinds_have_sampled_across_a_restart_is_not_committed(job: Job) -> None:

@@ -115,10 +115,10 @@ def test_an_iteration_flows_from_open_to_commit_and_opens_the_next(job: Job) -> 
     assert dead == 0
     assert job.trainer.columns(arrived[0].batch) == {}, "it has no stages"
     job.announce(1)
-    job.trainer.commit(commit_record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
+    job.trainer.commit(commit_record(0, trained), trained, event=None, opening=job.opening(1), next_version=(1, DIGEST))
     fence = job.trainer.fence()
     assert (fence.committed, fence.iteration, fence.state, fence.policy_version) == (0, 1, "open", 1)
-    job.trainer.commit(commit_record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
+    job.trainer.commit(commit_record(0, trained), trained, event=None, opening=job.opening(1), next_version=(1, DIGEST))
     assert len(JobStore(job.broker).audit(job.job_id)) == 1
 
 
@@ -135,7 +135,7 @@ def test_a_late_generator_cannot_publish_into_a_closed_iteration(job: Job) -> No
     assert quick.publish(again, answer_to(again.prompt_batch, "quick", attempt=2)) is PublishOutcome.ACCEPTED
     assert late.publish(stuck, answer_to(stuck.prompt_batch, "late")) is PublishOutcome.DUPLICATE
     trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(0, max_batches=8)[0]}
-    job.trainer.commit(commit_record(0, trained), trained, event=None, opening=None, made=None)
+    job.trainer.commit(commit_record(0, trained), trained, event=None, opening=None, next_version=None)
     assert late.publish(stuck, answer_to(stuck.prompt_batch, "late")) is PublishOutcome.CLOSED
 
 

@@ -477,7 +477,7 @@ def test_status_and_audit_show_what_the_fence_holds(ask: Callable[..., httpx.Res
     assert generator.publish(claims[1], rollouts_of(batches[1], generator_id)) is PublishOutcome.ACCEPTED
     arrived, _ = trainer.claim_rollouts(0, max_batches=2)
     trained = {item.batch.batch_id: item.digest for item in arrived}
-    trainer.commit(audit_record(trained), trained, event=None, opening=None, made=None)
+    trainer.commit(audit_record(trained), trained, event=None, opening=None, next_version=None)
     status = convert(ask("GET", f"/v1/jobs/{job_id}").json(), JobStatus)
     assert (status.policy_version, status.weights_digest, status.iterations_committed) == (1, NEXT_DIGEST, 1)
     (record,) = ask("GET", f"/v1/jobs/{job_id}/audit").json()["records"]

@@ -236,7 +236,7 @@ def test_an_iteration_that_an_older_version_left_open_is_opened_anew(job: Job) -
         assert job.generator("g2").publish(claim, answer_to(claim.prompt_batch, "g2")) is PublishOutcome.ACCEPTED
     for arrived in successor.claim_rollouts(0, max_batches=8)[0]:
         trained[arrived.batch.batch_id] = arrived.digest
-    successor.commit(commit_record(0, trained), trained, event=None, opening=None, made=None)
+    successor.commit(commit_record(0, trained), trained, event=None, opening=None, next_version=None)
     assert successor.fence().committed == 0
 
 
@@ -276,7 +276,7 @@ def test_nothing_of_a_removed_job_comes_back_whoever_calls_late(job: Job) -> Non
         lambda: job.trainer.put_chunk(0, "m", 0, b"bytes", keep_s=60),
         lambda: job.trainer.open_iteration(job.opening(0), {0: DIGEST}),
         lambda: job.trainer.reconcile(0, job.batches(0)),
-        lambda: job.trainer.commit(commit_record(0, {}), {}, event=None, opening=None, made=None),
+        lambda: job.trainer.commit(commit_record(0, {}), {}, event=None, opening=None, next_version=None),
         lambda: job.trainer.rewind(commit_record(0, {})),
         lambda: job.trainer.claim_rollouts(0, max_batches=1),
         lambda: jobs.move(job.job_id, JobState.FAILED),

@@ -151,7 +151,7 @@ def test_of_several_late_batches_the_oldest_is_copied_first(stack: Straggling, o
     trained = {one.batch.batch_id: one.digest for one in stack.job.trainer.claim_rollouts(0, max_batches=8)[0]}
     stack.job.announce(1)
     stack.job.trainer.commit(
-        commit_record(0, trained), trained, event=None, opening=stack.job.opening(1, 2), made=(1, DIGEST)
+        commit_record(0, trained), trained, event=None, opening=stack.job.opening(1, 2), next_version=(1, DIGEST)
     )
     for index in range(2):
         assert stack.slow.claim(LEASE_S)

@@ -165,7 +165,7 @@ class Driven:
                 self.trained[one.batch.batch_id] = (batch_digest(one.batch), self.job.trainer.columns(one.batch))
             yield
             record = self.job.record(digests, iteration, self.link)
-            self.job.trainer.commit(record, digests, event=None, opening=None, made=None)
+            self.job.trainer.commit(record, digests, event=None, opening=None, next_version=None)
             self.link = record_digest(record)
             yield
 

@@ -87,7 +87,7 @@ def done_job(services: Services) -> str:
         generator.publish(claim, rig.rollouts_of(batch, "g1"))
     arrived, _ = trainer.claim_rollouts(0, max_batches=2)
     digests = {item.batch.batch_id: item.digest for item in arrived}
-    trainer.commit(rig.audit_record(digests), digests, event=None, opening=None, made=None)
+    trainer.commit(rig.audit_record(digests), digests, event=None, opening=None, next_version=None)
     services.jobs.fail(job_id, "the loss is not finite")
     folder = RunFolder(services.settings.run_root_path, job_id)
     folder.path.mkdir(parents=True)

@@ -71,7 +71,7 @@ def test_an_iteration_opens_in_pieces_and_is_whole_in_the_end(job: Job, broker: 
     assert list(trained) == [batch.batch_id for batch in job.batches(0, NUM_BATCHES)]
     job.announce(1)
     job.trainer.commit(
-        commit_record(0, trained), trained, event=None, opening=job.opening(1, NUM_BATCHES), made=(1, DIGEST)
+        commit_record(0, trained), trained, event=None, opening=job.opening(1, NUM_BATCHES), next_version=(1, DIGEST)
     )
     assert len(answer_all(job)) == NUM_BATCHES
 
@@ -93,7 +93,11 @@ def test_a_trainer_that_dies_between_two_pieces_leaves_an_iteration_that_is_made
         broker.dies_at = ("dispatch", 2)
         with pytest.raises(BrokerUnavailable):
             job.trainer.commit(
-                commit_record(0, trained), trained, event=None, opening=job.opening(1, NUM_BATCHES), made=(1, DIGEST)
+                commit_record(0, trained),
+                trained,
+                event=None,
+                opening=job.opening(1, NUM_BATCHES),
+                next_version=(1, DIGEST),
             )
     else:
         broker.dies_at = ("dispatch", 2)
@@ -102,14 +106,14 @@ def test_a_trainer_that_dies_between_two_pieces_leaves_an_iteration_that_is_made
     partly = answer_all(job)
     assert len(partly) == 6
     with pytest.raises(FenceViolation, match="missing"):
-        job.trainer.commit(linked(job, iteration, partly), partly, event=None, opening=None, made=None)
+        job.trainer.commit(linked(job, iteration, partly), partly, event=None, opening=None, next_version=None)
     job.trainer.release()
     successor = job.trainer = TrainerSide(broker, job.job_id, owner="t2", lease_s=LEASE_S)
     successor.acquire()
     assert not successor.open_iteration(job.opening(iteration, NUM_BATCHES), {iteration: DIGEST})
     assert successor.reconcile(iteration, job.batches(iteration, NUM_BATCHES)) == 4
     trained = partly | answer_all(job)
-    successor.commit(linked(job, iteration, trained), trained, event=None, opening=None, made=None)
+    successor.commit(linked(job, iteration, trained), trained, event=None, opening=None, next_version=None)
     assert successor.fence().committed == iteration
 
 
@@ -152,7 +156,7 @@ def test_the_chain_is_read_some_records_at_a_time(job: Job, broker: CountingBrok
         job.announce(iteration)
         job.trainer.open_iteration(job.opening(iteration, 1), {iteration: DIGEST})
         trained = answer_all(job)
-        job.trainer.commit(linked(job, iteration, trained), trained, event=None, opening=None, made=None)
+        job.trainer.commit(linked(job, iteration, trained), trained, event=None, opening=None, next_version=None)
     jobs = JobStore(broker)
     chain = jobs.audit(job.job_id)
     outline, link = jobs.audit_outline(job.job_id)

@@ -47,7 +47,7 @@ def commit(job: Job, iteration: int, *, previous: str = "", opens_next: bool = F
         job.announce(iteration + 1)
     link = replace(commit_record(iteration, trained), previous=previous)
     following, made = (job.opening(iteration + 1), (iteration + 1, DIGEST)) if opens_next else (None, None)
-    job.trainer.commit(link, trained, event=None, opening=following, made=made)
+    job.trainer.commit(link, trained, event=None, opening=following, next_version=made)
     return record_digest(link)
 
 

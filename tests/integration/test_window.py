@@ -55,7 +55,7 @@ def test_a_commit_opens_no_iteration_that_a_version_samples_which_is_not_made(br
     record = job.record(0, job.trained(0))
     opening = IterationOpening(iteration=2, oldest_version=2, newest_version=2, batches=tuple(job.batches(2)))
     with pytest.raises(FenceViolation, match="no_manifest"):
-        job.trainer.commit(record, record.batches, event=None, opening=opening, made=(1, digest(1)))
+        job.trainer.commit(record, record.batches, event=None, opening=opening, next_version=(1, digest(1)))
     assert job.open_iterations == [0, 1]
 
 
@@ -72,7 +72,7 @@ def test_a_bounded_batch_goes_to_what_its_generator_holds_and_else_to_the_newest
     for iteration in range(2):
         job.sample()
         job.commit(iteration)
-    claim = claimed(job.generator(), held=(held, held_digest))
+    claim = claimed(job.generator(), loaded=(held, held_digest))
     batch = claim.prompt_batch
     assert (batch.iteration, batch.policy_version, batch.weights_digest) == (2, version, digest(version))
     assert (claim.manifest.policy_version, claim.manifest.weights_digest) == (version, digest(version))

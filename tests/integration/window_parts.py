@@ -189,7 +189,7 @@ class LaggingJob:
             record.batches,
             event=None,
             opening=self.opening(self.schedule.opened_by(iteration)) if opens else None,
-            made=(iteration + 1, digest(iteration + 1)),
+            next_version=(iteration + 1, digest(iteration + 1)),
         )
         self.last_link = record_digest(record)
         return record
@@ -197,7 +197,7 @@ class LaggingJob:
     # What generators do
 
     def claim(self, name: str = "g1", held: int | None = None, *, hedge: bool = False) -> Claim:
-        return claimed(self.generator(name), hedge=hedge, held=None if held is None else (held, digest(held)))
+        return claimed(self.generator(name), hedge=hedge, loaded=None if held is None else (held, digest(held)))
 
     def publish(self, claim: Claim, name: str = "g1", **changes: object) -> PublishOutcome:
         batch = answer_to(claim.prompt_batch, name, **({"attempt": claim.attempt} | changes))

@@ -114,7 +114,7 @@ class GeneratorReplay:
         side = self._generators[move.who]
         if move.name != "claims, answer lost":
             is_copy = move.name == "takes a copy"
-            claim = side.claim(LONG_S, held=self._held(move), hedge=is_copy)
+            claim = side.claim(LONG_S, loaded=self._held(move), hedge=is_copy)
             assert claim is not None, move
             assert claim.hedged == is_copy
             return claim

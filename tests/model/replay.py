@@ -288,7 +288,7 @@ class Walk(GeneratorReplay):
         if far <= self._bounds.last_iteration:
             opening = real.opening(self._bounds.opening(far, iteration + 1))
         record = self._record(COMMIT, trainer, trained)
-        side.commit(record, trained, event=None, opening=opening, made=(iteration + 1, digest_text(made)))
+        side.commit(record, trained, event=None, opening=opening, next_version=(iteration + 1, digest_text(made)))
 
     def _record(self, kind: int, trainer: Trainer, trained: dict[str, str]) -> AuditRecord:
         record = self._real.record(

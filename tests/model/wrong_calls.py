@@ -254,7 +254,7 @@ class Others:
         return WrongCall(
             f"commits, {what}",
             model,
-            lambda: side.commit(record, names, event=None, opening=real_opening, made=made_text),
+            lambda: side.commit(record, names, event=None, opening=real_opening, next_version=made_text),
             ("already_committed",),
         )
 

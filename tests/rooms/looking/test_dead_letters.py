@@ -74,7 +74,7 @@ def test_what_was_committed_without_a_batch_does_not_take_it_back(
     assert letter.why_not == "iteration 0 is open, and goes on without it"
     trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(0, max_batches=8)[0]}
     job.announce(1)
-    job.trainer.commit(commit_record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
+    job.trainer.commit(commit_record(0, trained), trained, event=None, opening=job.opening(1), next_version=(1, DIGEST))
     JobStore(job.broker).move(job.job_id, JobState.FAILED, reason="of something else")
     (letter,) = DeadLetterBox(job.broker, job.job_id).newest(10)
     assert (letter.can_retry, letter.why_not) == (False, "iteration 0 is committed without it")

@@ -99,7 +99,7 @@ def train(job: Job) -> None:
         job.generator("g1").publish(claim, answer_to(claim.prompt_batch, "g1"))
     trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(0, max_batches=8)[0]}
     job.announce(1)
-    job.trainer.commit(commit_record(0, trained), trained, event=None, opening=None, made=(1, DIGEST))
+    job.trainer.commit(commit_record(0, trained), trained, event=None, opening=None, next_version=(1, DIGEST))
 
 
 @contextlib.contextmanager

@@ -102,13 +102,13 @@ class FakeStageSide:
         self._changes.notify()
         return items
 
-    def put(self, made: Sequence[tuple[ClaimedItem, ColumnValues]]) -> list[PutOutcome]:
+    def put(self, items: Sequence[tuple[ClaimedItem, ColumnValues]]) -> list[PutOutcome]:
         if self.put_errors:
             raise self.put_errors.pop(0)
-        for item, values in made:
+        for item, values in items:
             self.there[place_of(item)] = values
         self._changes.notify()
-        return [self.outcome for _ in made]
+        return [self.outcome for _ in items]
 
     def renew(self, items: Sequence[ClaimedItem]) -> Renewal[ClaimedItem]:
         self.renewed.append([place_of(item) for item in items])

@@ -140,9 +140,10 @@ class Played(TrainedJob):
         *,
         event: object,
         opening: IterationOpening | None,
-        made: tuple[int, str] | None,
+        next_version: tuple[int, str] | None,
     ) -> None:
-        assert made == ((record.iteration + 1, record.next_weights_digest) if record.next_weights_digest else None)
+        digest = record.next_weights_digest
+        assert next_version == ((record.iteration + 1, digest) if digest else None)
         self.records.append(record)
         self.said.append(f"committed {record.iteration}, opened {opening.iteration if opening else 'none'}")
 
