@@ -1,5 +1,7 @@
-"""What crosses a process line: standard library and msgspec, no torch, no redis, no network. Of files it reads and
-writes those whose form it says: lines of a run folder, records, a checkpoint's state, settings.
+"""Records that cross a process line: standard library and msgspec, no torch, no redis, no network.
+
+The files that it reads and writes are those whose form it says: lines of a run folder, records, a checkpoint's state,
+settings.
 
 Consumes:     values built by producer, consumer, reward_service, gateway and onbeat.
 Waits for:    nothing; every type is a frozen value, validated when it is built and when it is decoded.

@@ -1,5 +1,6 @@
-"""What services answer when they refuse (RFC 9457), and the gateway beside a job's status: whether a spec would be
-taken, a log's part, a verdict, the stack.
+"""Answers of the gateway next to a job's status: a spec's check, a log's part, a verdict, the stack.
+
+The answer of every service that refuses is here as well (RFC 9457).
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class SpecFiles(Record, frozen=True, kw_only=True):
 
 
 class AuditVerdict(Record, frozen=True, kw_only=True):
-    """What `onbeat verify --json` prints: the audit chain and the weights on disk, checked again."""
+    """The verdict that `onbeat verify --json` prints: the audit chain and the weights on disk, checked again."""
 
     job_id: str
     verified: bool

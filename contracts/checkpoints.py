@@ -1,4 +1,4 @@
-"""What a trainer's checkpoint says of itself: state.json, which trainers, `verify` and `export` read.
+"""The state file of a trainer's checkpoint: state.json, which trainers, `verify` and `export` read.
 
 checkpoints/i000010/          state after iteration 10: it resumes at 11
     model.safetensors         `Policy.state_tensors`: the weights in the trained dtype, or the adapters alone

@@ -30,23 +30,27 @@ class EngineOptions(Record, tag_field="type", frozen=True, kw_only=True):
     """Base of an engine's options; the tag is the engine's name."""
 
     reads_elsewhere: ClassVar[bool] = True
-    """Whether it can load a version that isn't in folders (`Transport.elsewhere`)."""
+    """True where it can load a version that isn't in folders (`Transport.elsewhere`)."""
     says_kept_sets: ClassVar[bool] = False
-    """Whether its completions say what truncated sampling kept (`PromptBatch.has_kept_sets`), which a job that samples
-    so needs, also where no top_k bounds it."""
+    """True where its completions say what truncated sampling kept (`PromptBatch.has_kept_sets`), also where no top_k
+    bounds it: a job that samples so needs it."""
     of_turns: ClassVar[str] = ""
-    """What a job with an environment adds to the engine's fingerprint."""
+    """Text that a job with an environment adds to the engine's fingerprint."""
 
     @property
     def is_reproducible(self) -> bool:
-        """Whether the same batch gives the same bytes whatever runs before and beside it: deterministic jobs need that
-        (I7)."""
+        """True where the same batch gives the same bytes whatever runs before it or at the same time.
+
+        Deterministic jobs need that (I7).
+        """
         return False
 
     @property
     def has_to_prove_it(self) -> bool:
-        """Whether that is tried by a canary before the first deterministic batch (`GenerationEngine.difference`), as it
-        is of another library's engine."""
+        """True where a canary tries that before the first deterministic batch (`GenerationEngine.difference`).
+
+        Another library's engine has to; ours has not.
+        """
         return self.is_reproducible and not isinstance(self, TransformersOptions)
 
     @property
@@ -54,7 +58,7 @@ class EngineOptions(Record, tag_field="type", frozen=True, kw_only=True):
         return str(self.__struct_config__.tag)
 
     def environment(self) -> dict[str, str]:
-        """The variables that make a generator sample with this engine."""
+        """Returns the variables that make a generator sample with this engine."""
         return {VARIABLE: self.name} | {variable(name): str(getattr(self, name)) for name in self.__struct_fields__}
 
 
@@ -128,20 +132,26 @@ ENGINES: dict[str, type[Engine]] = {str(kind.__struct_config__.tag): kind for ki
 DEFAULT = "transformers"
 
 
-def engine_options(name: object, given: Mapping[str, Any], *, strict: bool = True) -> Engine:
-    """The options of the engine called `name`, from what is given of them; without `strict`, numbers may be texts.
+def engine_options(name: object, options: Mapping[str, Any], *, strict: bool = True) -> Engine:
+    """Makes the options of an engine.
 
-    Raises InvalidInput: an unknown name, an option of another engine. Its field is "type", or the option.
+    Args:
+        name: The engine's name.
+        options: Option → its value; the others have their defaults.
+        strict: False lets numbers be texts, as in environment variables.
+
+    Raises:
+        InvalidInput: The name is unknown, or an option is another engine's. Its field is "type", or the option.
     """
-    kind = ENGINES.get(name) if isinstance(name, str) else None
-    if kind is None:
+    if not isinstance(name, str) or name not in ENGINES:
         raise InvalidInput(f"invalid enum value '{name}'", field="type", cure=f"one of {', '.join(sorted(ENGINES))}")
-    own = {option: value for option, value in given.items() if not _belongs_to_others(option, value, kind, strict)}
+    kind = ENGINES[name]
+    own = {option: value for option, value in options.items() if not _belongs_to_others(option, value, kind, strict)}
     return convert({"type": name, **own}, kind, strict=strict)
 
 
 def users_of(option: str) -> list[str]:
-    """Names of the engines that have the option."""
+    """Returns the names of the engines that have the option."""
     return [name for name, kind in ENGINES.items() if option in kind.__struct_fields__]
 
 
@@ -150,7 +160,7 @@ def variable(option: str) -> str:
 
 
 def _belongs_to_others(option: str, value: Any, kind: type[Engine], strict: bool) -> bool:
-    """Whether only other engines have the option. Raises InvalidInput unless its value is their default."""
+    """Returns True where only other engines have the option. Raises InvalidInput unless its value is their default."""
     users = users_of(option)
     name = str(kind.__struct_config__.tag)
     if not users or name in users:

@@ -60,7 +60,7 @@ class Fault(StrEnum):
 
 
 class OnbeatError(Exception):
-    """One line that names the field or thing, the problem and the cure."""
+    """An error of ours, in a line that names the field or thing, the problem and the cure."""
 
     status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
 
@@ -83,8 +83,12 @@ class OnbeatError(Exception):
         self.problem = problem
         self.field = field
         self.cure = cure
-        line = f"{field}: {problem}" if field else problem
-        super().__init__(f"{line} ({cure})" if cure else line)
+        line = problem
+        if field:
+            line = f"{field}: {line}"
+        if cure:
+            line = f"{line} ({cure})"
+        super().__init__(line)
 
 
 class InvalidInput(OnbeatError, status=HTTPStatus.UNPROCESSABLE_ENTITY):
@@ -92,9 +96,12 @@ class InvalidInput(OnbeatError, status=HTTPStatus.UNPROCESSABLE_ENTITY):
 
     @property
     def fault(self) -> Fault:
-        """The job's for a key of its spec. A setting, and a file that the gateway could read, are the stack's."""
-        is_key = SPEC_KEY.fullmatch(self.field or "") is not None
-        return Fault.JOB if is_key and not str(self.field).endswith(PATH_KEY) else Fault.STACK
+        """The job for a key of its spec; the stack for a setting, and for a file that the gateway could read."""
+        field = self.field or ""
+        is_key = SPEC_KEY.fullmatch(field) is not None
+        if is_key and not field.endswith(PATH_KEY):
+            return Fault.JOB
+        return Fault.STACK
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -156,9 +163,9 @@ class Unavailable(OnbeatError, status=HTTPStatus.SERVICE_UNAVAILABLE):
     """A service could not be reached within its deadline."""
 
     is_doubtful = False
-    """Whether what was asked may be the cause: the service may have died of it, or answer all but this."""
+    """True where the request may be the cause: the service may have died of it, or answer all but this."""
     retry_after_s = 2
-    """After how many seconds a client should ask again."""
+    """Seconds after which a client should ask again."""
 
 
 class BrokerUnavailable(Unavailable):
@@ -174,7 +181,7 @@ class RewardUnavailable(Unavailable):
 
 
 class EnvironmentUnavailable(Unavailable):
-    """What plays environments did not answer within its deadline or its retries."""
+    """The service that plays environments did not answer within its deadline or its retries."""
 
 
 class JudgeUnavailable(Unavailable):
@@ -241,12 +248,18 @@ class PrefixBroken(BatchFailed):
 
 
 class CompletionUnjudged(BatchFailed):
-    """What judges completions can't judge this one, and it is the cause: the spec may state a score for it."""
+    """A completion that can't be judged, by its own doing: the spec may state a score for it."""
 
     def __init__(
         self, problem: str, *, reason: str = "", lasts: bool = True, field: str | None = None, cure: str | None = None
     ) -> None:
-        """reason: a `StageReason` of contracts/rewards.py. lasts: whether the same completion meets it each time."""
+        """Names the reason.
+
+        Args:
+            problem: As of OnbeatError, like field and cure.
+            reason: A `StageReason` of contracts/rewards.py.
+            lasts: True where the same completion meets it each time.
+        """
         super().__init__(problem, field=field, cure=cure)
         self.reason = reason
         self.lasts = lasts
@@ -277,7 +290,7 @@ def text_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a library's message, or its type where it has none: what follows is for those who debug it."""
+    """Returns the first line of a library's message, or its type where it has none: the rest is for debugging."""
     lines = text_of(error).strip().splitlines()
     return lines[0][:MOST_CHARACTERS] if lines else type(error).__name__
 
@@ -286,5 +299,6 @@ def kind_and_text(error: BaseException) -> str:
     """Names an exception that no code of ours raised: `KeyError: 'layers'`; of a group its first member."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    kind, text = type(error).__name__, first_line(error)
+    kind = type(error).__name__
+    text = first_line(error)
     return kind if text == kind else f"{kind}: {text}"

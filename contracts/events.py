@@ -1,4 +1,4 @@
-"""What a job tells: events (server-sent, resumable), metrics of its iterations, a timeline, an audit chain."""
+"""Records that a job writes: events (server-sent, resumable), metrics of its iterations, a timeline, an audit chain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contracts.versions import PolicyVersion
 
 
 class UpdateMetrics(Record, frozen=True, kw_only=True):
-    """One optimizer step of an iteration that takes several."""
+    """The numbers of an optimizer step, of an iteration that takes several."""
 
     loss: float
     grad_norm: float
@@ -28,7 +28,7 @@ NOT_DRAWN = frozenset({"iteration", "policy_version", "trainer_epoch", "started_
 
 
 class TrajectoryMetrics(Record, frozen=True, kw_only=True):
-    """What an environment gave in one iteration, over its trained trajectories."""
+    """The numbers of an environment in one iteration, over its trained trajectories."""
 
     turns_mean: float
     """Turns of the model in a trajectory, and the most next."""
@@ -57,7 +57,7 @@ class TrajectoryMetrics(Record, frozen=True, kw_only=True):
 
 
 class IterationMetrics(Record, frozen=True, kw_only=True):
-    """One iteration in numbers; a line of metrics.jsonl."""
+    """The numbers of one iteration; a line of metrics.jsonl."""
 
     iteration: int
     policy_version: PolicyVersion
@@ -255,7 +255,7 @@ class Rewound(Event, tag="rewound", frozen=True, kw_only=True):
 
     @classmethod
     def by(cls, record: AuditRecord, *, committed: int) -> Rewound:
-        """What a rewind's record in the audit chain tells."""
+        """Makes the event of a rewind's record in the audit chain. committed: the last iteration that the fence had."""
         epoch = record.trainer_epoch
         return cls(at_s=time.time(), iteration=record.iteration, committed=committed, trainer_epoch=epoch)
 
@@ -327,7 +327,7 @@ class ForkedFrom(Record, frozen=True, kw_only=True):
 
 
 class AuditRecord(Record, frozen=True, kw_only=True):
-    """One committed iteration (or a recorded rewind) in the chain that `onbeat verify` re-checks."""
+    """A committed iteration, or a rewind, in the chain that `onbeat verify` checks again."""
 
     kind: str
     """commit, or rewind: the trainer resumed from an older checkpoint under a new epoch."""

@@ -29,4 +29,6 @@ name: "models/base/config.json"."""
 
 def digest_of_files(digests: Mapping[str, Digest]) -> str:
     """Returns one digest over all of them, in the order of their paths; "" of none."""
-    return content_digest(encode(sorted(digests.items()))) if digests else ""
+    if not digests:
+        return ""
+    return content_digest(encode(sorted(digests.items())))

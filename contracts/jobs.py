@@ -86,7 +86,10 @@ class WorkerExit(IntEnum):
 
 
 def is_of_work(exit_code: int) -> bool:
-    """Whether a generator or a stage worker may have died of its work: a kernel without memory sends a signal."""
+    """Returns True where a generator or a stage worker may have died of its work.
+
+    exit_code: negative of a process that a signal has ended, as the kernel does where memory runs out.
+    """
     return exit_code == WorkerExit.DIED_AT_WORK or exit_code < 0
 
 
@@ -104,24 +107,32 @@ class ResumeRequest(Record, frozen=True, kw_only=True):
     (`trainer.wider_sums`); left out: the range stays."""
 
 
-def resumed_spec(before: JobSpec, asked: ResumeRequest, *, num_trained: int = 0) -> JobSpec:
-    """Returns the spec that a resumed job goes on with; what isn't asked for stays.
+def resumed_spec(before: JobSpec, request: ResumeRequest, *, num_trained: int = 0) -> JobSpec:
+    """Returns the spec that a resumed job goes on with; what the request leaves out stays.
 
     Args:
+        before: The spec that it had.
+        request: The changes.
         num_trained: Iterations that are committed. What of them is trained again has to come to the same weights, so
             wider sums begin after them.
 
-    Raises InvalidInput for the name of what the job doesn't have, and SpecRefused for a spec that breaks a rule.
+    Raises:
+        InvalidInput: The request names what the job doesn't have.
+        SpecRefused: The spec that comes of it breaks a rule.
     """
-    after = before if asked.iterations is None else changed(before, iterations=asked.iterations)
-    if asked.on_unscorable:
-        components = with_on_unscorable(before.reward.components, asked.on_unscorable)
+    after = before
+    if request.iterations is not None:
+        after = changed(after, iterations=request.iterations)
+    if request.on_unscorable:
+        components = with_on_unscorable(before.reward.components, request.on_unscorable)
         after = changed(after, reward=changed(before.reward, components=components))
-    if asked.on_failure:
-        after = changed(after, **with_on_failure(before.dataset, before.environment, before.stages, asked.on_failure))
-    if asked.wider_sums is not UNSET:
-        earlier = [one for one in before.trainer.wider_sums or () if one.first_iteration < num_trained]
-        wider = WiderSums(first_iteration=num_trained, bits=asked.wider_sums)
+    if request.on_failure:
+        changes = with_on_failure(before.dataset, before.environment, before.stages, request.on_failure)
+        after = changed(after, **changes)
+    if request.wider_sums is not UNSET:
+        # Sums of an earlier resume stay where iterations were trained with them.
+        earlier = [sums for sums in before.trainer.wider_sums or () if sums.first_iteration < num_trained]
+        wider = WiderSums(first_iteration=num_trained, bits=request.wider_sums)
         after = changed(after, trainer=changed(before.trainer, wider_sums=(*earlier, wider)))
     check_spec(after)
     return after
@@ -135,7 +146,8 @@ def changes_in_words(before: JobSpec, after: JobSpec) -> tuple[str, ...]:
 def _changes(field: str, before: object, after: object) -> Iterator[str]:
     if isinstance(before, dict) and isinstance(after, dict):
         for name in (*before, *(name for name in after if name not in before)):
-            yield from _changes(f"{field}.{name}" if field else str(name), before.get(name), after.get(name))
+            path = f"{field}.{name}" if field else str(name)
+            yield from _changes(path, before.get(name), after.get(name))
     elif isinstance(before, list | tuple) and isinstance(after, list | tuple) and len(before) == len(after):
         for number, (old, new) in enumerate(zip(before, after, strict=True)):
             yield from _changes(f"{field}.{number}", old, new)
@@ -145,7 +157,9 @@ def _changes(field: str, before: object, after: object) -> Iterator[str]:
 
 def _shown(value: object) -> str:
     text = "none" if value is None else str(value)
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[: MAX_SHOWN_CHARS - 1]}…"
+    if len(text) <= MAX_SHOWN_CHARS:
+        return text
+    return f"{text[: MAX_SHOWN_CHARS - 1]}…"
 
 
 class PassAt(Record, frozen=True, kw_only=True):
@@ -190,21 +204,27 @@ class EvaluationScore(Record, frozen=True, kw_only=True):
 
 
 def passes_in_words(score: EvaluationScore) -> str:
-    """`, pass@1 0.412 ± 0.021, pass@8 0.731 ± 0.030`, `, sums 0.611` of each source, `; aime: sampled 0.3` of each
-    other set; "" of none."""
+    """Writes a score's passes, sources and other sets behind its mean reward; "" where it has none.
+
+    The text is `, pass@1 0.412 ± 0.021, pass@8 0.731 ± 0.030`, then `, sums 0.611` for each source, and
+    `; aime: sampled 0.3` for each other set.
+    """
     words = "".join(f", {name} {mean:.4g}" for name, mean in (score.by_source or {}).items())
-    for name, one in (score.sets or {}).items():
-        greedy = "" if one.greedy is None else f", greedy {one.greedy:.4g}"
-        words += f"; {name}: sampled {one.sampled:.4g}{greedy}{_passes(one)}"
+    for name, of_set in (score.sets or {}).items():
+        greedy = "" if of_set.greedy is None else f", greedy {of_set.greedy:.4g}"
+        words += f"; {name}: sampled {of_set.sampled:.4g}{greedy}{_passes(of_set)}"
     return _passes(score) + words
 
 
 def _passes(score: EvaluationScore | SetScore) -> str:
-    return "".join(f", pass@{one.k} {one.share:.3f} ± {one.error:.3f}" for one in score.pass_at or ())
+    return "".join(f", pass@{passes.k} {passes.share:.3f} ± {passes.error:.3f}" for passes in score.pass_at or ())
 
 
 class DrawnPrompts(Record, frozen=True, kw_only=True):
-    """What an iteration drew from a source with difficulty pools, and how it went: what later draws follow from."""
+    """The prompts that an iteration drew from a source with difficulty pools, and how it went.
+
+    Later draws follow from it.
+    """
 
     source: str = ""
     """"" of the only one."""
@@ -264,7 +284,7 @@ class WindowIteration(Record, frozen=True, kw_only=True):
 
 
 class JobCounts(Record, frozen=True, kw_only=True):
-    """What is counted over the whole job, and its window."""
+    """Counts over the whole job, and its window."""
 
     job_id: str
     max_policy_lag: int = 0

@@ -1,4 +1,4 @@
-"""What each live process says of itself."""
+"""Heartbeats: records in which each live process describes itself."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class GeneratorSeen(WorkerSeen, frozen=True, kw_only=True):
     """The name of its engine if that can't say what truncated sampling kept without a top_k."""
 
     def serves(self, job_id: str, *, deterministic: bool) -> bool:
-        """Whether it may take batches of this job. deterministic: as the job's spec has it."""
+        """Returns True where it may take batches of this job. deterministic: as the job's spec has it."""
         return job_id not in self.leaves_alone and self.is_of_kind(job_id, deterministic=deterministic)
 
     def is_of_kind(self, job_id: str, *, deterministic: bool) -> bool:
@@ -111,6 +111,6 @@ class StageWorkerSeen(WorkerSeen, frozen=True, kw_only=True):
     """Those that it holds, by their names."""
 
     def is_for(self, job_id: str, stage: StageSpec) -> bool:
-        """Whether it serves this stage of the job."""
+        """Returns True where it serves this stage of the job."""
         name = f"{job_id}/{stage.name}"
         return name in self.serves or (stage.kind in self.serves and name not in self.leaves_alone)

@@ -1,4 +1,4 @@
-"""What the producer asks the reward service, and what it answers. A failure is a typed error, never a number (I6)."""
+"""Requests of the producer to the reward service, and its answers. A failure is a typed error, never a number (I6)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ OnUnscorable = Literal["fail"] | Annotated[float, Meta(ge=-1000.0, le=1000.0)]
 """What a completion gets that a scorer (`on_unscorable`), an environment or a stage (`on_failure`) can't judge."""
 
 
-def stated_score(said: OnUnscorable) -> float | None:
-    """Returns the score; None where a failure fails."""
-    return None if isinstance(said, str) else said
+def stated_score(on_unscorable: OnUnscorable) -> float | None:
+    """Returns the score that a spec states; None for "fail"."""
+    if isinstance(on_unscorable, str):
+        return None
+    return on_unscorable
 
 
 class Component(Record, tag_field="type", frozen=True, kw_only=True):
-    """One scorer of a rubric. The reward is the sum of weight x score over the components."""
+    """A scorer of a rubric. The reward is the sum of weight x score over the components."""
 
     weight: Weight = 1.0
     """Factor of this score in the reward; negative for a penalty."""
@@ -39,7 +41,7 @@ class Component(Record, tag_field="type", frozen=True, kw_only=True):
     """Sources of a mixture, and sets of the evaluation, that it scores; left out: all."""
 
     def scores(self, source: str | UnsetType) -> bool:
-        """Whether it scores completions of a source."""
+        """Returns True where it scores completions of a source."""
         return self.sources is UNSET or source in self.sources
 
     @property
@@ -102,9 +104,12 @@ class RegexReward(Component, tag="regex", frozen=True, kw_only=True):
             if class_begins >= 0:
                 # A bracket that stands first in a class is one of its members.
                 is_end = self.pattern[at] == "]" and at > class_begins
-                class_begins = -1 if is_end else class_begins
+                if is_end:
+                    class_begins = -1
+            elif self.pattern.startswith("[^", at):
+                class_begins = at + 2
             elif self.pattern[at] == "[":
-                class_begins = at + 2 if self.pattern.startswith("[^", at) else at + 1
+                class_begins = at + 1
             elif self.pattern.startswith(opening, at):
                 return True
             at += 1
@@ -207,7 +212,7 @@ class RewardPackages(Record, frozen=True, kw_only=True):
 
 
 class TaskEntry(Record, frozen=True, kw_only=True):
-    """What RewardItem.task_entry holds as JSON."""
+    """The JSON in RewardItem.task_entry."""
 
     task: str
     """Name in reasoning-gym, e.g. "chain_sum"."""
@@ -216,7 +221,7 @@ class TaskEntry(Record, frozen=True, kw_only=True):
 
 
 class RewardItem(Record, frozen=True, kw_only=True):
-    """One completion to score."""
+    """A completion to score."""
 
     prompt: str
     completion: str
@@ -239,7 +244,7 @@ class RewardRequest(Record, frozen=True, kw_only=True):
 
     components: Annotated[tuple[RewardComponent, ...], Meta(min_length=1, max_length=32)]
     items: Annotated[tuple[RewardItem, ...], Meta(min_length=1, max_length=4096)]
-    asked: Annotated[tuple[int, ...], Meta(max_length=4096)] | UnsetType = UNSET
+    to_score: Annotated[tuple[int, ...], Meta(max_length=4096)] | UnsetType = field(name="asked", default=UNSET)
     """Places of the items to score; left out: all. The others are what a plug-in sees of the groups around them."""
     group_size: Annotated[int, Meta(ge=1, le=4096)] = 1
     """So many items side by side have one prompt."""
@@ -249,7 +254,7 @@ class RewardRequest(Record, frozen=True, kw_only=True):
     """The job of these completions: plug-ins keep their process from one request of a job to the next, and share it
     with no other job. "": none, with a process for this request alone."""
     settles: bool = False
-    """Whether this is the last request for them, after a failure of each in all requests before: then a time-out or a
+    """True in the last request for them, after a failure of each in all requests before: then a time-out or a
     crash, too, gets its component's `on_unscorable` score. Each component that is left has the deadline for itself."""
 
     def __post_init__(self) -> None:
@@ -261,8 +266,10 @@ class RewardRequest(Record, frozen=True, kw_only=True):
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Those of the items to score."""
-        return tuple(range(len(self.items))) if self.asked is UNSET else self.asked
+        """The places of the items to score."""
+        if self.to_score is UNSET:
+            return tuple(range(len(self.items)))
+        return self.to_score
 
 
 UnscorableReason = Literal[
@@ -340,7 +347,7 @@ class ScorerLosses(Record, frozen=True, kw_only=True):
 
 
 def stated_scores(components: tuple[RewardComponent, ...]) -> dict[str, float]:
-    """Breakdown name → `on_unscorable` score, of the components that have one."""
+    """Returns breakdown name → `on_unscorable` score, of the components that have one."""
     stated = {name: component.stated_score for name, component in named(components)}
     return {name: score for name, score in stated.items() if score is not None}
 
@@ -351,7 +358,7 @@ def imports_plugins(components: tuple[RewardComponent, ...]) -> bool:
 
 
 def source_digests(components: tuple[RewardComponent, ...]) -> dict[str, str]:
-    """Breakdown name → digest of the file that the function is of, where it is of a file."""
+    """Returns breakdown name → digest of the file that the function is of, where it is of a file."""
     sources = {name: getattr(component, "source", "") for name, component in named(components)}
     return {name: content_digest(source.encode()) for name, source in sources.items() if source}
 
@@ -361,7 +368,8 @@ def with_on_unscorable(
 ) -> tuple[RewardComponent, ...]:
     """Replaces `on_unscorable`, by breakdown name. Raises InvalidInput for a name that the rubric doesn't have."""
     names = breakdown_names(components)
-    if unknown := sorted(changes.keys() - set(names)):
+    unknown = sorted(changes.keys() - set(names))
+    if unknown:
         raise InvalidInput(
             f"the rubric has no component `{unknown[0]}`", field="on_unscorable", cure=f"it has {', '.join(names)}"
         )
@@ -372,16 +380,19 @@ def with_on_unscorable(
 
 
 def named(components: tuple[RewardComponent, ...]) -> list[tuple[str, RewardComponent]]:
-    """Each component with its name in the breakdown."""
+    """Returns each component with its name in the breakdown."""
     return list(zip(breakdown_names(components), components, strict=True))
 
 
 def breakdown_names(components: tuple[RewardComponent, ...]) -> tuple[str, ...]:
-    """Unique names for a rubric: `exact`, then `exact_2` for a second component of the same type."""
+    """Returns unique names for a rubric: `exact`, then `exact_2` for a second component of the same type."""
     names: list[str] = []
     for component in components:
-        seen = sum(name == component.name or name.startswith(f"{component.name}_") for name in names)
-        names.append(component.name if not seen else f"{component.name}_{seen + 1}")
+        name = component.name
+        num_earlier = sum(earlier == name or earlier.startswith(f"{name}_") for earlier in names)
+        if num_earlier:
+            name = f"{name}_{num_earlier + 1}"
+        names.append(name)
     return tuple(names)
 
 

@@ -50,7 +50,7 @@ class PromptTask(Record, frozen=True, kw_only=True):
 
 
 class Prompt(Record, frozen=True, kw_only=True):
-    """One prompt, already tokenised: no process downstream tokenises it again."""
+    """A prompt, already tokenised: no process downstream tokenises it again."""
 
     prompt_id: str
     """Stable name in the data set, e.g. "train/4711"."""
@@ -71,17 +71,17 @@ class Prompt(Record, frozen=True, kw_only=True):
     """What an environment begins its sessions with; unset without one."""
     sampler_seed: Annotated[int, Meta(ge=0, lt=2**62)] | UnsetType = UNSET
     """Seed of the first sample where it isn't the prompt's own: that of a later turn of one trajectory."""
-    given: TokenIds | UnsetType = UNSET
+    dataset_completion: TokenIds | UnsetType = field(name="given", default=UNSET)
     """The completion that the data set gives, the end-of-sequence token included, where the job learns it."""
 
     def __post_init__(self) -> None:
-        for name in ("token_ids", "given"):
-            if (tokens := getattr(self, name)) is not UNSET:
-                _check_array(tokens, name, min_items=1)
+        _check_array(self.token_ids, "token_ids", min_items=1)
+        if self.dataset_completion is not UNSET:
+            _check_array(self.dataset_completion, "given", min_items=1)
 
 
 class Batch(Record, frozen=True, kw_only=True):
-    """What a batch is called, and which version samples it."""
+    """The name of a batch, and the version that samples it."""
 
     job_id: str
     batch_id: str
@@ -115,21 +115,24 @@ class PromptBatch(Batch, frozen=True, kw_only=True):
 
     @property
     def is_given(self) -> bool:
-        """Whether its completions are the data set's, and no engine samples them."""
-        return self.prompts[0].given is not UNSET
+        """True where its completions are the data set's, and no engine samples them."""
+        return self.prompts[0].dataset_completion is not UNSET
 
     @property
     def has_kept_sets(self) -> bool:
-        """Whether its completions say what truncated sampling kept: those that are trained do."""
+        """True where its completions say what truncated sampling kept: those that are trained do."""
         return self.purpose == "train" and self.sampling.truncation != ""
 
     def prompt_at(self, place: int, *, num_resamples: int) -> Prompt | None:
-        """The prompt at a place of the batch after so many others there; None beyond the reserves."""
-        return [self.prompts, *self.reserves][num_resamples][place] if num_resamples <= len(self.reserves) else None
+        """Returns the prompt at a place of the batch after so many others there; None beyond the reserves."""
+        if num_resamples > len(self.reserves):
+            return None
+        rounds = [self.prompts, *self.reserves]
+        return rounds[num_resamples][place]
 
 
 class Turn(Record, frozen=True, kw_only=True):
-    """What the model sampled between two observations: tokens `start` to `end` (exclusive) of a trajectory."""
+    """A turn of the model between two observations: tokens `start` to `end` (exclusive) of a trajectory."""
 
     start: Annotated[int, Meta(ge=0)]
     end: Annotated[int, Meta(ge=1)]
@@ -174,7 +177,7 @@ class Trajectory(Record, frozen=True, kw_only=True):
 
 
 class Completion(Record, frozen=True, kw_only=True):
-    """What follows a prompt: T tokens, of which S were sampled, an end-of-sequence token among them.
+    """The completion of a prompt: T tokens, of which S were sampled, an end-of-sequence token among them.
 
     Without an environment it is one turn: all of its tokens were sampled.
     """
@@ -201,9 +204,10 @@ class Completion(Record, frozen=True, kw_only=True):
 
     @property
     def is_truncated(self) -> bool:
-        """Whether it was cut before it had ended: at the longest of its (last) turn, or by its environment's word."""
-        said = self.trajectory is not UNSET and self.trajectory.stop == "truncated"
-        return said or self.finish_reason == "length"
+        """True where it was cut before it had ended: at the longest of its (last) turn, or by its environment."""
+        if self.trajectory is not UNSET and self.trajectory.stop == "truncated":
+            return True
+        return self.finish_reason == "length"
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
@@ -229,8 +233,8 @@ class Completion(Record, frozen=True, kw_only=True):
 
     @property
     def num_sampled(self) -> int:
-        """S."""
-        return self.num_tokens if self.trajectory is UNSET else sum(end - start for start, end in self.spans)
+        """S: the tokens that the model sampled."""
+        return sum(end - start for start, end in self.spans)
 
 
 class Rollout(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -273,7 +277,7 @@ class RolloutGroup(Record, frozen=True, kw_only=True):
 
     @property
     def has_equal_rewards(self) -> bool:
-        """Whether the group teaches nothing, so that its place is worth another prompt."""
+        """True where the group teaches nothing, so that its place is worth another prompt."""
         return len({rollout.reward for rollout in self.rollouts}) == 1
 
 
@@ -323,7 +327,7 @@ class RolloutBatch(Batch, frozen=True, kw_only=True):
 
 
 def prompt_seed(batch: PromptBatch, prompt: Prompt) -> int:
-    """Seed of a prompt's first sample; sample g has this seed + g, as vLLM counts them."""
+    """Returns the seed of a prompt's first sample; sample g has this seed + g, as vLLM counts them."""
     if prompt.sampler_seed is not UNSET:
         return prompt.sampler_seed
     # Two bits less than a digest of 64: seed + g stays a signed 64-bit number for every g.
@@ -332,36 +336,38 @@ def prompt_seed(batch: PromptBatch, prompt: Prompt) -> int:
 
 
 def turn_seed(batch: PromptBatch, prompt: Prompt, *, sample: int, turn: int) -> int:
-    """Seed of a turn of one trajectory: turn 0 has that of the sample, the others one of their own."""
+    """Returns the seed of a turn of one trajectory: turn 0 has that of the sample, the others have their own."""
     first = prompt_seed(batch, prompt) + sample
     if turn == 0:
         return first
     return int.from_bytes(hashlib.blake2b(f"{first}/{turn}".encode(), digest_size=8).digest(), "little") >> 2
 
 
-def completion_problem(completion: Completion, prompt: Prompt, asked: PromptBatch) -> str:
-    """Says what in a completion isn't what its prompt asks for; "" otherwise.
+def completion_problem(completion: Completion, prompt: Prompt, batch: PromptBatch) -> str:
+    """Says what in a completion isn't what its prompt, and the batch of the prompt, asks for; "" where all is.
 
     That turns, tokens, log-probs and kept sets fit each other is checked where a completion is made or decoded.
     """
-    if asked.has_kept_sets != (completion.kept_sets is not UNSET):
-        if not asked.has_kept_sets:
+    if batch.has_kept_sets != (completion.kept_sets is not UNSET):
+        if not batch.has_kept_sets:
             return "says which tokens were kept, though each could be drawn, or it is not trained"
-        return f"doesn't say which tokens {asked.sampling.truncation} kept, so that its log-probs can't be compared"
-    if prompt.given not in (UNSET, completion.token_ids):
+        return f"doesn't say which tokens {batch.sampling.truncation} kept, so that its log-probs can't be compared"
+    if prompt.dataset_completion not in (UNSET, completion.token_ids):
         return "is not the one that the data set gives"
     if completion.trajectory is UNSET:
-        return "" if prompt.environment is UNSET else "is no trajectory, though an environment opened the prompt"
+        if prompt.environment is UNSET:
+            return ""
+        return "is no trajectory, though an environment opened the prompt"
     if prompt.environment is UNSET:
         return "is a trajectory, though no environment opened the prompt"
     longest = max(end - start for start, end in completion.spans)
-    if longest > asked.sampling.max_new_tokens:
-        return f"has a turn of {longest} tokens, sampling ends at {asked.sampling.max_new_tokens}"
+    if longest > batch.sampling.max_new_tokens:
+        return f"has a turn of {longest} tokens, sampling ends at {batch.sampling.max_new_tokens}"
     return ""
 
 
 def batch_digest(batch: RolloutBatch) -> str:
-    """Digest of what was sampled and scored: equal for two generators that sampled the same batch (I7).
+    """Returns the digest of the samples and their scores: equal for two generators that sampled the same batch (I7).
 
     Generator id, attempt and timings are left out: they don't change what was sampled.
     """
@@ -370,7 +376,7 @@ def batch_digest(batch: RolloutBatch) -> str:
 
 
 def encoded_batch(batch: RolloutBatch) -> tuple[bytes, str]:
-    """The batch as it is published, and its `batch_digest`, of one encoding: what was sampled is megabytes."""
+    """Returns the batch as it is published, and its `batch_digest`, of one encoding: the samples are megabytes."""
     payload = encode(batch)
     if batch.columns is not UNSET:
         return payload, batch_digest(batch)
@@ -385,8 +391,12 @@ def _check_array(data: bytes, field: str, *, min_items: int) -> None:
 
 
 def _check_turns(turns: tuple[Turn, ...], *, num_tokens: int) -> None:
-    """The first turn follows the prompt, none overlaps the one before, and the last ends the trajectory."""
-    starts, ends = [turn.start for turn in turns], [turn.end for turn in turns]
+    """Raises ContractViolation unless the turns are those of a trajectory.
+
+    The first turn follows the prompt, none overlaps the one before, and the last ends the trajectory.
+    """
+    starts = [turn.start for turn in turns]
+    ends = [turn.end for turn in turns]
     in_order = all(end <= start for end, start in zip(ends[:-1], starts[1:], strict=True))
     seen = [turn.sees_from or 0 for turn in turns]
     # What begins anew does so behind the turn before.

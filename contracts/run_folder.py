@@ -24,12 +24,14 @@ from pathlib import Path, PurePath
 from contracts.encoding.names import check_job_id
 from contracts.encoding.wire import Record
 
-VERSION, CHECKPOINT = "v", "i"
-"""First letters of the folders that are numbered by version and by iteration."""
+VERSION = "v"
+"""First letter of the folders that are numbered by version."""
+CHECKPOINT = "i"
+"""First letter of the folders that are numbered by iteration."""
 
 
 class RunFolder:
-    """Where things are; nothing is made here."""
+    """The paths of a job's files; nothing is written here. Each process that reads or writes a file creates its own."""
 
     def __init__(self, run_root: Path, job_id: str, *, weight_root: Path | None = None) -> None:
         """weight_root: where the published versions are, if not below the run root.
@@ -61,21 +63,26 @@ class RunFolder:
         return self.trainer_state / f"{VERSION}{policy_version:06d}"
 
     def relative(self, path: Path) -> str:
-        """Path below the run root, or a version's as it stands in its manifest: below the weight root."""
+        """Returns the path below the run root, or, for a version's, below the weight root, as its manifest has it."""
         root = self.weight_root if path.is_relative_to(self.weights) else self.run_root
         return path.relative_to(root).as_posix()
 
 
 def number_of(path: str | PurePath, letter: str) -> int | None:
-    """The number in the name of a version or checkpoint; None for other names, as a folder has while it is written."""
-    found = re.fullmatch(rf"{letter}([0-9]{{6,18}})", PurePath(path).name)
-    return int(found[1]) if found else None
+    """Returns the number in the name of a version's or checkpoint's folder.
+
+    None stands for another name, which a folder has while it is written.
+    """
+    match = re.fullmatch(rf"{letter}([0-9]{{6,18}})", PurePath(path).name)
+    return int(match[1]) if match else None
 
 
 def numbered(parent: Path, letter: str) -> list[tuple[int, Path]]:
-    """(number, folder) of those in `parent`, by number; [] where there is no such folder."""
-    found = [(number_of(path, letter), path) for path in parent.iterdir()] if parent.is_dir() else []
-    return sorted((number, path) for number, path in found if number is not None and path.is_dir())
+    """Returns (number, folder) of the numbered folders in `parent`, by number; [] where there is no such parent."""
+    if not parent.is_dir():
+        return []
+    numbers = [(number_of(path, letter), path) for path in parent.iterdir()]
+    return sorted((number, path) for number, path in numbers if number is not None and path.is_dir())
 
 
 class Removal(Record, frozen=True, kw_only=True):

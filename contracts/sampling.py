@@ -63,10 +63,13 @@ class SamplingParams(Record, frozen=True, kw_only=True):
         return next((name for name in ("min_new_tokens", "logit_bias") if getattr(self, name)), penalty)
 
     def unknown_token(self, vocabulary_tokens: int) -> tuple[str, str] | None:
-        """(setting, problem) of a token that a vocabulary of so many lacks; None where it has each."""
-        named = {"stop_token_ids": self.stop_token_ids or (), "logit_bias": map(int, self.logit_bias or ())}
-        unknown = [(key, token) for key, ids in named.items() for token in ids if token >= vocabulary_tokens]
-        return next(((key, f"no token {one} is in a vocabulary of {vocabulary_tokens}") for key, one in unknown), None)
+        """Returns (setting, problem) for a token that a vocabulary of so many tokens lacks; None where it has each."""
+        tokens = {"stop_token_ids": self.stop_token_ids or (), "logit_bias": map(int, self.logit_bias or ())}
+        for key, ids in tokens.items():
+            for token in ids:
+                if token >= vocabulary_tokens:
+                    return key, f"no token {token} is in a vocabulary of {vocabulary_tokens}"
+        return None
 
     @property
     def truncation(self) -> str:

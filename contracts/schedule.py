@@ -1,4 +1,4 @@
-"""What a job's `schedule` decides: which version samples an iteration, how many are open, when batches are trained.
+"""The schedules of a job: each says which version samples an iteration, how many are open, when batches are trained.
 
                             training batches of iteration t are sampled by    open at once    the trainer takes batches
     periodic                version t                                         1               as each is published
@@ -44,18 +44,19 @@ class Schedule:
 
     @property
     def takes_at_once(self) -> bool:
-        """Whether the trainer takes each batch as soon as it is published."""
+        """True where the trainer takes each batch as soon as it is published."""
         return self.name not in TAKES_WHEN_WHOLE
 
     @property
     def takes_turns(self) -> bool:
-        """Whether generators and trainer never compute at the same time: either has the whole machine in its turn."""
+        """True where generators and trainer never compute at once: either has the whole machine in its turn."""
         return self.name == "colocated"
 
     def versions_of(self, iteration: int) -> tuple[int, int]:
         """Returns the oldest and the newest version that may sample the training batches of an iteration."""
         oldest = max(0, iteration - self.max_policy_lag)
-        return oldest, iteration if self.name == "bounded" else oldest
+        newest = iteration if self.name == "bounded" else oldest
+        return oldest, newest
 
     def opened_by(self, committed: int) -> int:
         """Returns the iteration that the commit of `committed` opens, so that `num_open` of them stay open."""

@@ -1,4 +1,4 @@
-"""What a process of the stack is told by its launcher: environment variables, typed, closed, the same for all.
+"""Settings of a process of the stack: environment variables of its launcher, typed, closed, the same for all.
 
 `onbeat` sets them for the embedded stack and docker-compose.yml for its services.
 
@@ -259,7 +259,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
 
     @property
     def own_folders(self) -> tuple[str, ...]:
-        """What the stack alone reads and writes: no spec leads there, and no caged process sees it."""
+        """The folders that the stack alone reads and writes: no spec leads there, and no caged process sees them."""
         folders = (self.run_root, self.weight_root, self.cache, self.objects.partition("file://")[2])
         folders += (self.backup_root, self.redis_folder)
         return tuple(str(Path(folder).resolve()) for folder in folders if folder)
@@ -283,7 +283,9 @@ class StackSettings(Record, frozen=True, kw_only=True):
 
 def usable_cores() -> int:
     """Cores that this process may run on, which in a container are fewer than the machine has."""
-    return (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()) or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0)) or 1
+    return os.cpu_count() or 1
 
 
 def settings_from(environment: Mapping[str, str]) -> StackSettings:
@@ -291,10 +293,11 @@ def settings_from(environment: Mapping[str, str]) -> StackSettings:
 
     The variables of a generator's engine are `engine_from`'s.
     """
-    given = _given(environment)
-    own = {name: given[name] for name in StackSettings.__struct_fields__ if name in given}
+    texts = _setting_texts(environment)
+    own = {name: texts[name] for name in StackSettings.__struct_fields__ if name in texts}
     for server in ("redis", "celery"):
-        if password := given.get(f"{server}_password"):
+        password = texts.get(f"{server}_password")
+        if password:
             variable = f"{PREFIX}{server.upper()}"
             own[f"{server}_url"] = _with_password(own.get(f"{server}_url", ""), quote(password, safe=""), variable)
     try:
@@ -307,9 +310,9 @@ def settings_from(environment: Mapping[str, str]) -> StackSettings:
 
 def engine_from(environment: Mapping[str, str]) -> Engine:
     """Reads ONBEAT_ENGINE and its options; an option that the engine would ignore fails and names itself."""
-    given = _given(environment)
-    own = {name: given[f"engine_{name}"] for name in ENGINE_OPTIONS if f"engine_{name}" in given}
-    name = given.get("engine", engines.DEFAULT)
+    texts = _setting_texts(environment)
+    own = {name: texts[f"engine_{name}"] for name in ENGINE_OPTIONS if f"engine_{name}" in texts}
+    name = texts.get("engine", engines.DEFAULT)
     try:
         return engine_options(name, own, strict=False)
     except InvalidInput as error:
@@ -319,24 +322,25 @@ def engine_from(environment: Mapping[str, str]) -> Engine:
         raise _named(error, own.get(error.field, name), variables[error.field]) from error
 
 
-def _given(environment: Mapping[str, str]) -> dict[str, str]:
-    """Setting → its text. Raises InvalidInput for a variable that is none."""
+def _setting_texts(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns setting → its text. Raises InvalidInput for a variable of ours that is no setting."""
     known = {*StackSettings.__struct_fields__, *SECRETS, "engine", *(f"engine_{name}" for name in ENGINE_OPTIONS)}
-    given: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for variable, text in environment.items():
         if not variable.startswith(PREFIX) or is_service_link(variable, text):
             continue
         name = variable.removeprefix(PREFIX).lower()
         if name.removesuffix("_file") in SECRETS:
             if name.endswith("_file"):
-                name, text = name.removesuffix("_file"), _secret(variable, text)
-            if name in given:
+                name = name.removesuffix("_file")
+                text = _secret(variable, path=text)
+            if name in texts:
                 raise InvalidInput("is given as a variable and as a file", field=variable, cure="give one of them")
         if name not in known:
             variables = sorted(f"{PREFIX}{name.upper()}" for name in known)
             raise InvalidInput("unknown setting", field=variable, cure=one_of(variable, variables))
-        given[name] = text
-    return given
+        texts[name] = text
+    return texts
 
 
 def _with_password(url: str, password: str, variable: str) -> str:
@@ -345,14 +349,18 @@ def _with_password(url: str, password: str, variable: str) -> str:
     Raises InvalidInput that shows neither.
     """
     parts = re.fullmatch(r"([a-z+]+://[^:@/]*)(?::([^:@/]*))?(@.*)", url)
-    if parts is None or parts[2] not in (None, "", password):
-        problem = f"has no place in {variable}_URL" if parts is None else f"is another one than in {variable}_URL"
+    problem = ""
+    if parts is None:
+        problem = f"has no place in {variable}_URL"
+    elif parts[2] not in (None, "", password):
+        problem = f"is another one than in {variable}_URL"
+    if parts is None or problem:
         raise InvalidInput(problem, field=f"{variable}_PASSWORD", cure="write the address as redis://USER@HOST:PORT/0")
     return f"{parts[1]}:{password}{parts[3]}"
 
 
 def _secret(variable: str, path: str) -> str:
-    """What a file says, without the line's end. Raises InvalidInput."""
+    """Reads a secret from a file, without the line's end. Raises InvalidInput."""
     try:
         return Path(path).read_text().removesuffix("\n").removesuffix("\r")
     except (OSError, UnicodeError) as error:
@@ -362,8 +370,13 @@ def _secret(variable: str, path: str) -> str:
 
 
 def _named(error: InvalidInput, text: str, variable: str) -> InvalidInput:
-    """The error with the variable as its field. Every variable is a text: one that is `got` as a text was no number."""
-    problem = f"`{text}` is not a number" if error.problem.endswith("got `str`") else error.problem
+    """Returns the error with the variable as its field.
+
+    Every variable is a text: a value that msgspec `got` as a text was no number.
+    """
+    problem = error.problem
+    if problem.endswith("got `str`"):
+        problem = f"`{text}` is not a number"
     return InvalidInput(problem, field=variable, cure=error.cure)
 
 
@@ -385,7 +398,7 @@ LINKS = (
 
 
 def is_service_link(variable: str, value: str) -> bool:
-    """Whether both its name and its value are of the form that orchestrators write."""
+    """Returns True where both a variable's name and its value are of the form that orchestrators write."""
     return any(
         re.fullmatch(rf"ONBEAT(?:_[A-Z0-9_]+)?{name}", variable) and re.fullmatch(form, value) for name, form in LINKS
     )

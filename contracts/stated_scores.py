@@ -38,9 +38,12 @@ def with_on_failure(
 ) -> dict[str, Any]:
     """Returns the fields with `on_failure` replaced, by name. Raises InvalidInput for a name that nothing has."""
     names = _judges(environments_of(dataset, environment), stages)
-    if unknown := sorted(changes.keys() - names.keys()):
-        has = f"it has {', '.join(names)}" if names else "it has neither an environment nor a stage that judges"
-        raise InvalidInput(f"the job has no `{unknown[0]}` that judges completions", field="on_failure", cure=has)
+    unknown = sorted(changes.keys() - names.keys())
+    if unknown:
+        cure = "it has neither an environment nor a stage that judges"
+        if names:
+            cure = f"it has {', '.join(names)}"
+        raise InvalidInput(f"the job has no `{unknown[0]}` that judges completions", field="on_failure", cure=cure)
 
     def judged(source: str, environment: EnvironmentSpec) -> EnvironmentSpec:
         return replace(environment, on_failure=changes.get(environment_name(source), environment.on_failure))
@@ -59,4 +62,5 @@ def _judges(
     environments: Mapping[str, EnvironmentSpec], stages: Sequence[StageSpec]
 ) -> dict[str, EnvironmentSpec | JudgingStage]:
     judging = {stage.name: stage for stage in stages if isinstance(stage, JudgingStage)}
-    return {**{environment_name(source): one for source, one in environments.items()}, **judging}
+    playing = {environment_name(source): environment for source, environment in environments.items()}
+    return {**playing, **judging}

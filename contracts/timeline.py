@@ -27,14 +27,16 @@ def is_of_the_pipeline(span: TimelineSpan) -> bool:
 
 
 def kind_of(who: str) -> LaneKind:
-    """Whether a span's `who` is a rank of the trainer, or a stage worker; every other one is a generator."""
+    """Returns the kind of process that a span's `who` names: a rank of the trainer, a stage worker, or a generator."""
     if who == TRAINER or who.startswith(f"{TRAINER} "):
         return "rank"
-    return "stage" if who.startswith(f"{STAGE_WORKER} ") else "generator"
+    if who.startswith(f"{STAGE_WORKER} "):
+        return "stage"
+    return "generator"
 
 
 def is_reported(span: TimelineSpan) -> bool:
-    """Whether it is a kind that its process reports by itself, beside the batches."""
+    """Returns True for a span of a kind that its process reports by itself, next to the batches."""
     kind = kind_of(span.who)
     if kind == "stage":
         return span.what.startswith(f"{COMPUTE} ")
@@ -42,7 +44,10 @@ def is_reported(span: TimelineSpan) -> bool:
 
 
 def latest_spans(lines: Sequence[TimelineSpan]) -> list[TimelineSpan]:
-    """By start, each once, without what a trainer that died had written: a replay writes an iteration's lines again."""
+    """Returns the spans by their start, each once, without those of a trainer that died before it stepped.
+
+    A replay writes an iteration's lines again.
+    """
     stepped = {span.iteration: span.started_s for span in lines if span.what == "step"}
     last = {(span.iteration, span.who, span.what, span.batch_id, span.started_s): span for span in lines}
     newest = [span for span in last.values() if span.iteration not in stepped or not _is_older(span, stepped)]
@@ -50,7 +55,7 @@ def latest_spans(lines: Sequence[TimelineSpan]) -> list[TimelineSpan]:
 
 
 def _is_older(span: TimelineSpan, stepped: dict[int, float]) -> bool:
-    """Whether it ended before the iteration before it was stepped for the last time: another attempt's."""
+    """Returns True where a span ended before the iteration before it was stepped last: it is another attempt's."""
     before = stepped.get(span.iteration - 1)
     is_trainers = kind_of(span.who) == "rank" and span.what in ("train", "step", "sync", "checkpoint")
     return before is not None and is_trainers and span.ended_s < before
@@ -58,7 +63,8 @@ def _is_older(span: TimelineSpan, stepped: dict[int, float]) -> bool:
 
 def covered_s(times: Iterable[tuple[float, float]]) -> float:
     """Returns the seconds that lie in at least one of the times, which are (start, end)."""
-    covered, until_s = 0.0, float("-inf")
+    covered = 0.0
+    until_s = float("-inf")  # the end of the times that are covered so far
     for started_s, ended_s in sorted(times):
         covered += max(0.0, ended_s - max(started_s, until_s))
         until_s = max(until_s, ended_s)

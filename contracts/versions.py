@@ -20,7 +20,7 @@ WeightTransport: TypeAlias = Literal[tuple(TRANSPORTS)]  # pyright: ignore[repor
 
 
 class WeightFile(Record, frozen=True, kw_only=True):
-    """One file of a version."""
+    """A file of a version."""
 
     name: FileName
     num_bytes: Annotated[int, Meta(ge=0, le=2**62)]
@@ -47,7 +47,11 @@ class AdapterVersion(Record, frozen=True, kw_only=True):
 
 
 class WeightManifest(Record, frozen=True, kw_only=True):
-    """What a version is: its files, and the digest of its tensors (`weights_digest`)."""
+    """The manifest of a version: its files, and the digest of its tensors (`weights_digest`).
+
+    The trainer creates it once the files are complete, and announces it through Redis; generators check what they load
+    against it.
+    """
 
     policy_version: PolicyVersion
     weights_digest: Digest
@@ -67,7 +71,10 @@ class WeightManifest(Record, frozen=True, kw_only=True):
     """What the files' adapters are merged into; None where they hold weights. weights_digest is of the merged ones."""
 
     def __post_init__(self) -> None:
-        for step in (*self.steps, *([self.adapter.base] if self.adapter else [])):
+        steps = list(self.steps)
+        if self.adapter:
+            steps.append(self.adapter.base)
+        for step in steps:
             if not step.files:
                 raise ContractViolation("a manifest without files", field="files")
             if not is_below(step.directory):
@@ -81,12 +88,14 @@ class WeightManifest(Record, frozen=True, kw_only=True):
 
     @property
     def num_chunk_bytes(self) -> int:
-        """What of it is in Redis."""
-        return sum(file.num_bytes for file in self.files) if self.transport_kind.fills_redis else 0
+        """Bytes of the version that are in Redis."""
+        if not self.transport_kind.fills_redis:
+            return 0
+        return sum(file.num_bytes for file in self.files)
 
     @property
     def transport_kind(self) -> type[Transport]:
-        """What may be asked of its transport."""
+        """The kind of its transport, which says what the transport can do."""
         return TRANSPORTS[self.transport]
 
     @property
@@ -107,7 +116,7 @@ class WeightManifest(Record, frozen=True, kw_only=True):
 
 
 class TensorDelta(Record, frozen=True, kw_only=True):
-    """One tensor's changed elements, as unsigned integers of the element's width.
+    """The changed elements of one tensor, as unsigned integers of the element's width.
 
     Both arrays are stored as byte planes (all first bytes, then all second bytes, …), because gaps and differences are
     small numbers whose high bytes are zeros, and each is one zstd frame.
@@ -147,7 +156,7 @@ class WeightShard(Record, frozen=True, kw_only=True):
 
 
 def weights_digest(tensors: Iterable[tuple[str, str, tuple[int, ...], bytes | memoryview]]) -> str:
-    """Digest of named tensors (name, dtype, shape, little-endian bytes), independent of file layout and order.
+    """Returns the digest of named tensors (name, dtype, shape, little-endian bytes), whatever files they are in.
 
     Each tensor is hashed alone, and the sorted list of those digests is hashed: shards may be read in any order.
     """
@@ -155,12 +164,12 @@ def weights_digest(tensors: Iterable[tuple[str, str, tuple[int, ...], bytes | me
 
 
 def tensor_line(name: str, dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> str:
-    """What `weights_digest` keeps of one tensor: `layer.weight float32 2x3 DIGEST`."""
+    """Returns the line of a tensor in `weights_digest`: `layer.weight float32 2x3 DIGEST`."""
     return f"{name} {dtype} {'x'.join(map(str, shape))} {content_digest(data)}"
 
 
 def digest_of_lines(lines: Iterable[str]) -> str:
-    """`weights_digest` of tensors that were hashed one by one, by `tensor_line`."""
+    """Returns the `weights_digest` of tensors that were hashed one by one, by `tensor_line`."""
     return content_digest("\n".join(sorted(lines)).encode())
 
 

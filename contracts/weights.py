@@ -18,7 +18,7 @@ class Transport(Record, tag_field="transport", frozen=True, kw_only=True):
     fills_redis: ClassVar[bool] = False
     """Whether versions take Redis' memory: then none is kept when its iteration is over."""
     takes_deltas: ClassVar[bool] = False
-    """Whether a manifest of it may stand on other versions."""
+    """True where a manifest of it may stand on other versions."""
 
     @property
     def name(self) -> str:
@@ -31,7 +31,7 @@ class FileWeights(Transport, tag="file", frozen=True, kw_only=True):
 
 
 class DeltaWeights(Transport, tag="delta", frozen=True, kw_only=True):
-    """What changed since the version before, in the same folder, with a whole version now and then. Lossless.
+    """Changes since the version before, in the same folder, with a whole version now and then. Lossless.
 
     It pays where few values change and bytes are dear: bfloat16 weights at RL's learning rates, over a network.
     """
@@ -64,5 +64,5 @@ TRANSPORTS: dict[str, type[Transport]] = {str(kind.__struct_config__.tag): kind 
 
 
 def has_deltas(weights: WeightsSpec) -> TypeGuard[DeltaWeights | ObjectWeights]:
-    """Whether versions of the job travel as deltas on the ones before."""
+    """Returns True where versions of the job travel as deltas on the ones before."""
     return isinstance(weights, DeltaWeights | ObjectWeights) and weights.snapshot_every_versions > 1

@@ -1,1 +1,1 @@
-"""What every record is made of: MessagePack, arrays, names, numbers, digests."""
+"""The parts that every record is made of: MessagePack, arrays, names, numbers, digests."""

@@ -26,7 +26,10 @@ def content_digest(*data: bytes | memoryview) -> str:
     """`Digest` of the bytes, of several pieces as if they were one. Other Python threads run meanwhile."""
     num_bytes = sum(map(len, data))
     hasher = blake3(max_threads=blake3.AUTO if num_bytes >= THREADED_BYTES else 1)
-    for piece in data if num_bytes >= JOINED_BYTES else (b"".join(data),):
+    pieces = data
+    if num_bytes < JOINED_BYTES:
+        pieces = (b"".join(data),)
+    for piece in pieces:
         hasher.update(piece)
     return hasher.hexdigest()
 

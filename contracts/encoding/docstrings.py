@@ -1,4 +1,4 @@
-"""What the source says under each field of a record: the words of docs/configuration.md, and of /openapi.json."""
+"""Reads the text under each field of a record in its source: docs/configuration.md and /openapi.json have it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import ast
 import inspect
 import sys
 from functools import cache
+from itertools import pairwise
 
 import msgspec
 
 
 @cache
 def field_docstrings(cls: type) -> dict[str, str]:
-    """Field → the string literal under it, of the class and those that it inherits from, on one line.
+    """Returns field → the string literal under it, of the class and those that it inherits from, on one line.
 
-    It is empty where the sources are not beside the code.
+    The map is empty where the sources are not next to the code.
     """
     docstrings: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if base in (object, msgspec.Struct) or not issubclass(base, msgspec.Struct):
             continue
-        body = _classes_of(base.__module__).get(base.__qualname__)
-        for statement, below in zip(body.body, body.body[1:], strict=False) if body else ():
+        definition = _classes_of(base.__module__).get(base.__qualname__)
+        if definition is None:
+            continue
+        for statement, below in pairwise(definition.body):
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 match below:
                     case ast.Expr(value=ast.Constant(value=str(text))):

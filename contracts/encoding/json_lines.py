@@ -33,7 +33,7 @@ MAX_LIST_BYTES = 64 * 1024 * 1024
 
 
 def read_plain(path: Path, *, max_bytes: int = MAX_PLAIN_BYTES) -> bytes:
-    """Returns what a file holds. Raises OSError as `open_plain` does."""
+    """Returns the bytes of a file. Raises OSError as `open_plain` does."""
     with open_plain(path, max_bytes=max_bytes) as file:
         return file.read(max_bytes)
 
@@ -42,11 +42,12 @@ def open_plain(path: Path, *, max_bytes: int | None = None) -> BufferedReader:
     """Opens a file for reading. Raises OSError for what is missing, no plain file, or over max_bytes."""
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     file = os.fdopen(number, "rb")
-    found = os.fstat(number)
-    if stat.S_ISREG(found.st_mode) and (max_bytes is None or found.st_size <= max_bytes):
+    status = os.fstat(number)
+    is_plain = stat.S_ISREG(status.st_mode)
+    if is_plain and (max_bytes is None or status.st_size <= max_bytes):
         return file
     file.close()
-    if stat.S_ISREG(found.st_mode):
+    if is_plain:
         raise OSError(errno.EFBIG, f"is over {max_bytes} bytes", str(path))
     raise OSError(errno.EINVAL, "is no plain file", str(path))
 
@@ -106,7 +107,8 @@ def _lines(file: BufferedReader, start: int, max_line_bytes: int) -> Iterator[tu
         while not rest.endswith(b"\n") and len(rest) == max_line_bytes:
             rest = file.readline(max_line_bytes)
             num_bytes += len(rest)
-        yield PlacedLine(start, num_bytes), line if num_bytes <= max_line_bytes else TOO_LONG
+        is_whole = num_bytes <= max_line_bytes
+        yield PlacedLine(start, num_bytes), line if is_whole else TOO_LONG
         start += num_bytes
 
 
@@ -132,7 +134,7 @@ def read_json_lines(
             size = file.seek(0, os.SEEK_END)
     except FileNotFoundError:
         return []
-    start = line_after(path, size - max_bytes) if size > max_bytes else 0
+    start = line_after(path, size - max_bytes)  # 0 for a file that is no longer
     if start:
         log.warning("%s has %d bytes, of which the last %d are read", path, size, size - start)
     return [record for _, record in json_lines(path, kind, start=start, max_line_bytes=max_line_bytes)]
@@ -144,13 +146,15 @@ def line_after(path: Path, place: int) -> int:
         return 0
     with open_plain(path) as file:
         file.seek(place - 1)
-        while (part := file.readline(MAX_LINE_BYTES)) and not part.endswith(b"\n"):
-            pass
+        # From the byte before the place on: where it is a line break, the place itself begins a line.
+        part = file.readline(MAX_LINE_BYTES)
+        while part and not part.endswith(b"\n"):  # a part of a longer line; empty at the file's end
+            part = file.readline(MAX_LINE_BYTES)
         return file.tell()
 
 
 def last_json_lines(path: Path, kind: type[T], *, max_bytes: int) -> tuple[list[T], bool]:
-    """(the records in the file's last bytes, whether they are all that it has). Raises OSError."""
+    """Returns (the records in the file's last max_bytes, True where they are all that it has). Raises OSError."""
     try:
         opened = open_plain(path)
     except FileNotFoundError:

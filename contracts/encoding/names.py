@@ -35,13 +35,13 @@ def number_of(batch_id: str) -> int:
 
 
 def is_below(path: str) -> bool:
-    """Whether it is a RelativePath: a record that this process makes is not checked by its types."""
+    """Returns True for a RelativePath: a record that this process makes is not checked by its types."""
     return len(path) <= 1024 and re.fullmatch(rf"{SEGMENT}(?:/{SEGMENT})*", path) is not None
 
 
 def inside(folder: Path, path: str) -> Path:
     """Returns a path below the folder, links followed. Raises ContractViolation for one that leads out of it."""
-    found = folder / path
-    if not found.resolve().is_relative_to(folder.resolve()):
+    place = folder / path
+    if not place.resolve().is_relative_to(folder.resolve()):
         raise ContractViolation(f"`{path[:200]!a}` leads out of {folder}", field="path")
-    return found
+    return place

@@ -40,7 +40,7 @@ NEW_NUMBER = r"(?<![\d.])"
 
 
 def _plain(name: str) -> str:
-    """The pattern of a plain number; a name of its own, since it stands in several places of one pattern."""
+    """Returns the pattern of a plain number under a name of its own, since NUMBER has several of them."""
     more = rf"(?:(?P={name}_separator)\d{{3}})*+(?!,?\d)(?:\.\d++)?"
     groups = rf"[1-9]\d{{0,2}}(?P<{name}_separator>{SEPARATOR})\d{{3}}{more}"
     lakhs = r"[1-9]\d?(?:,\d\d(?=,))++,\d{3}(?!,?\d)(?:\.\d++)?"
@@ -62,20 +62,27 @@ NUMBER = re.compile(
 
 
 class Number(NamedTuple):
-    """One number that was read."""
+    """A number that was read in a text."""
 
     value: Decimal
     """Not finite for a division by zero, a power of a power, and what is too large for any answer."""
     is_percent: bool
-    """Whether a percent sign followed it; `value` is what stands before the sign."""
+    """True where a percent sign followed it; `value` is what stands before the sign."""
 
     def is_near(self, other: Number, *, tolerance: float) -> bool:
-        """42 % is 42 %, 0.42, and, as the answer to `how many percent`, 42."""
+        """Returns True where both are equal within the tolerance.
+
+        42 % is 42 %, 0.42, and, as the answer to `how many percent`, 42.
+        """
         if self._distance(self.value, other.value, tolerance):
             return True
         if self.is_percent == other.is_percent:
             return False
-        percent, share = (self.value, other.value) if self.is_percent else (other.value, self.value)
+        percent = self.value
+        share = other.value
+        if other.is_percent:
+            percent = other.value
+            share = self.value
         return self._distance(ARITHMETIC.divide(percent, Decimal(100)), share, tolerance)
 
     @staticmethod
@@ -90,46 +97,59 @@ def last_number(text: str) -> Number | None:
     start = max(0, last_digit - MAX_CHARS)
     if start:  # what begins before is cut off: from the next white space on every number is whole
         start = next((place for place in range(start, last_digit) if text[place].isspace()), last_digit + 1)
-    found = list(NUMBER.finditer(text, start, last_digit + MAX_CHARS))
-    return _value(found[-1]) if found else None
+    matches = list(NUMBER.finditer(text, start, last_digit + MAX_CHARS))
+    return _value(matches[-1]) if matches else None
 
 
 def read_number(text: str) -> Number | None:
     """Reads the number that the whole text is; None where it is something else, or not finite."""
-    found = NUMBER.fullmatch(text.strip()) if len(text) <= MAX_CHARS else None
-    number = _value(found) if found is not None else None
-    return number if number is not None and number.value.is_finite() else None
+    if len(text) > MAX_CHARS:
+        return None
+    match = NUMBER.fullmatch(text.strip())
+    if match is None:
+        return None
+    number = _value(match)
+    return number if number.value.is_finite() else None
 
 
-def _value(found: re.Match[str]) -> Number:
-    if found["above"] is not None:
-        value = _fraction(found["whole"], found["above"], found["below"])
-    elif found["numerator"] is not None:
-        value = _fraction(found["mixed"], found["numerator"], found["denominator"])
-    elif found["base"] is not None:
-        value = _power(found)
+def _value(match: re.Match[str]) -> Number:
+    """Returns the number of a match of NUMBER."""
+    if match["above"] is not None:
+        value = _fraction(match["whole"], match["above"], match["below"])
+    elif match["numerator"] is not None:
+        value = _fraction(match["mixed"], match["numerator"], match["denominator"])
+    elif match["base"] is not None:
+        value = _power(match)
     else:
-        value = _decimal(found["value"])
-    num_minuses = sum(found[name] is not None and found[name] != "+" for name in ("sign", "inner_sign", "above_sign"))
-    return Number(ARITHMETIC.minus(value) if num_minuses % 2 else value, found["percent"] is not None)
+        value = _decimal(match["value"])
+    # A sign may stand before the currency, behind it and above a fraction: two minuses make a plus.
+    num_minuses = sum(match[name] is not None and match[name] != "+" for name in ("sign", "inner_sign", "above_sign"))
+    if num_minuses % 2:
+        value = ARITHMETIC.minus(value)
+    return Number(value, match["percent"] is not None)
 
 
 def _fraction(whole: str | None, above: str, below: str) -> Decimal:
     value = ARITHMETIC.divide(_decimal(above), _decimal(below))
-    return ARITHMETIC.add(Decimal(whole), value) if whole is not None else value
+    if whole is not None:
+        value = ARITHMETIC.add(Decimal(whole), value)
+    return value
 
 
-def _power(found: re.Match[str]) -> Decimal:
-    written = found["power"] or found["superscript"].translate(SUPERSCRIPTS)
-    if found["tower"] is not None or len(written) > MAX_EXPONENT_DIGITS:
+def _power(match: re.Match[str]) -> Decimal:
+    written = match["power"] or match["superscript"].translate(SUPERSCRIPTS)
+    # A power of a power may be beyond any memory.
+    if match["tower"] is not None or len(written) > MAX_EXPONENT_DIGITS:
         return Decimal("NaN")
     exponent = int(re.sub(f"[{SIGNS}]", "-", written))
-    value = ARITHMETIC.power(_decimal(found["base"]), Decimal(exponent))
-    return ARITHMETIC.multiply(_decimal(found["factor"]), value) if found["factor"] is not None else value
+    value = ARITHMETIC.power(_decimal(match["base"]), Decimal(exponent))
+    if match["factor"] is not None:
+        value = ARITHMETIC.multiply(_decimal(match["factor"]), value)
+    return value
 
 
 def _decimal(text: str) -> Decimal:
-    """A plain number: its last mark is the decimal one, unless it separates thousands."""
+    """Reads a plain number: its last mark is the decimal one, unless it separates thousands."""
     mantissa, exponent_mark, exponent = text.lower().partition("e")
     if len(exponent) > MAX_EXPONENT_DIGITS:
         return Decimal("NaN")

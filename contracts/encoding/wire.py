@@ -100,12 +100,16 @@ _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 _making = threading.Lock()
 _type_info = cache(msgspec.inspect.type_info)
 
-MAP_16, FIX_MAP, LARGEST_FIX_MAP = 0xDE, 0x80, 15
-"""How MessagePack opens a map: with 3 bytes, or, up to 15 pairs, with one."""
+MAP_16 = 0xDE
+"""The first byte of a map of MessagePack that opens with 3 bytes; the other two are its number of pairs."""
+FIX_MAP = 0x80
+"""The bits of the byte that opens a smaller map; the number of its pairs is in the other bits."""
+LARGEST_FIX_MAP = 15
+"""Most pairs of a map that opens with one byte."""
 
 
 def encode(record: Any) -> bytes:
-    """Record → MessagePack; arrays are `bin`, structs are maps by field name."""
+    """Encodes a record as MessagePack; arrays are `bin`, structs are maps by field name."""
     data = _encoder.encode(record)
     if data[0] == MAP_16 and data[1] == 0 and data[2] <= LARGEST_FIX_MAP:
         # msgspec chooses the head by the fields of the type, not by those that are there: a type that gains an optional
@@ -128,7 +132,7 @@ def decoder_of(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
 
 
 def decode(data: bytes | None, kind: type[T]) -> T:
-    """MessagePack → record. Raises ContractViolation that names the field, also where there is nothing to read."""
+    """Decodes a record. Raises ContractViolation that names the field, also where there is nothing to read."""
     if data is None:
         raise ContractViolation("is not there", field=getattr(kind, "__name__", str(kind)))
     decoder = decoder_of(kind)
@@ -139,12 +143,12 @@ def decode(data: bytes | None, kind: type[T]) -> T:
 
 
 def encode_json(record: Any) -> bytes:
-    """Record → JSON, for people and HTTP."""
+    """Encodes a record as JSON, for people and HTTP."""
     return _json_encoder.encode(record)
 
 
 def decode_json(data: bytes | str, kind: type[T]) -> T:
-    """JSON from outside → record. Raises InvalidInput that names the field."""
+    """Decodes a record of JSON from outside. Raises InvalidInput that names the field."""
     decoder_of(kind)
     try:
         return msgspec.json.decode(data, type=kind)
@@ -157,9 +161,15 @@ def decode_json(data: bytes | str, kind: type[T]) -> T:
 
 
 def convert(values: Any, kind: type[T], *, strict: bool = True) -> T:
-    """Plain dicts and lists (a parsed TOML file) → record; without `strict`, numbers may be texts (variables).
+    """Makes a record of plain dicts and lists, such as a parsed TOML file.
 
-    Raises InvalidInput that names the field.
+    Args:
+        values: The dicts and lists.
+        kind: The record's type.
+        strict: False lets numbers be texts, as in environment variables.
+
+    Raises:
+        InvalidInput: The values are no such record; it names the field.
     """
     decoder_of(kind)
     try:
@@ -178,9 +188,9 @@ def changed(record: R, **fields: Any) -> R:
 
 
 def invalid_input(error: msgspec.ValidationError, kind: type) -> InvalidInput:
-    """`Expected `int` - at `$.model.seed`` → field "model.seed", problem "expected `int`".
+    """Makes our error: `Expected `int` - at `$.model.seed`` → field "model.seed", problem "expected `int`".
 
-    Of a table's key, which msgspec calls "`key` in `$.table`", the field is the table.
+    For a table's key, which msgspec calls "`key` in `$.table`", the field is the table.
     """
     problem, _, place = str(error).partition(" - at `")
     path = f"${place.rpartition('$')[2]}"
@@ -192,25 +202,43 @@ def invalid_input(error: msgspec.ValidationError, kind: type) -> InvalidInput:
 
 
 def _cure(problem: str, kind: msgspec.inspect.Type, field: str) -> str | None:
-    """What the choices are, of a value or of a table's keys; None of another problem."""
+    """Says which choices a value or a table's keys have; None for another problem.
+
+    Args:
+        problem: The problem, as msgspec says it.
+        kind: The type of the record that was read.
+        field: The dotted path of the field.
+    """
     kinds = _kinds(kind, field)
-    tables = [one for one in kinds if isinstance(one, msgspec.inspect.StructType)]
-    if found := INVALID_CHOICE.fullmatch(problem):
-        tags = [str(table.tag) for table in tables if table.tag_field and field.endswith(table.tag_field)]
-        return one_of(found["value"], tags or [name for one in kinds for name in _choices(one)])
-    found = KEY_IN_PROBLEM.fullmatch(problem)
-    if found is None or found["fault"] != "contains unknown":
+    tables = [member for member in kinds if isinstance(member, msgspec.inspect.StructType)]
+    choice = INVALID_CHOICE.fullmatch(problem)
+    if choice is not None:
+        names = [str(table.tag) for table in tables if table.tag_field and field.endswith(table.tag_field)]
+        if not names:
+            names = [name for member in kinds for name in _choices(member)]
+        return one_of(choice["value"], names)
+    unknown = KEY_IN_PROBLEM.fullmatch(problem)
+    if unknown is None or unknown["fault"] != "contains unknown":
         return None
-    keys = {key.encode_name: table.tag_field for table in tables for key in table.fields}
-    if tag_field := keys.get(found["key"]):
-        owners = [f'"{one.tag}"' for one in tables if found["key"] in (key.encode_name for key in one.fields)]
+    key = unknown["key"]
+    tag_fields = {member.encode_name: table.tag_field for table in tables for member in table.fields}
+    tag_field = tag_fields.get(key)
+    if tag_field:  # another of the tables that may stand here has the key
+        owners = [f'"{table.tag}"' for table in tables if key in (member.encode_name for member in table.fields)]
         return f"only with {tag_field} = {' or '.join(owners)}"
-    return one_of(found["key"], list(keys), elsewhere=_places(kind, found["key"]))
+    return one_of(key, list(tag_fields), elsewhere=_places(kind, key))
 
 
 def _places(kind: msgspec.inspect.Type, key: str, table: str = "") -> list[str]:
-    """The dotted paths of a key below a type, such as `optimizer.learning_rate`; it looks into no list."""
-    fields = [field for one in _members(kind) if isinstance(one, msgspec.inspect.StructType) for field in one.fields]
+    """Returns the dotted paths of a key below a type, such as `optimizer.learning_rate`; it looks into no list.
+
+    Args:
+        kind: The type.
+        key: The key.
+        table: The path of the type itself, with its dot.
+    """
+    tables = [member for member in _members(kind) if isinstance(member, msgspec.inspect.StructType)]
+    fields = [field for member in tables for field in member.fields]
     if any(field.encode_name == key for field in fields):
         return [f"{table}{key}"]
     below = [(field.type, f"{table}{field.encode_name}.") for field in fields if table.count(".") < DEEPEST_TABLE]
@@ -226,34 +254,47 @@ def one_of(value: str, names: Sequence[str], *, elsewhere: Sequence[str] = ()) -
     longer = [name for name in names if len(value) >= FEWEST_LETTERS and name.startswith(value)]
     if len(longer) == 1:
         near = longer
+    choices = ", ".join(names)
     if near or elsewhere:
-        others = f" One of {', '.join(names)}" if near and len(names) <= MOST_NAMES else ""
+        others = ""
+        if near and len(names) <= MOST_NAMES:
+            others = f" One of {choices}"
         return f"did you mean {' or '.join(near or elsewhere)}?{others}"
-    return f"one of {', '.join(names)}" if names else None
+    return f"one of {choices}" if names else None
 
 
 def _kinds(kind: msgspec.inspect.Type, field: str) -> Sequence[msgspec.inspect.Type]:
-    """The types that may stand at a dotted path, of which an index of a list is `[...]` or a part by itself.
+    """Returns the types that may stand at a dotted path, of which an index of a list is `[...]` or a part by itself.
 
     The path of a `type` that chooses among tables leads to these tables.
     """
     kinds: Sequence[msgspec.inspect.Type] = _members(kind)
-    for name in INDEX.sub(".0", field).split(".") if field else ():
-        lists = [one.item_type for one in kinds if isinstance(one, LISTS)]
-        tables = [one for one in kinds if isinstance(one, msgspec.inspect.StructType)]
-        below = [one.type for table in tables for one in table.fields if one.encode_name == name]
+    if not field:
+        return kinds
+    for name in INDEX.sub(".0", field).split("."):
+        tables = [member for member in kinds if isinstance(member, msgspec.inspect.StructType)]
+        if name.isdecimal():  # an element of a list
+            below = [member.item_type for member in kinds if isinstance(member, LISTS)]
+        else:
+            below = [key.type for table in tables for key in table.fields if key.encode_name == name]
         chosen = [table for table in tables if table.tag_field == name]
-        kinds = chosen or [member for one in (lists if name.isdecimal() else below) for member in _members(one)]
+        kinds = chosen or [member for inner in below for member in _members(inner)]
     return kinds
 
 
 def _members(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
+    """Returns the members of a union, those of a union in it too; another type is its only member."""
     while isinstance(kind, msgspec.inspect.Metadata):
         kind = kind.type
-    return [member for one in kind.types for member in _members(one)] if isinstance(kind, UNION) else [kind]
+    if isinstance(kind, UNION):
+        return [member for inner in kind.types for member in _members(inner)]
+    return [kind]
 
 
 def _choices(kind: msgspec.inspect.Type) -> list[str]:
+    """Returns the values of an enum or a literal; [] for another type."""
     if isinstance(kind, msgspec.inspect.EnumType):
         return [str(member.value) for member in kind.cls]
-    return [str(value) for value in kind.values] if isinstance(kind, msgspec.inspect.LiteralType) else []
+    if isinstance(kind, msgspec.inspect.LiteralType):
+        return [str(value) for value in kind.values]
+    return []

@@ -1,1 +1,1 @@
-"""What environments are told and what they answer: messages, and the calls of the reward service."""
+"""Messages to environments, their replies, and the calls of the reward service that carry them."""

@@ -49,7 +49,7 @@ class Sampled(Record, frozen=True, kw_only=True):
 
 
 class Message(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """One message of a conversation."""
+    """A message of a conversation."""
 
     role: Role
     content: Content = ""

@@ -1,4 +1,4 @@
-"""What generators and trainers ask the reward service, and what it answers: JSON or MessagePack over HTTP.
+"""Requests of generators and trainers to the reward service, and its answers: JSON or MessagePack over HTTP.
 
     POST /v1/openings            OpeningRequest → OpeningResponse   how tasks begin; no session is left behind
     POST /v1/sessions            OpenRequest    → SessionResponse   sessions begin, or go on where a history ends
@@ -64,12 +64,12 @@ OF_MESSAGES: frozenset[str] = frozenset({"timeout", "crashed", "raised", "invali
 
 
 def is_of_message(reason: FailureReason) -> TypeGuard[StatedReason]:
-    """Whether what the model said may be the cause, where a step ends so: a spec may state a score for it."""
+    """Returns True where the model's message may be the cause of the failure: a spec may state a score for it."""
     return reason in OF_MESSAGES
 
 
 class Task(Record, frozen=True, kw_only=True):
-    """What one trajectory is about."""
+    """The task of a trajectory, of which an environment makes its opening."""
 
     task: Text
     """JSON of an object: {"question", "reference", "entry"} of an example, or {"split", "index"} where the environment
@@ -90,7 +90,7 @@ class TaskOpening(Record, frozen=True, kw_only=True, tag="opening"):
 
 
 class Reply(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What an environment says to one message of the model."""
+    """The reply of an environment to one message of the model."""
 
     messages: Messages = ()
     """What the model sees next; the assistant's only where it begins anew. Those of the last reply are seen by people
@@ -161,7 +161,7 @@ def table_of(environment: EnvironmentSpec) -> EnvironmentTable:
 
 
 class EnvironmentFacts(Record, frozen=True, kw_only=True):
-    """What an environment says of itself."""
+    """Facts that an environment states about itself."""
 
     deterministic: bool
     """Equal tasks, seeds and messages have equal replies."""

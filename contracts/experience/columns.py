@@ -158,7 +158,8 @@ def check_values(values: ColumnValues, columns: Collection[Column], shapes: Sequ
         if len(values[name]) != len(shapes):
             raise ContractViolation(f"column {name} has {len(values[name])} values for {len(shapes)} rows", field=of)
         for row, (value, shape) in enumerate(zip(values[name], shapes, strict=True)):
-            if problem := _problem(value, column, shape):
+            problem = _problem(value, column, shape)
+            if problem:
                 raise ContractViolation(f"column {name}, row {row}: {problem}", field=of)
 
 

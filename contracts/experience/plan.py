@@ -1,4 +1,4 @@
-"""What the stages of a job mean for a batch: its items, and which of them have to be done before which.
+"""The plan of a job's stages for a batch: its items, and which of them have to be done before which.
 
     rows of a batch, k = 2, G = 2     0  1 │ 2  3
     items of a stage of unit "row"    0  1   2  3
@@ -59,20 +59,20 @@ class StagePlan(Record, frozen=True, kw_only=True):
 
     @property
     def outputs(self) -> tuple[Column, ...]:
-        """The columns that a row has beside its base columns before its batch is trained."""
+        """The columns that a row has on top of its base columns before its batch is trained."""
         return tuple(column for stage in self.stages for column in stage.outputs)
 
     @property
     def carries_texts(self) -> bool:
-        """Whether generators publish the texts of prompts and references: a stage reads them."""
+        """True where generators publish the texts of prompts and references, since a stage reads them."""
         return any(CARRIED_COLUMNS.intersection(stage.inputs) for stage in self.stages)
 
     def index(self, name: str) -> int:
-        """Raises KeyError for a name that no stage has."""
+        """Returns the index of a stage, from 0. Raises KeyError for a name that no stage has."""
         return {stage.name: index for index, stage in enumerate(self.stages)}[name]
 
     def is_read(self, index: int) -> bool:
-        """Whether another stage reads columns of this one."""
+        """Returns True where another stage reads columns of this one. index: from 0."""
         return any(index in stage.after for stage in self.stages)
 
     def for_scripts(self) -> list[dict[str, object]]:
@@ -85,26 +85,34 @@ def stages_before(inputs: Iterable[str], outputs: Sequence[Sequence[Column]]) ->
 
     Raises KeyError for an input that is neither a base column nor any stage's output.
     """
-    makers: Mapping[str, int] = {column.name: index for index, made in enumerate(outputs) for column in made}
+    makers: Mapping[str, int] = {column.name: index for index, columns in enumerate(outputs) for column in columns}
     return tuple(sorted({makers[name] for name in inputs if name not in BASE_COLUMNS}))
 
 
 def circle(after: Sequence[Sequence[int]]) -> list[int]:
     """Returns stages that wait for one another, in their order; [] where there are none. after: of each stage."""
     left = set(range(len(after)))
-    while free := {index for index in left if not left.intersection(after[index])}:
-        left -= free
+    num_before = len(left) + 1
+    while len(left) < num_before:  # until a round takes no stage away
+        num_before = len(left)
+        left -= {index for index in left if not left.intersection(after[index])}
     if not left:
         return []
-    seen = [min(left)]
-    while (following := next(index for index in after[seen[-1]] if index in left)) not in seen:
-        seen.append(following)
-    return seen[seen.index(following) :]
+    # Each stage that is left waits for another one that is left: a walk along them comes back to one of them.
+    walk: list[int] = []
+    stage = min(left)
+    while stage not in walk:
+        walk.append(stage)
+        stage = next(index for index in after[stage] if index in left)
+    return walk[walk.index(stage) :]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimedItem:
-    """Rows that a stage takes together, under a lease."""
+    """Rows that a stage takes together, under a lease.
+
+    `StageSide.claim` creates it; the stage's worker reads its inputs and puts their columns under its name.
+    """
 
     stage: str
     iteration: int
@@ -139,18 +147,32 @@ def all_items(plan: StagePlan, batch: RolloutBatch) -> list[tuple[int, int]]:
 
 
 def columns_of(plan: StagePlan, batch: RolloutBatch, packed: Sequence[bytes | None]) -> dict[str, tuple[bytes, ...]]:
-    """Column → a value for each row. packed: the columns of `all_items`, as they were put.
+    """Joins the columns of a batch's items.
 
-    Raises FenceViolation for an item without any, ContractViolation for what is no output of its stage.
+    Args:
+        plan: The job's stages.
+        batch: The batch.
+        packed: The columns of each of `all_items`, as they were put; None for an item without any.
+
+    Returns:
+        Column → a value for each row.
+
+    Raises:
+        FenceViolation: An item has no columns.
+        ContractViolation: A value is no output of its stage.
     """
-    size, shapes = {"num_groups": len(batch.groups), "group_size": batch.group_size}, row_shapes(batch)
-    found: dict[str, list[bytes]] = {column.name: [] for column in plan.outputs}
+    size = {"num_groups": len(batch.groups), "group_size": batch.group_size}
+    shapes = row_shapes(batch)
+    columns: dict[str, list[bytes]] = {column.name: [] for column in plan.outputs}
     for (index, item), data in zip(all_items(plan, batch), packed, strict=True):
-        stage, of = plan.stages[index], f"stage {plan.stages[index].name}, batch {batch.batch_id}"
+        stage = plan.stages[index]
+        source = f"stage {stage.name}, batch {batch.batch_id}"
         if data is None:
-            raise FenceViolation(f"item {item} lacks its columns", field=of)
-        values, rows = unpack_values(data), stage.rows_of_item(item, **size)
-        check_values(values, stage.outputs, shapes[rows.start : rows.stop], of=of)
+            raise FenceViolation(f"item {item} lacks its columns", field=source)
+        values = unpack_values(data)
+        rows = stage.rows_of_item(item, **size)
+        check_values(values, stage.outputs, shapes[rows.start : rows.stop], of=source)
+        # The items of a stage come in the order of their rows.
         for column, of_rows in values.items():
-            found[column] += of_rows
-    return {column: tuple(of_rows) for column, of_rows in found.items()}
+            columns[column] += of_rows
+    return {column: tuple(of_rows) for column, of_rows in columns.items()}

@@ -43,7 +43,7 @@ class TaskQueue(str, Enum):
 
 
 class TaskKind(str, Enum):
-    """What a task does."""
+    """The kind of a task."""
 
     VERIFY = "verify"
     """Checks a job's audit chain again, and hashes the weights of its run folder."""

@@ -1,4 +1,4 @@
-"""What is asked of a task, and what is known of it: the record in Redis (broker/task_store.py) as HTTP answers it."""
+"""The arguments, the progress and the result of a task: the record in Redis (broker/task_store.py), as HTTP has it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class TaskArguments(Record, frozen=True, kw_only=True):
-    """What a task is asked to do, in names and numbers. Each kind reads its own."""
+    """The arguments of a task, in names and numbers. Each kind reads its own."""
 
     job_id: Annotated[str, Meta(max_length=64)] = ""
     """The job of `verify`, `export` and `delete`."""
@@ -77,7 +77,7 @@ class ExportedFiles(Record, frozen=True, kw_only=True):
 
 
 class BackupMade(Record, frozen=True, kw_only=True):
-    """What a backup holds."""
+    """A backup that a task made."""
 
     directory: str
     num_jobs: Count
@@ -86,7 +86,7 @@ class BackupMade(Record, frozen=True, kw_only=True):
 
 
 class TaskResult(Record, frozen=True, kw_only=True):
-    """What came of a task; each kind sets its own."""
+    """The result of a task; each kind sets its own field."""
 
     verdict: AuditVerdict | UnsetType = UNSET
     """The verdict of a `verify`."""
@@ -123,7 +123,7 @@ class TaskStatus(Record, frozen=True, kw_only=True):
     worker: str = ""
     """The worker of its newest attempt."""
     is_cancelling: bool = False
-    """Whether it was asked to end, and hasn't."""
+    """True where it was asked to end, and hasn't yet."""
     progress: TaskProgress = field(default_factory=TaskProgress)
     result: TaskResult | None = None
     """None where it isn't done; an old one is removed with the record."""
@@ -137,7 +137,7 @@ class TaskList(Record, frozen=True, kw_only=True):
 
 
 class ClockEntry(Record, frozen=True, kw_only=True):
-    """What the clock starts again and again."""
+    """A task that the clock starts again and again."""
 
     name: Line
     kind: TaskKind
@@ -167,7 +167,7 @@ class ClockReport(Record, frozen=True, kw_only=True):
 
 
 class QueueSeen(Record, frozen=True, kw_only=True):
-    """One queue, as the page and the metrics show it."""
+    """A queue of tasks, as the page and the metrics show it."""
 
     queue: str
     waiting: Count

@@ -143,7 +143,7 @@ class RewardClient:
             problem: BatchFailed | RewardUnavailable
             try:
                 # What waits could not be scored in any answer so far: those that it was no part of don't exist.
-                results = await post(replace(first, asked=waiting, settles=num_failures + 1 == tries))
+                results = await post(replace(first, to_score=waiting, settles=num_failures + 1 == tries))
             except RewardUnavailable as error:
                 if not error.is_doubtful:
                     raise

@@ -78,10 +78,10 @@ class Generation:
 
 def given_completion(prompt: Prompt) -> Completion:
     """Returns the completion that the data set gives. No engine drew it: its log-probs are those of what is certain."""
-    assert prompt.given is not UNSET
+    assert prompt.dataset_completion is not UNSET
     return Completion(
-        token_ids=prompt.given,
-        generator_logprobs=bytes(len(prompt.given)),  # float32 0.0 for each int32
+        token_ids=prompt.dataset_completion,
+        generator_logprobs=bytes(len(prompt.dataset_completion)),  # float32 0.0 for each int32
         finish_reason="stop",
     )
 

@@ -107,7 +107,7 @@ def test_rows_are_the_same_tokens_with_the_same_loss_and_gradient(
         )
     }
     for prompt in prompts:
-        asked, given = unpack_int32(prompt.token_ids), unpack_int32(prompt.given or b"")
+        asked, given = unpack_int32(prompt.token_ids), unpack_int32(prompt.dataset_completion or b"")
         assert theirs.pop((*asked, *given)) == [-100] * len(asked) + list(given)
     assert theirs == {}
 

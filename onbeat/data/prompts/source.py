@@ -142,7 +142,7 @@ class PromptSource:
                         task_entry=example.task_entry,
                         metadata=example.metadata or UNSET,
                         source=example.source or UNSET,
-                        given=given,
+                        dataset_completion=given,
                     )
                 )
         if num_left_out:

@@ -80,8 +80,8 @@ def test_messages_are_written_by_the_chat_template_and_the_last_ones_answer_is_l
 ) -> None:
     asked = prompt(tokenizer, tmp_path, row)
     assert asked.text == "[user]1+1=<eos>[assistant]"
-    assert isinstance(asked.given, bytes)
-    assert tokenizer.decode(unpack_int32(asked.given)) == "2<eos>"
+    assert isinstance(asked.dataset_completion, bytes)
+    assert tokenizer.decode(unpack_int32(asked.dataset_completion)) == "2<eos>"
 
 
 def test_a_system_message_of_a_row_stands_in_place_of_the_jobs(

@@ -192,8 +192,8 @@ def test_a_reward_is_finite(reward: float) -> None:
     ("fields", "problem"),
     [
         ({"group_size": 2}, "3 items are no whole groups of 2"),
-        ({"asked": (0, 0)}, "names a place twice"),
-        ({"asked": (3,)}, "one that no item has"),
+        ({"to_score": (0, 0)}, "names a place twice"),
+        ({"to_score": (3,)}, "one that no item has"),
     ],
 )
 def test_a_request_for_scores_has_whole_groups_and_asks_for_items_that_it_has(
@@ -298,7 +298,7 @@ def test_only_a_reply_that_is_done_has_cut_its_trajectory() -> None:
 def test_a_given_completion_is_answered_as_it_is_given() -> None:
     asked = prompt_batch([[5, 6]])
     (prompt,) = asked.prompts
-    given = replace(prompt, given=pack_int32([3, 1]))
+    given = replace(prompt, dataset_completion=pack_int32([3, 1]))
 
     def answer(*token_ids: int) -> Completion:
         return rollout(token_ids, 0.0).completion

@@ -51,15 +51,15 @@ def prompts_of(folder: Path, *rows: dict[str, str], template: str = "", **change
     examples = job_examples(spec, SpecRoot(folder))
     source = PromptSource(examples, spec=spec, tokenizer=tokenizer, context_tokens=64, end_ids=[EOS])
     (held,) = source.evaluation_prompts()
-    assert held.given is UNSET
+    assert held.dataset_completion is UNSET
     return sorted(source.training_prompts(0)[: len(rows)], key=lambda prompt: prompt.prompt_id)
 
 
 def test_a_completion_ends_with_the_end_of_the_sequence(tmp_path: Path) -> None:
     (prompt,) = prompts_of(tmp_path, {"prompt": "1+2=", "completion": "3"})
-    assert prompt.given == pack_int32([*ids("3"), EOS])
+    assert prompt.dataset_completion == pack_int32([*ids("3"), EOS])
     (prompt,) = prompts_of(tmp_path, {"prompt": "1+2=", "completion": "3<eos>"})
-    assert prompt.given == pack_int32([*ids("3"), EOS])
+    assert prompt.dataset_completion == pack_int32([*ids("3"), EOS])
 
 
 def test_a_chat_template_writes_the_answer_and_what_it_writes_behind_its_end_is_left_out(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_chat_template_writes_the_answer_and_what_it_writes_behind_its_end_is_
     dataset = {"type": "jsonl", "train_path": "train.jsonl", "chat": {}}
     (prompt,) = prompts_of(tmp_path, row, template=TURNS, dataset=dataset)
     assert unpack_int32(prompt.token_ids) == [*ids("u:1+2="), EOS, *ids("\na:")]
-    assert prompt.given == pack_int32([*ids("3"), EOS])
+    assert prompt.dataset_completion == pack_int32([*ids("3"), EOS])
 
 
 def test_a_template_that_opens_a_turn_in_another_way_than_it_writes_one_is_refused(tmp_path: Path) -> None:
@@ -91,7 +91,9 @@ def test_the_addition_task_gives_its_answers(tmp_path: Path) -> None:
     spec = sft(dataset={"type": "addition"})
     examples = job_examples(spec, SpecRoot(tmp_path))
     source = PromptSource(examples, spec=spec, tokenizer=char_tokenizer(), context_tokens=64)
-    assert all(prompt.given == pack_int32([*ids(prompt.reference), EOS]) for prompt in source.training_prompts(0))
+    assert all(
+        prompt.dataset_completion == pack_int32([*ids(prompt.reference), EOS]) for prompt in source.training_prompts(0)
+    )
 
 
 def test_examples_that_are_too_long_are_filtered_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
