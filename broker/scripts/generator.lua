@@ -1,30 +1,42 @@
 -- What a generator calls (broker/generator_side.py); `renew` is a stage worker's as well.
 
 -- claim_prompt: {generator, heard, lease_ms, max_attempts, may_hedge, max_rounds, held_version, held_digest, oldest_only, is_idle, engine}
---   heard: the number of the newest claim that the generator knows of, 0 before the first;
---   max_rounds: most rounds that a batch may take; held_version, held_digest: what the generator holds, or -1 and '';
---   oldest_only: of the oldest iteration alone, for a generator that holds batches without room: else each of them might hold younger
---   ones, and none take the work that makes room
---   engine: the kind of the generator's engine, where the job is deterministic
---   -> {claimed|hedged, attempt, number, payload, manifest}
---    | {none, ms until a batch has taken long enough for a hedge, or until there is more to look at, or -1}
+-- Leases the next prompt batch of the job to a generator.
+--   generator     The id of the generator.
+--   heard         The number of the newest claim that the generator knows of; 0 before the first.
+--   lease_ms      How long the lease lasts.
+--   max_attempts  Claims of one batch, after which it is buried.
+--   may_hedge     True of an idle generator that may work on a copy of another's batch.
+--   max_rounds    Most rounds of sampling that a batch may take.
+--   held_version  The version that the generator has loaded; -1 of none.
+--   held_digest   Its digest; '' of none.
+--   oldest_only   True of a generator that holds batches without room: only the oldest iteration is looked at.
+--   is_idle       True of a generator that samples nothing: it is woken first.
+--   engine        The kind of the generator's engine, where the job is deterministic.
+--   -> {claimed, attempt, number, payload, manifest}
+--    | {hedged, attempt, number, payload, manifest}   a copy of another's batch
+--    | {none, ms until a batch is late enough for a hedge, or until there is more to look at; -1 of neither}
 --    | {wrong_engine, the kind that the job is sampled with}
--- A claim whose answer was lost comes again first. Then the oldest iteration, and in it an expired lease: the oldest work holds the iteration up (I5). Then what is new.
+-- A claim whose answer was lost comes again first. Then the oldest iteration, and in it an expired lease: the oldest
+-- work holds the iteration up (I5). Then what is new.
+-- Without oldest_only each generator without room might hold batches of younger iterations, and none take the work that
+-- makes room.
 -- A generator that finds neither in any iteration may hedge: work on a copy of another's oldest batch; the first publication
 -- wins (I3). A batch is hedged once, and not after it lost a holder: it may be the batch that kills, and would kill two
 -- generators at each attempt.
 require_number(a.lease_ms, 1)
 require_number(a.max_rounds, 1)
 require_number(a.heard, 0, MAX_CLAIM)
-local fence, now = read_fence(), now_ms()
+local fence = read_fence()
+local now = now_ms()
 local function nothing(hedge_ms)
   note_waiting(0, a.generator, a.is_idle and now + IDLE_MS or now)
   return { 'none', hedge_ms }
 end
 if #fence.window == 0 or is_ended() then return nothing(-1) end
-local kept = engine_of_job()
-if is_other_engine(kept, a.engine) then return { 'wrong_engine', kept } end
-local asked = a.oldest_only and { fence.window[1] } or fence.window
+local engine = engine_of_job()
+if is_other_engine(engine, a.engine) then return { 'wrong_engine', engine } end
+local window = a.oldest_only and { fence.window[1] } or fence.window
 -- A batch is late when its rounds take this many times the median of the latest: at 1, every second one would be. Which
 -- round its holder is in isn't known here, so a batch gets the time of all that it may need.
 local LATE = 1.5 * a.max_rounds
@@ -40,25 +52,33 @@ end
 -- The version that samples a batch: what the generator holds, where that may and is the very same; else the newest that may.
 local function version_of(open, batch)
   local oldest, newest = range_of(open, batch)
-  local found
+  local newest_known
   for _, known in ipairs(versions_of(fence)) do
     if known.version >= oldest and known.version <= newest then
       if known.version == a.held_version and known.digest == a.held_digest then return known.version end
-      found = known.version
+      newest_known = known.version
     end
   end
-  return found
+  return newest_known
 end
 local function answer(outcome, open, id, batch, prompts, attempt, number)
-  keep_engine(kept, a.engine)
+  keep_engine(engine, a.engine)
   note_claimer(a.generator, { claim = number, iteration = open.iteration, batch_id = id })
   redis.call('ZREM', WAITING, '0/' .. a.generator)
   return { outcome, attempt, number, prompts, redis.call('HGET', WEIGHTS, version_of(open, batch)) }
 end
 -- A hedge of the lease before goes on beside the new holder, unless that is the hedger itself.
 local function lease(slot, id, member, last, was_leased)
-  last.worker, last.claim, last.attempt, last.claimed_ms, last.lease_ms = a.generator, new_claim(), last.attempt + 1, now, a.lease_ms
-  if last.hedger == a.generator then last.hedger, last.hedge, last.hedged_ms = nil, nil, nil end
+  last.worker = a.generator
+  last.claim = new_claim()
+  last.attempt = last.attempt + 1
+  last.claimed_ms = now
+  last.lease_ms = a.lease_ms
+  if last.hedger == a.generator then
+    last.hedger = nil
+    last.hedge = nil
+    last.hedged_ms = nil
+  end
   redis.call('HSET', slot.items, 'l/' .. member, cmsgpack.pack(last))
   redis.call('ZADD', slot.work, whole(now + a.lease_ms), member)
   if was_leased then
@@ -69,7 +89,8 @@ local function lease(slot, id, member, last, was_leased)
 end
 -- Passes over what the asker itself holds, and nothing else: the oldest of the others is near the front of the index. One that holds
 -- more than it passes over hedges nothing.
-local AT_ONCE, MAX_PASSED = 16, 1024
+local AT_ONCE = 16
+local MAX_PASSED = 1024
 local function oldest_of_others(slot)
   local from = 0
   while from < MAX_PASSED do
@@ -89,25 +110,30 @@ local function again()
   local claim = unheard(a.generator, a.heard)
   local open = claim and open_at(fence, claim.iteration)
   if not open then return nil end
-  local slot, member = slot_of(claim.iteration), member_of(0, claim.batch_id, 0)
-  local last, prompts = claim_of(slot, member), redis.call('HGET', slot.prompts, claim.batch_id)
+  local slot = slot_of(claim.iteration)
+  local member = member_of(0, claim.batch_id, 0)
+  local last = claim_of(slot, member)
+  local prompts = redis.call('HGET', slot.prompts, claim.batch_id)
   local is_holder = last.claim == claim.claim
   local stands = prompts and (is_holder or last.hedge == claim.claim) and redis.call('ZSCORE', slot.work, member)
   if not stands then return nil end
   if is_holder then redis.call('ZADD', slot.work, whole(now + a.lease_ms), member) end
-  local outcome, batch = is_holder and 'claimed' or 'hedged', batch_of(slot, claim.batch_id)
+  local outcome = is_holder and 'claimed' or 'hedged'
+  local batch = batch_of(slot, claim.batch_id)
   return answer(outcome, open, claim.batch_id, batch, prompts, last.attempt, claim.claim)
 end
 local repeated = again()
 if repeated then return repeated end
 -- How many dead batches one claim buries: who has no attempts left stands before what is new, and the caller says how many there are.
-local MAX_BURIED, num_buried = 256, 0
-for _, open in ipairs(asked) do
+local MAX_BURIED = 256
+local num_buried = 0
+for _, open in ipairs(window) do
   local slot = slot_of(open.iteration)
   local member, was_leased = take(slot)
   while member do
     local id = string.match(member, '^0/(.*)/0$') or ''
-    local batch, prompts = batch_of(slot, id), redis.call('HGET', slot.prompts, id)
+    local batch = batch_of(slot, id)
+    local prompts = redis.call('HGET', slot.prompts, id)
     if batch.state == 'expected' and prompts then
       local last = claim_of(slot, member)
       if last.attempt < a.max_attempts then
@@ -127,7 +153,7 @@ local recent = a.may_hedge and unpacked(redis.call('HGET', PROGRESS, 'recent_ms'
 if #recent == 0 then return nothing(-1) end
 table.sort(recent)
 local due = -1
-for _, open in ipairs(asked) do
+for _, open in ipairs(window) do
   local slot = slot_of(open.iteration)
   local id, last, prompts = oldest_of_others(slot)
   if id then
@@ -135,7 +161,9 @@ for _, open in ipairs(asked) do
     local left = math.min(last.claimed_ms, now) + LATE * recent[math.ceil(#recent / 2)] - now
     if left <= 0 then
       redis.call('ZREM', slot.claims, id)
-      last.hedger, last.hedge, last.hedged_ms = a.generator, new_claim(), now
+      last.hedger = a.generator
+      last.hedge = new_claim()
+      last.hedged_ms = now
       redis.call('HSET', slot.items, 'l/' .. member_of(0, id, 0), cmsgpack.pack(last))
       count('hedged')
       return answer('hedged', open, id, batch_of(slot, id), prompts, last.attempt, last.hedge)
@@ -145,12 +173,21 @@ for _, open in ipairs(asked) do
 end
 return nothing(due)
 
--- renew: {leases}; leases: of {stage, iteration, batch_id, item, claim}; claim: the number of the claim
---   -> {renewed, n x (held | lost: another has it, or it was given back | settled: it is done or dead)}
+-- renew: {leases}
+-- Begins the leases of a worker anew.
+--   leases   A list of {stage, iteration, batch_id, item, claim}; claim is the number of the claim.
+--   -> {renewed, a word for each lease}
+--      held      the lease is the worker's, and begins anew
+--      lost      another worker has the item, or it was given back
+--      settled   the item is done or dead, or its iteration or job over
 -- A hedge's own mark keeps no lease alive.
-local out, fence, ended, now = { 'renewed' }, read_fence(), is_ended(), now_ms()
+local out = { 'renewed' }
+local fence = read_fence()
+local ended = is_ended()
+local now = now_ms()
 local function renew(lease)
-  local slot, member = slot_of(lease.iteration), member_of(lease.stage, lease.batch_id, lease.item)
+  local slot = slot_of(lease.iteration)
+  local member = member_of(lease.stage, lease.batch_id, lease.item)
   local is_in_work = not ended and open_at(fence, lease.iteration) and redis.call('ZSCORE', slot.work, member)
   if not is_in_work then
     heard_of(lease.claim)
@@ -171,11 +208,28 @@ for _, lease in ipairs(a.leases) do
 end
 return out
 
--- publish_batch: {batch_id, iteration, policy_version, weights_digest, shape, digest, generator, attempt, claim, max_bytes, num_rounds, stages, max_waiting, engine},
---   payload RolloutBatch; stages: what it passes before it is trained, or none; max_waiting: rows that may wait for columns;
---   claim: its number; engine: as of claim_prompt
---   -> {accepted} | {ended|stale|future|wrong_weights|wrong_engine|unexpected|duplicate|incomplete|oversize|closed}
---    | {full, rows that wait for columns} | {no_room, bytes that are missing} | OOM, at maxmemory
+-- publish_batch: {batch_id, iteration, policy_version, weights_digest, shape, digest, generator, attempt, claim, max_bytes, num_rounds, stages, max_waiting, engine}
+-- Publishes a batch, once: the fence refuses one of another version, iteration or content (I1, I2, I3).
+--   batch_id        The batch.
+--   iteration       Its iteration.
+--   policy_version  The version that sampled it.
+--   weights_digest  The digest of the weights that sampled it.
+--   shape           PROMPTSxSAMPLES; it has to be the ledger's.
+--   digest          The digest of the batch.
+--   generator       The generator that sampled it.
+--   attempt         The attempt of its claim.
+--   claim           The number of its claim.
+--   max_bytes       Most bytes of the payload.
+--   num_rounds      Rounds in which it was sampled.
+--   stages          The job's stages, which it passes before it is trained; none of an evaluation, or without stages.
+--   max_waiting     Most rows that may wait for columns.
+--   engine          The kind of the generator's engine, where the job is deterministic.
+--   payload         RolloutBatch
+--   -> {accepted}
+--    | {ended|stale|future|wrong_weights|wrong_engine|unexpected|duplicate|incomplete|oversize|closed}   counted by reason
+--    | {full, rows that wait for columns}
+--    | {no_room, bytes that are missing}
+--    | OOM, at maxmemory
 -- A repeat by the publisher whose answer was lost is accepted again, and writes nothing.
 -- Memory goes by age: what the oldest iteration needs for its commit, which alone frees any, is kept from the younger ones.
 require_number(a.num_rounds, 1)
@@ -203,7 +257,10 @@ end
 -- Makes the batch wait for its columns: what reads no other stage's is free at once.
 local function stage(slot, published, rollouts)
   local rows = num_rows(a)
-  published.entry, published.shape, published.left, published.staged_ms = '', a.shape, 0, now_ms()
+  published.entry = ''
+  published.shape = a.shape
+  published.left = 0
+  published.staged_ms = now_ms()
   for number, each in ipairs(a.stages) do
     local num_items = rows / item_rows(each, a)
     published.left = published.left + num_items
@@ -236,8 +293,8 @@ if a.policy_version < oldest then return refuse('stale') end
 if a.policy_version > newest then return refuse('future') end
 if a.weights_digest ~= digest_of(fence, a.policy_version) then return refuse('wrong_weights') end
 local of_slot = 'published:' .. slot.index
-local kept, known, recent_ms, num_published = unpack(redis.call('HMGET', PROGRESS, 'engine', 'largest', 'recent_ms', of_slot))
-if is_other_engine(kept or nil, a.engine) then return refuse('wrong_engine') end
+local engine, known, recent_ms, num_published = unpack(redis.call('HMGET', PROGRESS, 'engine', 'largest', 'recent_ms', of_slot))
+if is_other_engine(engine or nil, a.engine) then return refuse('wrong_engine') end
 if batch.state == 'published' then
   if batch.digest == a.digest and batch.generator == a.generator and batch.attempt == a.attempt then return { 'accepted' } end
   return refuse('duplicate')
@@ -268,7 +325,7 @@ if a.stages then
 else
   published.entry = redis.call('XADD', slot.rollouts, '*', 'batch', rollouts, 'batch_id', a.batch_id, 'digest', a.digest)
 end
-keep_engine(kept, a.engine)
+keep_engine(engine, a.engine)
 local recent = unpacked(recent_ms) or {}
 if claimed_ms then
   table.insert(recent, 1, math.floor(math.max(0, now_ms() - claimed_ms) / a.num_rounds))
@@ -283,9 +340,15 @@ count('accepted')
 count('accepted_bytes', #rollouts)
 return { 'accepted' }
 
--- fail_batch: {lease, max_attempts, reason, is_released}; lease: {stage, iteration, batch_id, item, claim}, as of `renew`
---   -> {retried} | {dead} | {released} | {settled}: see `give_back`
-local slot, id = slot_of(a.lease.iteration), a.lease.batch_id
+-- fail_batch: {lease, max_attempts, reason, is_released}
+-- Gives a prompt batch back, or buries it after its last attempt (I6).
+--   lease         {stage, iteration, batch_id, item, claim}, as in `renew`.
+--   max_attempts  Claims of one batch, after which it is buried.
+--   reason        Why it failed; the ledger has it of a dead batch.
+--   is_released   True where the fault was not the batch's: the attempt doesn't count.
+--   -> {retried} | {dead} | {released} | {settled}   see `give_back`
+local slot = slot_of(a.lease.iteration)
+local id = a.lease.batch_id
 local outcome, batch, attempts = give_back(a.lease, 'expected', '%s', a.max_attempts, a.is_released)
 if outcome == 'dead' then
   bury(slot, id, batch, a.reason, attempts)

@@ -1,21 +1,37 @@
--- hosts: {call, host, ranks, formed, sealed, about}: what a host does for the trainer that several hosts make up, by `call`:
---   form    about {least, most, lease_ms, kind, address, key}: begins a generation, which it leads -> formed | stands
---   look    about {waits} -> none | forming | late: it is sealed; waits: this host is noted as one that would come
---   join    about {kind, reaches: the leader}: offers its ranks -> joined | none | late | full | other_code | other_torch |
---           other_device | other_cpu | unreachable
---   seal    the leader: no other host comes, and all may start -> sealed | few | gone
---   renew   sealed: under which its ranks run, or 0 -> forming | sealed | gone
---   leave   about {reason}: ends the generation that it is a member of -> left
---   formed: the number of the generation that it is a member of, or 0; kind: {code, torch, device, cpu}, alike on all hosts
---   -> {outcome, the hosts as the prelude has them, packed} | {unknown}: no such job
+-- hosts: {call, host, ranks, formed, sealed, about}
+-- Moves the hosts whose ranks together are one trainer.
+--   call     Which of the calls below it is.
+--   host     The id of the consumer that calls.
+--   ranks    How many ranks it offers.
+--   formed   The number of the generation that it is a member of, or 0.
+--   sealed   In `renew`: the number under which its ranks run, or 0.
+--   about    The arguments of the call.
+--   -> {outcome, the hosts as the prelude has them, packed}
+--    | {unknown}   no such job
+-- The calls, each with what `about` holds:
+--   form    {least, most, lease_ms, kind, address, key}: begins a generation, which it leads
+--           -> formed | stands
+--   look    {waits}: looks at the generation; waits: this host is noted as one that would come
+--           -> none | forming | late: it is sealed
+--   join    {kind, reaches}: offers its ranks; reaches: it reaches the leader
+--           -> joined | none | late | full | other_code | other_torch | other_device | other_cpu | unreachable
+--   seal    no other host comes, and all may start; the leader calls it
+--           -> sealed | few | gone
+--   renew   begins its lease anew
+--           -> forming | sealed | gone
+--   leave   {reason}: ends the generation that it is a member of
+--           -> left
+-- A kind is {code, torch, device, cpu}, alike on all hosts of a trainer (I7).
 -- A number is handed out at each forming and each sealing, by the server's clock as well: a restart that has lost one hands
 -- it out to no other.
-local MAX_REFUSED, KINDS_ALIKE = 32, { 'code', 'torch', 'device', 'cpu' }
+local MAX_REFUSED = 32
+local KINDS_ALIKE = { 'code', 'torch', 'device', 'cpu' }
 if redis.call('EXISTS', JOB) == 0 then return { 'unknown' } end
-local hosts, now = standing_hosts(), now_ms()
+local hosts = standing_hosts()
+local now = now_ms()
 local member
-for _, one in ipairs(hosts.members) do
-  if one.host == a.host then member = one end
+for _, other in ipairs(hosts.members) do
+  if other.host == a.host then member = other end
 end
 local is_its_own = hosts.formed ~= 0 and hosts.formed == a.formed
 local function answered(outcome)
@@ -25,13 +41,13 @@ local function next_number()
   hosts.number = math.max(hosts.number + 1, now)
   return hosts.number
 end
-local function stay(one)
-  one.until_ms = now + hosts.lease_ms
+local function stay(host)
+  host.until_ms = now + hosts.lease_ms
   write_hosts(hosts)
 end
 local function refuse(why)
-  for i, one in ipairs(hosts.refused) do
-    if one.host == a.host then table.remove(hosts.refused, i) end
+  for i, refusal in ipairs(hosts.refused) do
+    if refusal.host == a.host then table.remove(hosts.refused, i) end
   end
   hosts.refused[#hosts.refused + 1] = { host = a.host, why = why, at_ms = now }
   if #hosts.refused > MAX_REFUSED then table.remove(hosts.refused, 1) end
@@ -50,9 +66,15 @@ function calls.form()
     local is_heard = hosts.sealed == 0 and hosts.members[1].host == a.host
     return answered(is_heard and 'formed' or 'stands')
   end
-  local number, reason = next_number(), hosts.reason
+  local number = next_number()
+  local reason = hosts.reason
   hosts = a.about
-  hosts.number, hosts.formed, hosts.sealed, hosts.members, hosts.refused, hosts.reason = number, number, 0, {}, {}, reason
+  hosts.number = number
+  hosts.formed = number
+  hosts.sealed = 0
+  hosts.members = {}
+  hosts.refused = {}
+  hosts.reason = reason
   enter()
   return answered('formed')
 end

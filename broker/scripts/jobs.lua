@@ -1,8 +1,20 @@
 -- What becomes of a job as a whole (broker/job_store.py, broker/removals.py).
 
--- create_job: {state, created_s, owner, idempotency_key, max_jobs, max_spec_bytes, max_own_jobs, max_own_spec_bytes},
---   payloads JobSpec, JobEvent; owner: name of the key that submits it, or ''; a limit: its number, or none
---   -> {created} | {already} | {removed} | {full, what there is too much of, how many there are}
+-- create_job: {state, created_s, owner, idempotency_key, max_jobs, max_spec_bytes, max_own_jobs, max_own_spec_bytes}
+-- Creates a job.
+--   state               The state that it begins in.
+--   created_s           Unix time in seconds.
+--   owner               The name of the key that submits it, or ''.
+--   idempotency_key     The key of its submission, or ''.
+--   max_jobs            Most jobs of the stack, or none.
+--   max_spec_bytes      Most bytes of all specs together, or none.
+--   max_own_jobs        Most jobs of the owner, or none.
+--   max_own_spec_bytes  Most bytes of the owner's specs, or none.
+--   payloads            JobSpec, JobEvent
+--   -> {created}
+--    | {already}                    the job is there
+--    | {removed}                    a removal took this id
+--    | {full, limit, how many}      what there is too much of, and how many there are
 -- A repeat after a lost answer changes nothing. An id that a removal took between the reservation of its key and this call
 -- is not given again: a consumer is about to remove the files of that id.
 -- A submission that is refused leaves nothing, its reservation neither: refusals may be without end. What a resume changes of a
@@ -10,7 +22,8 @@
 if redis.call('EXISTS', JOB) == 1 then return { 'already' } end
 if redis.call('HEXISTS', REMOVED, JOB_ID) == 1 then return { 'removed' } end
 local spec = payload()
-local num_jobs, num_bytes = redis.call('ZCARD', JOBS), tonumber(redis.call('GET', SPEC_BYTES)) or 0
+local num_jobs = redis.call('ZCARD', JOBS)
+local num_bytes = tonumber(redis.call('GET', SPEC_BYTES)) or 0
 local num_own_jobs = tonumber(redis.call('HGET', OWNERS, a.owner .. ' jobs')) or 0
 local num_own_bytes = tonumber(redis.call('HGET', OWNERS, a.owner .. ' bytes')) or 0
 -- What there is too much of with this job: its limit, how many there are, how many come.
@@ -41,8 +54,15 @@ tell(payload())
 wake_consumers('asked')
 return { 'created' }
 
--- set_state: {state, reason, fault, at_s, epoch, allowed}, payload JobEvent; fault: of a job that fails, else '';
---   epoch: of a trainer that moves it, or none; allowed: state before -> true
+-- set_state: {state, reason, fault, at_s, epoch, allowed}
+-- Moves a job along its lifecycle; a final state clears what is in work.
+--   state    The state to move to.
+--   reason   Why, for people.
+--   fault    The side on which the cause lies, of a job that fails; else ''.
+--   at_s     Unix time in seconds.
+--   epoch    The epoch of a trainer that moves it, or none.
+--   allowed  state before -> true
+--   payload  JobEvent
 --   -> {set} | {already} | {refused, state} | {fenced}
 -- An epoch comes from a trainer: one that was replaced, or slept through a resume, ends no other's run (I4).
 local state = redis.call('HGET', JOB, 'state')
@@ -64,14 +84,22 @@ if not a.epoch then wake_consumers('asked') end
 tell(payload())
 return { 'set', state }
 
--- resume_job: {allowed, num_records}; allowed: state that can be resumed -> true;
---   num_records: length of the audit chain; payloads the spec before, the spec, horizons or '', JobEvent
---   -> {resumed} | {already} | {refused, state} | {changed}: what the caller looked at is no longer so
+-- resume_job: {allowed, num_records}
+-- Queues an ended job again.
+--   allowed      state that can be resumed -> true
+--   num_records  The length of the audit chain, as the caller has read it.
+--   payloads     the spec as the caller has read it, the new spec, horizons or '', JobEvent
+--   -> {resumed} | {already} | {refused, state}
+--    | {changed}   the spec or the chain is no longer as the caller has read it
 -- Where nothing is committed nothing is left of what was sampled, so another kind of engine may begin.
 -- Iterations that stand open go, with their dead batches: they are sampled again from the first batch.
 local SPEC = job_key('spec')
-local before, after, horizons, event = payload(), payload(), payload(), payload()
-local state, spec = redis.call('HGET', JOB, 'state'), redis.call('GET', SPEC)
+local before = payload()
+local after = payload()
+local horizons = payload()
+local event = payload()
+local state = redis.call('HGET', JOB, 'state')
+local spec = redis.call('GET', SPEC)
 if not state or not spec then return { 'refused', 'unknown' } end
 if state == 'queued' and spec == after then return { 'already' } end
 if not a.allowed[state] then return { 'refused', state } end
@@ -82,7 +110,7 @@ if read_fence().committed < 0 then redis.call('HDEL', PROGRESS, 'engine') end
 redis.call('SET', SPEC, after)
 redis.call('SADD', ACTIVE, JOB_ID)
 redis.call('HSET', JOB, 'state', 'queued', 'reason', '', 'fault', '', 'trainer_starts', 0)
--- What is wrong with it by now ends it no more.
+-- A health problem that it has by now ends it no more.
 redis.call('HSET', JOB, 'health_at_resume', redis.call('HGET', JOB, 'health') or '')
 if horizons ~= '' then redis.call('HSET', JOB, 'horizons', horizons) end
 redis.call('HDEL', JOB, 'ended_s')
@@ -90,10 +118,12 @@ tell(event)
 wake_consumers('asked')
 return { 'resumed' }
 
--- remove_job: {idempotency_key, seen_ended_s}, payload Removal
---   idempotency_key: of the job's submission, or ''
---   seen_ended_s: the job's `ended_s` as the caller of a removal by age has read it, or none
---   -> {removed} | {refused, state} | {held, ms left} | {changed} | {unknown}
+-- remove_job: {idempotency_key, seen_ended_s}
+-- Removes all keys of an ended job, and notes that its files are to go.
+--   idempotency_key  The key of the job's submission, or ''.
+--   seen_ended_s     The job's `ended_s` as the caller of a removal by age has read it, or none.
+--   payload          Removal
+--   -> {removed} | {refused, state} | {held, ms left of the trainer's lease} | {changed} | {unknown}
 -- All keys of the job that keys.py lists go (what else has its tag, as of an Onbeat before any release, would take a walk through
 -- the whole server): a call that comes late finds no fence, and is refused as stale or fenced off. So does what is left of a job
 -- without a state. That its files are to go is noted in the same step: no death in between forgets them.

@@ -1,9 +1,16 @@
 -- The shared head of the library. Names of a job's keys; each function call is told the job's id and makes them (`begin`):
---   fence     hash     epoch owner lease_until lease_ms committed num_slots ledger_format, version_bytes (of the newest version,
---                      in chunks), and packed:
---                        window      the open iterations, oldest first: of {iteration, slot, oldest_version, newest_version,
---                                    expected, opened_ms}; the i-th is committed + i
---                        versions    what samples them, oldest first: of {version, digest}
+--   fence     hash     One field a line; times are ms of Unix time by the server's clock.
+--                        epoch           the newest trainer's
+--                        owner           the trainer that holds the lease, '' of none
+--                        lease_until     when the lease ends
+--                        lease_ms        how long it was taken for
+--                        committed       the last committed iteration, -1 before the first
+--                        num_slots       how many iterations may be open at once
+--                        ledger_format   LEDGER_FORMAT of who wrote the window
+--                        version_bytes   bytes of the newest version in chunks
+--                        window          packed, the open iterations, oldest first: of {iteration, slot, oldest_version,
+--                                        newest_version, expected, opened_ms}; the i-th is committed + i
+--                        versions        packed, the versions that sample them, oldest first: of {version, digest}
 --   weights   hash     version -> WeightManifest
 --   audit     stream   field record (AuditRecord), digest (the next record's `previous`)
 --   job       hash     state reason created_s started_s ended_s ...
@@ -21,38 +28,53 @@
 --                      generation that stands {least, most, lease_ms, kind, address, key}; see hosts.lua
 --   claimers  hash     who claims -> packed, the newest of its claims as it was answered (see `unheard`)
 --   waiting   zset     STAGE/WHO of those whose newest claim found nothing -> stage x 2^42, and on top when that was (see `wake`)
---   progress  hash     published:S dead:S (of the iteration in slot S), recent_ms: what generators move; the fence they only read;
---                      claim, the number of the newest claim;
---                      engine, of a deterministic job: the one kind of engine that samples it, from its first claim on;
---                      waiting:S, of a job with stages: rows that lack columns; largest, the bytes of a published batch
+--   progress  hash     Generators write it; the fence they only read. One field a line:
+--                        published:S     published batches of the iteration in slot S
+--                        dead:S          dead batches of it
+--                        waiting:S       its rows that lack columns, of a job with stages
+--                        recent_ms       packed, ms from claim to publication for each round of the latest batches, newest first
+--                        claim           the number of the newest claim
+--                        engine          the one kind of engine that samples a deterministic job, from its first claim on
+--                        largest         the bytes of the largest published batch
 -- and six of each slot. Iteration t lives in slot t % num_slots, and as many iterations as there are slots may be open at once:
 --     prompts   hash     batch id -> PromptBatch, of a batch that is neither published nor dead
 --     rollouts  stream   field batch (RolloutBatch), batch_id, digest; without batch where stages made columns: it stays in `items`
---     ledger    hash     batch id -> a packed map, by its `state`:
---                          expected    shape, sent_ms, version where one alone may sample it
---                          published   entry, digest, generator, attempt; version as before; with stages shape,
---                                      staged_ms, and left: its items without columns. While there are any, entry is '', and
---                                      no trainer gets it
---                          dead        reason; version as before
+--     ledger    hash     batch id -> a packed map, by its `state` (broker/ledger.py):
+--                          expected    shape, sent_ms, and version where one alone may sample it
+--                          published   entry, digest, generator, attempt, version as before, and in a job with stages:
+--                                        shape       as before
+--                                        staged_ms   when its stages got it
+--                                        left        its items without columns; while there are any, entry is '', and no
+--                                                    trainer gets it
+--                          dead        reason, version as before
 --     claims    zset     batch id -> ms of its claim: batches that may be hedged, those of a first holder without a hedge
---     work      zset     STAGE/BATCH_ID/ITEM of all that is leased or may be: each item that has its inputs and lacks its columns
---                        -> stage x 2^42, and on top the ms of its lease's end, or its turn, below 1, where it is free. Stage 0 has
---                        one item, 0, of each batch: its rollouts. A job's own stages are counted from 1, and items from 0
---     items     hash     b/BATCH_ID -> RolloutBatch of a job with stages, from its publication on. And of each item, behind these
---                        letters: l/ packed {worker, attempt, claim (its number), claimed_ms, lease_ms} of its last claim, and of a
---                          copied batch hedger, hedge (its number), hedged_ms; c/ its packed columns; d/ their digest, where
---                          another stage reads them; n/ how many of the items are there that its inputs are made by
--- A function is told the job's id ('' where it is of none), the number of slots ('' where the fence says it), one packed map,
--- `a`: its small arguments by their names, the first braces of its head; and then payloads, in the order in which it takes
--- them; none of them is ever packed, joined or cut here. connection/script_texts.py makes a function of each file beside this
--- one: what follows is made once, when the library is loaded.
+--     work      zset     STAGE/BATCH_ID/ITEM -> stage x 2^42 + the ms of its lease's end, or its turn where it is free, below 1.
+--                        It has each item that has its inputs and lacks its columns, leased or free. Stage 0 has one item, 0, of
+--                        each batch: its rollouts. A job's own stages are counted from 1, and items from 0
+--     items     hash     Of a job with stages b/BATCH_ID -> RolloutBatch, from its publication on; and of each item:
+--                          l/ITEM    packed {worker, attempt, claim (its number), claimed_ms, lease_ms} of its last claim, and of
+--                                    a copied batch hedger, hedge (its number), hedged_ms
+--                          c/ITEM    its packed columns
+--                          d/ITEM    their digest, where another stage reads them
+--                          n/ITEM    how many of the items are there that its inputs are made by
+-- A function gets, in this order,
+--   the job's id          '' where it is of none
+--   the number of slots   '' where the fence says it
+--   a                     one packed map: its small arguments by their names, the first braces of its head
+--   payloads              in the order in which it takes them; none of them is ever packed, joined or cut here
+-- connection/script_texts.py makes a function of each script in the files next to this one. The code below runs once, when the
+-- library is loaded.
 -- A function checks everything before it writes: functions do not roll back. Each answers a list whose first item is its
 -- outcome.
 local SEAL = '@SEAL@'
-local JOBS, ACTIVE, REMOVED = 'onbeat:jobs', 'onbeat:active', 'onbeat:removed'
-local SPEC_BYTES, OWNERS, CHANGES = 'onbeat:spec_bytes', 'onbeat:owners', 'onbeat:changes'
+local JOBS = 'onbeat:jobs'
+local ACTIVE = 'onbeat:active'
+local REMOVED = 'onbeat:removed'
+local SPEC_BYTES = 'onbeat:spec_bytes'
+local OWNERS = 'onbeat:owners'
+local CHANGES = 'onbeat:changes'
 
--- Of the call that runs; one runs at a time. What is named after the job stays for the next call, which is mostly of the same one.
+-- Variables of the call that runs; one runs at a time. Names of the job's keys stay for the next call, mostly of the same job.
 local ARGUMENTS, JOB_ID, NUM_SLOTS, SLOTS, IS_FULL
 local FENCE, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS, CLAIMERS, WAITING, MISSING, HOSTS
 local a, num_taken
@@ -62,7 +84,7 @@ local function job_key(name)
   return 'onbeat:{' .. JOB_ID .. '}:' .. name
 end
 
--- The same of one with a sealed name.
+-- A key of the job with a sealed name.
 local function sealed_key(name)
   return 'onbeat:' .. SEAL .. ':{' .. JOB_ID .. '}:' .. name
 end
@@ -89,7 +111,8 @@ end
 
 -- A call that is larger than connection/bounds.py allows ends before anything of it is decoded.
 local function require_size(arguments, bounds)
-  local num_payloads, num_bytes = #arguments - 3, 0
+  local num_payloads = #arguments - 3
+  local num_bytes = 0
   if num_payloads < 0 then return error('a function is called with a job, a number of slots and its arguments') end
   if num_payloads > bounds.payloads then return error(num_payloads .. ' payloads, and at most ' .. bounds.payloads .. ' are taken') end
   if #arguments[1] > 64 or #arguments[2] > MAX_DIGITS then return error('not a job id, or not a number of slots') end
@@ -106,16 +129,29 @@ end
 local function begin(arguments, is_full, bounds)
   require_size(arguments, bounds)
   local job_id = arguments[1]
-  ARGUMENTS, NUM_SLOTS, IS_FULL, num_taken = arguments, tonumber(arguments[2]), is_full, 3
+  ARGUMENTS = arguments
+  NUM_SLOTS = tonumber(arguments[2])
+  IS_FULL = is_full
+  num_taken = 3
   if NUM_SLOTS and not (NUM_SLOTS >= 1 and NUM_SLOTS <= MAX_SLOTS) then return error('not a number of slots') end
   a = cmsgpack.unpack(arguments[3])
   require_short(a, bounds.lists)
   if job_id == JOB_ID then return end
   if not string.match(job_id, '^[%w-]*$') then return error('not a job id') end
-  JOB_ID, SLOTS = job_id, {}
-  FENCE, WEIGHTS, AUDIT, JOB, EVENTS = job_key('fence'), job_key('weights'), job_key('audit'), job_key('job'), job_key('events')
-  COUNTERS, DEAD, PROGRESS, CLAIMERS = sealed_key('counters'), sealed_key('dead'), sealed_key('progress'), sealed_key('claimers')
-  WAITING, MISSING, HOSTS = sealed_key('waiting'), sealed_key('missing'), sealed_key('hosts')
+  JOB_ID = job_id
+  SLOTS = {}
+  FENCE = job_key('fence')
+  WEIGHTS = job_key('weights')
+  AUDIT = job_key('audit')
+  JOB = job_key('job')
+  EVENTS = job_key('events')
+  COUNTERS = sealed_key('counters')
+  DEAD = sealed_key('dead')
+  PROGRESS = sealed_key('progress')
+  CLAIMERS = sealed_key('claimers')
+  WAITING = sealed_key('waiting')
+  MISSING = sealed_key('missing')
+  HOSTS = sealed_key('hosts')
 end
 
 local function payload()
@@ -135,11 +171,11 @@ end
 
 -- The bytes that count for the server's limit, and the limit; 0 without one.
 local function memory()
-  local told = redis.call('INFO', 'memory')
+  local info = redis.call('INFO', 'memory')
   -- Found as it stands, then matched there: a pattern that is tried at each byte takes five times as long as the command.
   local function of(name)
-    local _, at = string.find(told, '\n' .. name .. ':', 1, true)
-    return at and tonumber(string.match(told, '^%d+', at + 1)) or 0
+    local _, at = string.find(info, '\n' .. name .. ':', 1, true)
+    return at and tonumber(string.match(info, '^%d+', at + 1)) or 0
   end
   return of('used_memory') - of('mem_not_counted_for_evict'), of('maxmemory')
 end
@@ -170,15 +206,15 @@ local function entry_of(row)
   return entry
 end
 
--- What stands packed in a hash, or nil for nothing, and for what is none of ours.
+-- Unpacks a value of a hash; nil for none, and for what is none of ours.
 local function unpacked(text)
   local is_packed, value = pcall(cmsgpack.unpack, text)
   return is_packed and type(value) == 'table' and value or nil
 end
 
 -- What the fence says, where that is a number of slots: loops run over them, and a role may have written the field by hand.
-local function sound_slots(told)
-  local slots = tonumber(told)
+local function sound_slots(text)
+  local slots = tonumber(text)
   return slots and slots >= 1 and slots <= MAX_SLOTS and slots == math.floor(slots) and slots or 1
 end
 
@@ -226,7 +262,8 @@ end
 
 -- Older versions than the window's oldest go: no batch that may still come was sampled by them.
 local function write_fence(fence)
-  local oldest, versions = fence.window[1] and fence.window[1].oldest_version or fence.committed + 1, versions_of(fence)
+  local oldest = fence.window[1] and fence.window[1].oldest_version or fence.committed + 1
+  local versions = versions_of(fence)
   while versions[1] and versions[1].version < oldest do table.remove(versions, 1) end
   redis.call('HSET', FENCE, 'committed', fence.committed, 'window', cmsgpack.pack(fence.window),
     'versions', cmsgpack.pack(versions), 'ledger_format', LEDGER_FORMAT)
@@ -267,9 +304,10 @@ local function as_trainer(run)
 end
 
 local function group(stream, name)
-  local made = redis.pcall('XGROUP', 'CREATE', stream, name, '0', 'MKSTREAM')
-  if type(made) == 'table' and made.err and not string.find(made.err, 'BUSYGROUP', 1, true) then
-    return error(made.err)
+  -- From entry 0 on: what was published before the group was made is given out, too.
+  local answer = redis.pcall('XGROUP', 'CREATE', stream, name, '0', 'MKSTREAM')
+  if type(answer) == 'table' and answer.err and not string.find(answer.err, 'BUSYGROUP', 1, true) then
+    return error(answer.err)
   end
 end
 
@@ -298,12 +336,12 @@ local function engine_of_job()
 end
 
 -- Two kinds of engines give a batch other bits: the first one that is named stays the job's (I7).
-local function is_other_engine(kept, named)
-  return named ~= nil and kept ~= nil and kept ~= named
+local function is_other_engine(engine, named)
+  return named ~= nil and engine ~= nil and engine ~= named
 end
 
-local function keep_engine(kept, named)
-  if named and not kept then redis.call('HSET', PROGRESS, 'engine', named) end
+local function keep_engine(engine, named)
+  if named and not engine then redis.call('HSET', PROGRESS, 'engine', named) end
 end
 
 -- A claim is known by its number, which no other claim of the job ever has: it grows, and goes by the server's clock as well as by
@@ -332,7 +370,8 @@ local function unheard(who, heard)
   if last and last.claim > heard then return last end
 end
 
-local MAX_CLAIMERS, MAX_WHO = 4096, 300
+local MAX_CLAIMERS = 4096
+local MAX_WHO = 300
 local function note_claimer(who, last)
   -- Who is forgotten so waits for the end of a lease.
   if redis.call('HLEN', CLAIMERS) >= MAX_CLAIMERS and redis.call('HEXISTS', CLAIMERS, who) == 0 then redis.call('DEL', CLAIMERS) end
@@ -485,12 +524,14 @@ end
 
 -- The id of the oldest task that waits in a queue, which its caller sends a message for; but_for: one that it leaves alone.
 local function oldest_waiting(queue, but_for)
-  local oldest, since = '', math.huge
+  local oldest = ''
+  local since = math.huge
   for _, id in ipairs(redis.call('ZRANGE', OPEN_TASKS, 0, -1)) do
     local its_queue, state, created = unpack(redis.call('HMGET', task_key(id), 'queue', 'state', 'created_ms'))
     local created_ms = tonumber(created) or 0
     if id ~= but_for and its_queue == queue and state == 'queued' and created_ms < since then
-      oldest, since = id, created_ms
+      oldest = id
+      since = created_ms
     end
   end
   if oldest ~= '' then redis.call('ZADD', OPEN_TASKS, whole(now_ms() + RESEND_MS), oldest) end
@@ -579,7 +620,8 @@ end
 
 -- Puts items of a stage in work.
 local function set_free(slot, stage, id, first, last)
-  local words, score = {}, score_of(stage, 0)
+  local words = {}
+  local score = score_of(stage, 0)
   for item = first, last do
     words[#words + 1] = score
     words[#words + 1] = member_of(stage, id, item)
@@ -592,13 +634,19 @@ local function turn_behind(number)
   return score_of(0, math.min(number / 2 ^ 21, LAST_TURN))
 end
 
--- Gives the item of a lease back, as told -> retried | released: its caller sets it free | dead: past its attempts | settled; the
--- batch, and the attempts. Only the claim that holds the lease may: one that lost it, or is of a copy, would take the work from the
+-- Gives the item of a lease back, and answers an outcome, the batch, and the attempts. The outcomes:
+--   retried    its caller sets it free
+--   released   its caller sets it free, as if it had not been claimed
+--   dead       past its attempts
+--   settled    it is not the caller's any more
+-- Only the claim that holds the lease may: one that lost it, or is of a copy, would take the work from the
 -- holder. is_released: it comes back as if it had not been claimed, for the fault was not its own: the attempt doesn't count (I6).
 local function give_back(lease, state, counter, max_attempts, is_released)
   require_worker_of(lease.stage)
-  local slot, member = slot_of(lease.iteration), member_of(lease.stage, lease.batch_id, lease.item)
-  local batch, last = batch_of(slot, lease.batch_id), claim_of(slot, member)
+  local slot = slot_of(lease.iteration)
+  local member = member_of(lease.stage, lease.batch_id, lease.item)
+  local batch = batch_of(slot, lease.batch_id)
+  local last = claim_of(slot, member)
   heard_of(lease.claim)
   local is_over = is_ended() or not open_at(read_fence(), lease.iteration) or batch.state ~= state
   if is_over or not is_claim(last.claim, lease.claim) or not redis.call('ZSCORE', slot.work, member) then return 'settled' end
@@ -611,20 +659,28 @@ end
 
 -- Puts batches {id, shape, version, prompts} in work, for their first attempts; version: the only one that may sample it, or none.
 local function expect(slot, batches)
-  local before, now, payloads, turns, records = redis.call('HLEN', slot.ledger), now_ms(), {}, {}, {}
+  local before = redis.call('HLEN', slot.ledger)
+  local now = now_ms()
+  -- Words of HSET on `prompts`, of ZADD on `work` (the score before the member), and of HSET on `ledger`.
+  local payloads = {}
+  local turns = {}
+  local records = {}
   for index, batch in ipairs(batches) do
     local at = 2 * index
-    payloads[at - 1], payloads[at] = batch.id, batch.prompts
-    turns[at - 1], turns[at] = turn_behind(before + index - 1), member_of(0, batch.id, 0)
     local record = { state = 'expected', shape = batch.shape, version = batch.version, sent_ms = now }
-    records[at - 1], records[at] = batch.id, cmsgpack.pack(record)
+    payloads[at - 1] = batch.id
+    payloads[at] = batch.prompts
+    turns[at - 1] = turn_behind(before + index - 1)
+    turns[at] = member_of(0, batch.id, 0)
+    records[at - 1] = batch.id
+    records[at] = cmsgpack.pack(record)
   end
   call_with('HSET', slot.prompts, payloads)
   call_with('ZADD', slot.work, turns)
   call_with('HSET', slot.ledger, records)
 end
 
--- What stands of a batch beside the ledger goes: it is settled, or sent anew.
+-- Removes what stands of a batch next to the ledger: it is settled, or sent anew.
 local function drop_prompt(slot, id)
   local member = member_of(0, id, 0)
   redis.call('ZREM', slot.work, member)
@@ -650,14 +706,14 @@ end
 
 -- Takes a version {version, digest} into a fence that was read, or says why not. Its manifest has to be of these very
 -- weights: a restart may have lost the newer one, and generators would load what the fence then refuses.
-local function add_version(fence, made)
-  local known = digest_of(fence, made.version)
-  if made.version > fence.committed + 1 or (known and known ~= made.digest) then return 'out_of_order' end
-  local manifest = redis.call('HGET', WEIGHTS, made.version)
-  if not manifest or not string.find(manifest, made.digest, 1, true) then return 'no_manifest' end
+local function add_version(fence, version)
+  local known = digest_of(fence, version.version)
+  if version.version > fence.committed + 1 or (known and known ~= version.digest) then return 'out_of_order' end
+  local manifest = redis.call('HGET', WEIGHTS, version.version)
+  if not manifest or not string.find(manifest, version.digest, 1, true) then return 'no_manifest' end
   if not known then
-    table.insert(versions_of(fence), made)
-    table.sort(versions_of(fence), function(one, other) return one.version < other.version end)
+    table.insert(versions_of(fence), version)
+    table.sort(versions_of(fence), function(older, newer) return older.version < newer.version end)
   end
 end
 
@@ -667,7 +723,9 @@ end
 -- An iteration follows the newest one (I4), finds a slot free, is sampled by no version beyond its own, and by none that is
 -- older than the window is long (I2).
 local function is_next(fence, opening)
-  local iteration, oldest, newest = opening.iteration, opening.oldest_version, opening.newest_version
+  local iteration = opening.iteration
+  local oldest = opening.oldest_version
+  local newest = opening.newest_version
   return iteration == newest_iteration(fence) + 1 and #fence.window < num_slots()
     and newest <= iteration and oldest <= newest and oldest >= math.max(0, iteration - num_slots() + 1)
 end
@@ -696,21 +754,22 @@ local function last_link()
 end
 
 -- Takes a batch out for good; the trainer sees it in the ledger and decides by its policy.
--- Its reason is kept, of the newest 1,000. `kept` says what it was, for a person to read: its field 'prompts' (PromptBatch) or
--- 'rollouts' (RolloutBatch) and the bytes, beside the newest letters alone and up to a size, so that they are 4 MB at most.
-local MAX_KEPT, MAX_KEPT_BYTES = 64, 65536
-local function note_death(slot, id, batch, reason, attempts, kept)
+-- Its reason stays, of the newest 1,000. content: {field, bytes}, for a person to read: the field 'prompts' (PromptBatch) or
+-- 'rollouts' (RolloutBatch). It stays with the newest MAX_KEPT and up to MAX_KEPT_BYTES, so that all are 4 MB at most.
+local MAX_KEPT = 64
+local MAX_KEPT_BYTES = 65536
+local function note_death(slot, id, batch, reason, attempts, content)
   reason = string.sub(reason, 1, 2000)
   write_batch(slot, id, { state = 'dead', reason = reason, version = batch.version })
   redis.call('HINCRBY', PROGRESS, 'dead:' .. slot.index, 1)
   local entry = redis.call('XADD', DEAD, 'MAXLEN', '1000', '*', 'batch_id', id, 'reason', reason, 'attempts', whole(attempts))
-  if kept.bytes and #kept.bytes <= MAX_KEPT_BYTES then
-    redis.call('XADD', sealed_key('buried'), 'MAXLEN', MAX_KEPT, entry, kept.field, kept.bytes)
+  if content.bytes and #content.bytes <= MAX_KEPT_BYTES then
+    redis.call('XADD', sealed_key('buried'), 'MAXLEN', MAX_KEPT, entry, content.field, content.bytes)
   end
   count('dead')
 end
 
--- One that is not published.
+-- Takes a batch out that is not published.
 local function bury(slot, id, batch, reason, attempts)
   local prompts = redis.call('HGET', slot.prompts, id)
   drop_prompt(slot, id)
@@ -738,13 +797,15 @@ end
 
 -- The first and the last item of another stage that have rows of this one.
 local function overlap(stage, other, batch, item)
-  local rows, its = item_rows(stage, batch), item_rows(other, batch)
+  local rows = item_rows(stage, batch)
+  local its = item_rows(other, batch)
   return math.floor(item * rows / its), math.floor((item * rows + rows - 1) / its)
 end
 
--- A published batch that stages have given up: its items and its columns go. Answers how many items it had.
+-- Takes a published batch out that stages have given up, with its items and columns. Answers how many items it had.
 local function bury_staged(slot, id, batch, stages, reason, attempts)
-  local members, fields = {}, { 'b/' .. id }
+  local members = {}
+  local fields = { 'b/' .. id }
   local rollouts = redis.call('HGET', slot.items, 'b/' .. id)
   for number, stage in ipairs(stages) do
     for item = 0, num_rows(batch) / item_rows(stage, batch) - 1 do

@@ -1,26 +1,59 @@
 -- What a stage worker calls (broker/stage_side.py).
 
 -- claim_rows: {worker, heard, stage, name, stages, lease_ms, max_attempts, max_rows, held, is_idle}
---   heard: the number of the newest claim of this stage that the worker knows of, 0 before the first;
---   stage, name: its number, from 1, and its name; held: batch id -> digest, of batches that the worker still has
---   -> {claimed, packed {claim, found, fields}, n x the value of a field}; claim: its number; found: of {iteration, batch_id, digest, items: of {item, attempt}};
---      fields: of `items`, each once: batches that the worker lacks, and what other stages made of the items' rows.
---      A large batch is not among them: the worker reads it where it stands, since here it would be copied three times
---    | {none, ms until a lease ends, or -1, ms from which on to wait for a wake}
+-- Leases items of a stage to a worker.
+--   worker        The id of the worker.
+--   heard         The number of the newest claim of this stage that the worker knows of; 0 before the first.
+--   stage         The number of the stage, counted from 1.
+--   name          The name of the stage, for reasons.
+--   stages        The job's stages: a list of {unit, after}.
+--   lease_ms      How long the leases last.
+--   max_attempts  Claims of one item, after which its batch is buried.
+--   max_rows      Most rows of several items.
+--   held          batch id -> digest, of the batches that the worker still has
+--   is_idle       True of a worker that has no items in hand: it is woken first.
+--   -> {claimed, packed {claim, found, fields}, n x the value of a field}
+--        claim    The number of the claim.
+--        found    A list of {iteration, batch_id, digest, items}; items: a list of {item, attempt}.
+--        fields   Fields of `items`, each once: batches that the worker lacks, and the columns that its items are made of.
+--    | {none, ms until a lease ends, or -1 where there is none}
+-- A large batch is not among the fields: the worker reads it where it stands, since here it would be copied three times.
 -- The oldest iteration comes first, and in it an expired lease; then what is free. The first item goes out whatever its size.
 require_number(a.lease_ms, 1)
 require_number(a.max_rows, 1)
 require_number(a.stage, 1, #a.stages)
 require_number(a.heard, 0, MAX_CLAIM)
 local fence = read_fence()
-local now, stage = now_ms(), a.stages[a.stage]
-local MAX_ITEMS, MAX_BYTES, LARGE_BYTES = 256, 2 ^ 25, 2 ^ 18
-local found, fields, values, is_known, batches, packed = {}, {}, {}, {}, {}, {}
-local items_taken, rows_taken, bytes_taken, is_full = 0, 0, 0, false
-local leased, claimed, lease_end = {}, {}, score_of(a.stage, now + a.lease_ms)
+local now = now_ms()
+local stage = a.stages[a.stage]
+-- Most items and bytes of one claim, and the size from which on a batch is left out of it.
+local MAX_ITEMS = 256
+local MAX_BYTES = 2 ^ 25
+local LARGE_BYTES = 2 ^ 18
+-- The answer: the items by batch, and fields with their values, in the same order.
+local claimed_batches = {}
+local fields = {}
+local values = {}
+-- Field -> true, of those that are in the answer already.
+local is_known = {}
+-- Batch id -> its record in the ledger, read once.
+local batches = {}
+-- Attempt -> the packed claim of it: all items of a claim with the same attempt have the same.
+local packed = {}
+-- So much the claim has, and whether there is no room for more.
+local items_taken = 0
+local rows_taken = 0
+local bytes_taken = 0
+local is_full = false
+-- Words of ZADD on `work`, and of HSET on `items`, that `write` puts there.
+local leased = {}
+local claimed = {}
+local lease_end = score_of(a.stage, now + a.lease_ms)
 -- Items of dead batches that one claim buries: it ends behind the batch that reaches it, and the next claim goes on.
-local MAX_BURIED, num_buried = 2 ^ 15, 0
-local who, claim = whole(a.stage) .. '/' .. a.worker, nil
+local MAX_BURIED = 2 ^ 15
+local num_buried = 0
+local who = whole(a.stage) .. '/' .. a.worker
+local claim = nil
 local function known_batch(slot, id)
   batches[id] = batches[id] or batch_of(slot, id)
   return batches[id]
@@ -28,7 +61,8 @@ end
 -- Answers fields of `items`, each once.
 local function add(slot, names)
   for at, value in ipairs(each_of('HMGET', slot.items, names)) do
-    fields[#fields + 1], values[#values + 1] = names[at], value
+    fields[#fields + 1] = names[at]
+    values[#values + 1] = value
     bytes_taken = bytes_taken + #value
   end
 end
@@ -45,7 +79,10 @@ local function add_inputs(slot, id, batch, item)
     local first, last = overlap(stage, a.stages[before], batch, item)
     for other = first, last do
       local field = 'c/' .. member_of(before, id, other)
-      if not is_known[field] then names[#names + 1], is_known[field] = field, true end
+      if not is_known[field] then
+        names[#names + 1] = field
+        is_known[field] = true
+      end
     end
   end
   add(slot, names)
@@ -56,14 +93,18 @@ end
 local function write(slot)
   call_with('HSET', slot.items, claimed)
   call_with('ZADD', slot.work, leased)
-  claimed, leased = {}, {}
+  claimed = {}
+  leased = {}
 end
 local function lease_out(member, attempt)
   claim = claim or new_claim()
   packed[attempt] = packed[attempt]
     or cmsgpack.pack({ worker = a.worker, attempt = attempt, claim = claim, claimed_ms = now, lease_ms = a.lease_ms })
-  claimed[#claimed + 1], claimed[#claimed + 2] = 'l/' .. member, packed[attempt]
-  leased[#leased + 1], leased[#leased + 2] = lease_end, member
+  claimed[#claimed + 1] = 'l/' .. member
+  claimed[#claimed + 1] = packed[attempt]
+  -- ZADD takes the score before the member.
+  leased[#leased + 1] = lease_end
+  leased[#leased + 1] = member
 end
 -- Takes or buries an item, or says that there is no room for it.
 local function take(slot, iteration, member, attempt)
@@ -87,13 +128,14 @@ local function take(slot, iteration, member, attempt)
   if is_full then return end
   lease_out(member, attempt)
   item = tonumber(item)
-  local last = found[#found]
+  local last = claimed_batches[#claimed_batches]
   if not last or last.batch_id ~= id then
     last = { iteration = iteration, batch_id = id, digest = batch.digest, items = {} }
-    found[#found + 1] = last
+    claimed_batches[#claimed_batches + 1] = last
   end
   last.items[#last.items + 1] = { item, attempt }
-  items_taken, rows_taken = items_taken + 1, rows_taken + rows
+  items_taken = items_taken + 1
+  rows_taken = rows_taken + rows
   add_batch(slot, id, batch)
   add_inputs(slot, id, batch, item)
 end
@@ -118,11 +160,13 @@ end
 local function take_again(last)
   claim = last.claim
   for _, part in ipairs(last.found) do
-    local slot, members = slot_of(part.iteration), {}
+    local slot = slot_of(part.iteration)
+    local members = {}
     for at, item in ipairs(part.items) do members[at] = member_of(a.stage, part.batch_id, item[1]) end
-    for at, given in ipairs(open_at(fence, part.iteration) and claims_of(slot, members) or {}) do
-      local stands = given.claim == claim and redis.call('ZSCORE', slot.work, members[at])
-      if stands and not is_full then take(slot, part.iteration, members[at], given.attempt) end
+    local claims = open_at(fence, part.iteration) and claims_of(slot, members) or {}
+    for at, item_claim in ipairs(claims) do
+      local stands = item_claim.claim == claim and redis.call('ZSCORE', slot.work, members[at])
+      if stands and not is_full then take(slot, part.iteration, members[at], item_claim.attempt) end
     end
     write(slot)
   end
@@ -156,29 +200,46 @@ if items_taken == 0 then
   for _, open in ipairs(fence.window) do take_from(slot_of(open.iteration), open.iteration) end
 end
 if items_taken == 0 then return num_buried >= MAX_BURIED and { 'none', 0 } or nothing() end
-note_claimer(who, { claim = claim, found = found })
+note_claimer(who, { claim = claim, found = claimed_batches })
 for number in ipairs(a.stages) do redis.call('ZREM', WAITING, whole(number) .. '/' .. a.worker) end
 table.insert(values, 1, 'claimed')
-table.insert(values, 2, cmsgpack.pack({ claim = claim, found = found, fields = fields }))
+table.insert(values, 2, cmsgpack.pack({ claim = claim, found = claimed_batches, fields = fields }))
 return values
 
--- read_batch: {iteration, batch_id, digest} -> {read, RolloutBatch} | {gone}: other content stands there by now, or none
--- A batch that stages read, where it stands beside its columns: a large one is not copied into a claim.
+-- read_batch: {iteration, batch_id, digest}
+-- Reads a batch where it stands next to its columns: a large one is not copied into a claim.
+--   iteration  Its iteration.
+--   batch_id   The batch.
+--   digest     The digest that the claim named.
+--   -> {read, RolloutBatch}
+--    | {gone}   other content stands there by now, or none
 local slot = slot_of(a.iteration)
 local batch = batch_of(slot, a.batch_id)
 local rollouts = batch.state == 'published' and batch.digest == a.digest and redis.call('HGET', slot.items, 'b/' .. a.batch_id)
 if not rollouts then return { 'gone' } end
 return { 'read', rollouts }
 
--- put_rows: {stages, runs}; runs: of {stage, iteration, batch_id, of, items, has_inputs, digests}, items of a stage and a
---   batch; of: digest of the batch that the columns are made of; has_inputs: whether its stage reads columns of others; digests: of each
---   item's columns, where another stage reads them; payloads of each item its packed columns and, with has_inputs, the digests of the
---   columns that it is made of, one behind the other
---   -> {put, n x (accepted | again | divergent | not_ready | settled)}
+-- put_rows: {stages, runs}
+-- Puts the columns of items.
+--   stages    The job's stages: a list of {unit, after}.
+--   runs      A list of {stage, iteration, batch_id, of, items, has_inputs, digests}, each of a stage and a batch.
+--               of          The digest of the batch that the columns are made of.
+--               items       The numbers of the items.
+--               has_inputs  True where the stage reads columns of others.
+--               digests     The digest of each item's columns, where another stage reads them.
+--   payloads  for each item its packed columns, and with has_inputs the digests of the columns that it is made of, one
+--             behind the other
+--   -> {put, a word for each item}
+--      accepted   the columns stand
+--      again      the same ones stood already
+--      divergent  other ones stand
+--      not_ready  the columns that it was made of are not those that stand there
+--      settled    its batch is dead or another one, or its iteration or job over
 -- Content decides, not the lease: the first put of an item counts, of any worker, and a repeat writes nothing (I3).
--- not_ready: what it was made of is not what stands there; settled: its batch is dead or another one, its iteration or job over.
 -- A run asks and writes all at once.
-local fence, has_ended, num_free = read_fence(), is_ended(), {}
+local fence = read_fence()
+local has_ended = is_ended()
+local num_free = {}
 local function reads(stage, index)
   for _, before in ipairs(stage.after) do
     if before == index then return true end
@@ -194,22 +255,29 @@ local function input_names(stage, id, item, batch)
   end
   return names
 end
--- Which items of a run were made of the columns that stand there: a restart may have lost those, and others came. told: of each item,
--- the digests of the columns that it was made of, one behind the other.
-local function have_inputs(slot, run, batch, told)
-  local stage, names, ends, have, first = a.stages[run.stage], {}, {}, {}, 1
+-- Which items of a run were made of the columns that stand there: a restart may have lost those, and others came.
+-- input_digests: of each item, the digests of the columns that it was made of, one behind the other.
+local function have_inputs(slot, run, batch, input_digests)
+  local stage = a.stages[run.stage]
+  -- The names of all inputs in `items`, the place at which those of each item end, and what is answered.
+  local names = {}
+  local ends = {}
+  local have = {}
+  local first = 1
   for at, item in ipairs(run.items) do
     for _, name in ipairs(input_names(stage, run.batch_id, item, batch)) do names[#names + 1] = name end
     ends[at] = #names
   end
   local digests = each_of('HMGET', slot.items, names)
   for at in ipairs(run.items) do
-    local are_there, of_item = true, {}
+    local are_there = true
+    local of_item = {}
     for number = first, ends[at] do
       are_there = are_there and digests[number] ~= false
       of_item[#of_item + 1] = digests[number] or ''
     end
-    have[at], first = are_there and table.concat(of_item) == told[at], ends[at] + 1
+    have[at] = are_there and table.concat(of_item) == input_digests[at]
+    first = ends[at] + 1
   end
   return have
 end
@@ -223,10 +291,11 @@ local function num_inputs(stage, batch)
   return num
 end
 -- The items of a stage that have rows of these items of another one, each with how many of them it has.
-local function readers(made, stage, batch, items)
-  local order, parts = {}, {}
+local function readers(maker, stage, batch, items)
+  local order = {}
+  local parts = {}
   for _, item in ipairs(items) do
-    local first, last = overlap(made, stage, batch, item)
+    local first, last = overlap(maker, stage, batch, item)
     for other = first, last do
       if not parts[other] then order[#order + 1] = other end
       parts[other] = (parts[other] or 0) + 1
@@ -235,10 +304,11 @@ local function readers(made, stage, batch, items)
   return order, parts
 end
 local function free_readers(slot, run, batch, items)
-  local made = a.stages[run.stage]
+  local maker = a.stages[run.stage]
   for number, stage in ipairs(a.stages) do
     if reads(stage, run.stage) then
-      local needed, order, parts = num_inputs(stage, batch), readers(made, stage, batch, items)
+      local needed = num_inputs(stage, batch)
+      local order, parts = readers(maker, stage, batch, items)
       for _, item in ipairs(order) do
         local field = 'n/' .. member_of(number, run.batch_id, item)
         local there = needed == 1 and 1 or redis.call('HINCRBY', slot.items, field, parts[item])
@@ -258,13 +328,20 @@ local function complete(slot, id, batch)
 end
 -- values: of each item that is accepted, false for the others.
 local function write(slot, run, values, batch)
-  local members, items, words = {}, {}, {}
+  local members = {}
+  local items = {}
+  local words = {}
   for at, item in ipairs(run.items) do
     if values[at] then
       local member = member_of(run.stage, run.batch_id, item)
-      members[#members + 1], items[#items + 1] = member, item
-      words[#words + 1], words[#words + 2] = 'c/' .. member, values[at]
-      if run.digests[at] then words[#words + 1], words[#words + 2] = 'd/' .. member, run.digests[at] end
+      members[#members + 1] = member
+      items[#items + 1] = item
+      words[#words + 1] = 'c/' .. member
+      words[#words + 1] = values[at]
+      if run.digests[at] then
+        words[#words + 1] = 'd/' .. member
+        words[#words + 1] = run.digests[at]
+      end
     end
   end
   if #items == 0 then return end
@@ -288,19 +365,35 @@ local function put(run, out)
   -- Only a published batch of an open iteration is waited for.
   local slot = open_at(fence, run.iteration) and slot_of(run.iteration)
   local batch = slot and batch_of(slot, run.batch_id)
-  if not batch or batch.state ~= 'published' or not batch.shape then slot, batch = nil, nil end
-  local members, there, scores, have, made, taken, values, told = {}, {}, {}, {}, {}, {}, {}, {}
-  for at in ipairs(run.items) do values[at], told[at] = payload(), run.has_inputs and payload() or '' end
+  if not batch or batch.state ~= 'published' or not batch.shape then
+    slot = nil
+    batch = nil
+  end
+  local members = {}
+  local there = {}
+  local scores = {}
+  local have = {}
+  -- Item -> its columns that this call has accepted: a second put of it in the same run meets them.
+  local accepted = {}
+  local taken = {}
+  local values = {}
+  local input_digests = {}
+  -- Each item's columns come first, and then the digests of its inputs. All are taken, also of a batch that is settled:
+  -- the payloads of the next run follow.
+  for at in ipairs(run.items) do
+    values[at] = payload()
+    input_digests[at] = run.has_inputs and payload() or ''
+  end
   if slot then
     for at, item in ipairs(run.items) do members[at] = member_of(run.stage, run.batch_id, item) end
     there = each_of('HMGET', slot.items, behind('c/', members))
     scores = each_of('ZMSCORE', slot.work, members)
-    have = have_inputs(slot, run, batch, told)
+    have = have_inputs(slot, run, batch, input_digests)
   end
   for at, item in ipairs(run.items) do
-    local outcome = outcome_of(run, batch, there[at] or made[item], values[at], scores[at], have[at])
+    local outcome = outcome_of(run, batch, there[at] or accepted[item], values[at], scores[at], have[at])
     taken[at] = outcome == 'accepted' and values[at]
-    made[item] = made[item] or taken[at] or nil
+    accepted[item] = accepted[item] or taken[at] or nil
     out[#out + 1] = outcome
   end
   if slot then write(slot, run, taken, batch) end
@@ -310,9 +403,18 @@ for _, run in ipairs(a.runs) do put(run, out) end
 for number, num in pairs(num_free) do wake(number, num) end
 return out
 
--- fail_rows: {lease, stages, max_attempts, reason, is_released}; lease: as of `renew`
---   -> {retried} | {dead} | {released} | {settled}: see `give_back`
-local slot, stage, id, item = slot_of(a.lease.iteration), a.lease.stage, a.lease.batch_id, a.lease.item
+-- fail_rows: {lease, stages, max_attempts, reason, is_released}
+-- Gives an item of a stage back, or buries its batch after the last attempt (I6).
+--   lease         {stage, iteration, batch_id, item, claim}, as in `renew`.
+--   stages        The job's stages: a list of {unit, after}.
+--   max_attempts  Claims of one item, after which its batch is buried.
+--   reason        Why it failed; the ledger has it of a dead batch.
+--   is_released   True where the fault was not the item's: the attempt doesn't count.
+--   -> {retried} | {dead} | {released} | {settled}   see `give_back`
+local slot = slot_of(a.lease.iteration)
+local stage = a.lease.stage
+local id = a.lease.batch_id
+local item = a.lease.item
 local outcome, batch, attempts = give_back(a.lease, 'published', 'stage_%s:' .. stage, a.max_attempts, a.is_released)
 if outcome == 'dead' then
   bury_staged(slot, id, batch, a.stages, a.reason, attempts)

@@ -11,11 +11,26 @@
 --                              creation), 'task NAME' (that task), 'failed NAME' (the newest one before it that failed), 'done NAME' (ms
 --                              at which one was done last) and 'place NAME' (how far its work has come, where the next one goes on)
 
--- create_task: {task_id, kind, queue, who, entry, interval_ms, phase_ms, max_waiting, max_kept}, payloads TaskArguments, JobEvent or '';
---   entry: the clock's entry that is to be run, or ''; its periods begin at phase_ms, and then every interval_ms
---   -> {created, id} | {already, id}: the same is open | {full, how many wait in the queue} | {early, ms of the period's end}
+-- create_task: {task_id, kind, queue, who, entry, interval_ms, phase_ms, max_waiting, max_kept}
+-- Creates a task, unless the same one is open.
+--   task_id      The id that a new task gets.
+--   kind         The kind of the task.
+--   queue        The queue that it waits in.
+--   who          The name of the key that asks for it.
+--   entry        The clock's entry that it is a run of, or ''.
+--   interval_ms  How long a period of the entry is, at least 1.
+--   phase_ms     When its first period begins, in ms of Unix time.
+--   max_waiting  Most tasks that wait in a queue.
+--   max_kept     Most records of tasks.
+--   payloads     TaskArguments, JobEvent or ''
+--   -> {created, id}
+--    | {already, id}                        the same task is open
+--    | {full, how many wait in the queue}
+--    | {early, ms of the period's end}      the entry was run in this period
 -- A clock's entry is run once in each of its periods, however many clocks ask.
-local arguments, event, now = payload(), payload(), now_ms()
+local arguments = payload()
+local event = payload()
+local now = now_ms()
 if a.entry ~= '' then
   local last = tonumber(redis.call('HGET', CLOCK, 'last ' .. a.entry)) or 0
   local period = math.floor((now - a.phase_ms) / a.interval_ms)
@@ -24,6 +39,7 @@ if a.entry ~= '' then
   end
 end
 -- The client's repeat after a lost answer, or the entry's task of the period before.
+-- `same` is the field in task_names: what is asked, and by whom.
 local same = a.kind .. ' ' .. a.queue .. ' ' .. a.who .. ' ' .. arguments
 local open = redis.call('HGET', TASK_NAMES, same)
 if open then
@@ -69,10 +85,20 @@ for _, id in ipairs(num_over > 0 and redis.call('ZRANGE', TASKS, 0, num_over + a
 end
 return { 'created', a.task_id }
 
--- begin_task: {task_id, worker, lease_ms, max_attempts}; worker: the process that would run it, one task of each queue at a time
---   -> {begun, turn, attempts, kind, job, who, TaskArguments} | {exhausted, the same}: it is begun to be failed
---    | {ended, state} | {held} | {busy} | {unknown}
-local key, now = task_key(a.task_id), now_ms()
+-- begin_task: {task_id, worker, lease_ms, max_attempts}
+-- Begins a task under a lease.
+--   task_id       The task.
+--   worker        The process that would run it, one task of each queue at a time.
+--   lease_ms      How long the lease lasts.
+--   max_attempts  Attempts after which it is begun only to be failed.
+--   -> {begun, turn, attempts, kind, job, who, TaskArguments}
+--    | {exhausted, the same}   its attempts are used up: it is begun to be failed
+--    | {ended, state}
+--    | {held}                  another worker runs it
+--    | {busy}                  this worker runs another task of its queue
+--    | {unknown}
+local key = task_key(a.task_id)
+local now = now_ms()
 local state, queue, lease_until, attempts, turn, kind, job, who, arguments =
   unpack(redis.call('HMGET', key, 'state', 'queue', 'lease_until', 'attempts', 'turn', 'kind', 'job', 'who', 'arguments'))
 if not state then return { 'unknown' } end
@@ -85,7 +111,8 @@ for _, id in ipairs(redis.call('ZRANGE', OPEN_TASKS, 0, -1)) do
     return { 'busy' }
   end
 end
-attempts, turn = tonumber(attempts) or 0, (tonumber(turn) or 0) + 1
+attempts = tonumber(attempts) or 0
+turn = (tonumber(turn) or 0) + 1
 local is_exhausted = attempts >= a.max_attempts
 if not is_exhausted then attempts = attempts + 1 end
 redis.call('HSET', key, 'state', 'running', 'attempts', attempts, 'turn', turn, 'worker', a.worker, 'started_ms', whole(now),
@@ -93,24 +120,46 @@ redis.call('HSET', key, 'state', 'running', 'attempts', attempts, 'turn', turn, 
 redis.call('ZADD', OPEN_TASKS, whole(now + a.lease_ms), a.task_id)
 return { is_exhausted and 'exhausted' or 'begun', turn, attempts, kind or '', job or '', who or '', arguments or '' }
 
--- renew_task: {task_id, turn, lease_ms}, payload TaskProgress -> {renewed, 1 where it was asked to end, else 0} | {lost}
-local key, now, progress = task_key(a.task_id), now_ms(), payload()
+-- renew_task: {task_id, turn, lease_ms}
+-- Begins the lease of an attempt anew.
+--   task_id   The task.
+--   turn      The number of the attempt.
+--   lease_ms  How long the lease lasts.
+--   payload   TaskProgress
+--   -> {renewed, 1 where the task was asked to end, else 0}
+--    | {lost}   another attempt has taken its place
+local key = task_key(a.task_id)
+local now = now_ms()
+local progress = payload()
 local state, turn, cancel = unpack(redis.call('HMGET', key, 'state', 'turn', 'cancel'))
 if state ~= 'running' or tonumber(turn) ~= a.turn then return { 'lost' } end
 redis.call('HSET', key, 'lease_until', whole(now + a.lease_ms), 'progress', progress)
 redis.call('ZADD', OPEN_TASKS, whole(now + a.lease_ms), a.task_id)
 return { 'renewed', cancel == '1' and 1 or 0 }
 
--- end_task: {task_id, turn, state, reason, uncounted}, payloads TaskProgress, TaskResult or '', JobEvent or '';
---   state: done | failed | cancelled, or queued of an attempt that another is to follow; uncounted: whether that was not its fault
---   -> {ended, id of the oldest task that waits in its queue, or ''} | {lost}
+-- end_task: {task_id, turn, state, reason, uncounted}
+-- Ends an attempt, and with it the task unless another attempt is to follow.
+--   task_id    The task.
+--   turn       The number of the attempt.
+--   state      done, failed or cancelled; queued where another attempt is to follow.
+--   reason     Why, for people.
+--   uncounted  True where the attempt doesn't count, since its end was not its fault.
+--   payloads   TaskProgress, TaskResult or '', JobEvent or ''
+--   -> {ended, id of the oldest task that waits in its queue, or ''}
+--    | {lost}   another attempt has taken its place
 -- Only the newest attempt ends a task: one that was taken for dead changes nothing.
-local key, now = task_key(a.task_id), now_ms()
-local progress, result, event = payload(), payload(), payload()
+local key = task_key(a.task_id)
+local now = now_ms()
+local progress = payload()
+local result = payload()
+local event = payload()
 local state, turn, attempts, kind, queue, started, same, entry, cancel =
   unpack(redis.call('HMGET', key, 'state', 'turn', 'attempts', 'kind', 'queue', 'started_ms', 'same', 'entry', 'cancel'))
 if state ~= 'running' or tonumber(turn) ~= a.turn then return { 'lost' } end
-kind, queue, same, entry = kind or '', queue or '', same or '', entry or ''
+kind = kind or ''
+queue = queue or ''
+same = same or ''
+entry = entry or ''
 local becomes = a.state
 if becomes == 'queued' and cancel == '1' then becomes = 'cancelled' end
 redis.call('HSET', key, 'state', becomes, 'reason', a.reason, 'progress', progress, 'lease_until', 0)
@@ -126,9 +175,14 @@ else
 end
 return { 'ended', oldest_waiting(queue, becomes == 'queued' and a.task_id or '') }
 
--- cancel_task: {task_id, reason}, payload JobEvent -> {cancelled} | {cancelling} | {ended, state} | {unknown}
--- One that waits ends here; one that runs is told at its next renewal.
-local key, event = task_key(a.task_id), payload()
+-- cancel_task: {task_id, reason}
+-- Ends a task that waits; one that runs is told at its next renewal.
+--   task_id  The task.
+--   reason   Why, for people.
+--   payload  JobEvent or ''
+--   -> {cancelled} | {cancelling} | {ended, state} | {unknown}
+local key = task_key(a.task_id)
+local event = payload()
 local state, kind, same, lease_until = unpack(redis.call('HMGET', key, 'state', 'kind', 'same', 'lease_until'))
 if not state then return { 'unknown' } end
 if TASK_ENDED[state] then return { 'ended', state } end
@@ -141,9 +195,13 @@ close_task(a.task_id, 'cancelled', kind or '', same or '')
 tell_of_task(event)
 return { 'cancelled' }
 
--- due_tasks: {most} -> {due, n x (task id, queue)}: tasks whose message may be lost, and those whose worker is gone, queued again
+-- due_tasks: {most}
+-- Lists the tasks whose message may be lost, and queues those again whose worker is gone.
+--   most   Most tasks of one call.
+--   -> {due, n x (task id, queue)}
 -- A record that another program has damaged is let go of: it must not keep the others from being found.
-local now, out = now_ms(), { 'due' }
+local now = now_ms()
+local out = { 'due' }
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', OPEN_TASKS, '-inf', whole(now), 'LIMIT', 0, math.min(a.most, 100))) do
   local record = string.match(id, '^task%-%x%x%x%x%x%x%x%x%x%x%x%x$')
     and redis.pcall('HMGET', task_key(id), 'state', 'queue', 'worker', 'lease_until', 'cancel', 'kind', 'same') or {}
@@ -169,10 +227,15 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', OPEN_TASKS, '-inf', whole(now), 
 end
 return out
 
--- hold_clock: {owner, lease_ms, names}, payload packed list of ClockEntry -> {held, 1 where the clock is the owner's, else 0};
---   names: of its entries, each with true
--- Two clocks may stand beside each other; one of them ticks.
-local entries, now = payload(), now_ms()
+-- hold_clock: {owner, lease_ms, names}
+-- Takes the clock, or begins its lease anew. Several clocks may run at once; one of them ticks.
+--   owner     The process that would tick.
+--   lease_ms  How long the lease lasts.
+--   names     name -> true, of the clock's entries
+--   payload   a packed list of ClockEntry
+--   -> {held, 1 where the clock is the owner's, else 0}
+local entries = payload()
+local now = now_ms()
 local owner, lease_until = unpack(redis.call('HMGET', CLOCK, 'owner', 'lease_until'))
 local left = (tonumber(lease_until) or 0) - now
 -- A lease from before a clock stepped back counts as over.
@@ -187,7 +250,12 @@ for _, field in ipairs(redis.call('HKEYS', CLOCK)) do
 end
 return { 'held', 1 }
 
--- send_message: {queue, max_waiting}, payload a message of Celery's -> {sent} | {full}
+-- send_message: {queue, max_waiting}
+-- Sends a message of Celery's.
+--   queue        The queue, whose list of Redis it goes to.
+--   max_waiting  Most messages that wait in it.
+--   payload      the message
+--   -> {sent} | {full}
 -- Celery's own way refuses at maxmemory; tasks that free memory must still be heard of. So it is bounded here, in number and length.
 local message = payload()
 if type(a.queue) ~= 'string' or not string.match(a.queue, '^[%w@._-]+$') then return error('not a queue') end

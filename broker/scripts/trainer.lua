@@ -1,11 +1,19 @@
 -- What a trainer calls (broker/trainer_side.py): its lease, the open iterations, the versions of the weights. What is told an epoch
 -- first runs behind `as_trainer`.
 
--- acquire_trainer: {owner, lease_ms, sealed} -> {acquired, epoch} | {held, ms left} | {no_group, reason} | {unknown}
--- sealed: the number of the hosts whose ranks it leads, 0 where one host has all: it must be that of those that stand.
+-- acquire_trainer: {owner, lease_ms, sealed}
+-- Gives a trainer the job, under a new epoch.
+--   owner     The name of this life of the trainer: a repeat by the same owner keeps its epoch.
+--   lease_ms  How long the lease lasts.
+--   sealed    The number of the hosts whose ranks it leads, which has to be that of those that stand; 0 where one host has all.
+--   -> {acquired, epoch}
+--    | {held, ms left}       another trainer's lease lives
+--    | {no_group, reason}    the hosts are no group any more
+--    | {unknown}             no such job
 -- The epoch comes from the clock as well, so that a lost second of writes can't hand one out twice.
 if redis.call('EXISTS', JOB) == 0 then return { 'unknown' } end
-local hosts, now = standing_hosts(), now_ms()
+local hosts = standing_hosts()
+local now = now_ms()
 if hosts.sealed ~= a.sealed then return { 'no_group', hosts.reason } end
 local last_epoch, owner, lease_until = unpack(redis.call('HMGET', FENCE, 'epoch', 'owner', 'lease_until'))
 local left = (tonumber(lease_until) or 0) - now
@@ -22,7 +30,11 @@ redis.call('HSET', FENCE, 'epoch', whole(epoch), 'owner', a.owner, 'lease_until'
   'lease_ms', whole(a.lease_ms), 'num_slots', whole(num_slots()))
 return { 'acquired', whole(epoch) }
 
--- renew_trainer: {epoch, lease_ms}; lease_ms: 0 gives the lease back -> {renewed, job state} | {fenced}
+-- renew_trainer: {epoch, lease_ms}
+-- Begins a trainer's lease anew, or gives it back.
+--   epoch     The trainer's epoch.
+--   lease_ms  How long the lease lasts; 0 gives it back.
+--   -> {renewed, the job's state} | {fenced}
 if a.lease_ms == 0 then
   redis.call('HSET', FENCE, 'lease_until', '0', 'owner', '')
 else
@@ -30,20 +42,26 @@ else
 end
 return { 'renewed', redis.call('HGET', JOB, 'state') or '' }
 
--- open_iteration: {epoch, opening, versions}; opening: see the prelude; versions: of {version, digest}, those that may sample
---   the window; payloads a PromptBatch of each of opening.batches
---   -> {opened} | {already_open} | {fenced} | {out_of_order, newest iteration} | {no_manifest}
+-- open_iteration: {epoch, opening, versions}
+-- Opens an iteration.
+--   epoch     The trainer's epoch.
+--   opening   The iteration and its first batches, as the prelude has it.
+--   versions  A list of {version, digest}, of those that may sample the window.
+--   payloads  a PromptBatch for each of opening.batches
+--   -> {opened} | {already_open} | {fenced}
+--    | {out_of_order, newest iteration}   it is not the next one, or the window is full
+--    | {no_manifest}                      a version that samples it was not announced
 local fence = read_fence()
 local stands = open_at(fence, a.opening.iteration)
 local is_same = stands and stands.oldest_version == a.opening.oldest_version
-for _, made in ipairs(a.versions) do
-  local known = digest_of(fence, made.version)
-  is_same = is_same and (known == nil or known == made.digest)
+for _, version in ipairs(a.versions) do
+  local known = digest_of(fence, version.version)
+  is_same = is_same and (known == nil or known == version.digest)
 end
 if is_same then return { 'already_open' } end
 if not is_next(fence, a.opening) then return { 'out_of_order', newest_iteration(fence) } end
-for _, made in ipairs(a.versions) do
-  local fault = add_version(fence, made)
+for _, version in ipairs(a.versions) do
+  local fault = add_version(fence, version)
   if fault then return { fault, newest_iteration(fence) } end
 end
 if not is_samplable(fence, a.opening) then return { 'no_manifest' } end
@@ -53,15 +71,23 @@ open(fence, a.opening)
 write_fence(fence)
 return { 'opened' }
 
--- dispatch: {epoch, iteration, batches}; batches: of {id, shape, version}; payloads a PromptBatch of each
---   -> {dispatched, how many} | {fenced} | {wrong_iteration, newest iteration} | {no_manifest}
+-- dispatch: {epoch, iteration, batches}
+-- Puts batches of an open iteration in work.
+--   epoch      The trainer's epoch.
+--   iteration  The iteration.
+--   batches    A list of {id, shape, version}; version is the only one that may sample it, or none.
+--   payloads   a PromptBatch for each of batches
+--   -> {dispatched, how many} | {fenced} | {wrong_iteration, newest iteration}
+--    | {no_manifest}   a version that alone may sample a batch was not announced
 -- What an opening had no room for or no version yet, and what a restart has lost: an expected batch that is nowhere goes in
 -- work.
 local fence = read_fence()
 if not open_at(fence, a.iteration) then return { 'wrong_iteration', newest_iteration(fence) } end
 if not are_versions_known(fence, a.batches) then return { 'no_manifest' } end
 local slot = slot_of(a.iteration)
-local lost, again = {}, 0
+-- The batches that go in work, and how many of them the ledger had already.
+local lost = {}
+local again = 0
 for _, batch in ipairs(a.batches) do
   batch.prompts = payload()
   if is_lost(slot, batch.id) then
@@ -78,8 +104,12 @@ if again > 0 then count('redispatched', again) end
 return { 'dispatched', #lost }
 
 -- reconcile: {epoch, iteration, batch_ids}
---   -> {whole} | {lost, n x batch id: those of the asked that are nowhere} | {fenced} | {wrong_iteration, newest iteration}
--- Writes nothing. An iteration is whole when its counts agree, and then its batches aren't looked at: a trainer that waits
+-- Lists the batches of an open iteration that are neither settled nor in work.
+--   epoch      The trainer's epoch.
+--   iteration  The iteration.
+--   batch_ids  The batches that are looked up, where the iteration is not whole.
+--   -> {whole} | {lost, n x batch id} | {fenced} | {wrong_iteration, newest iteration}
+-- It writes nothing. An iteration is whole when its counts agree, and then its batches aren't looked at: a trainer that waits
 -- asks every other second, of any number of batches.
 local fence = read_fence()
 local open = open_at(fence, a.iteration)
@@ -96,21 +126,31 @@ end
 return out
 
 -- claim_rollouts: {epoch, iteration, max_batches, last_entry, read_ahead}
---   last_entry: the newest of its slot that this trainer holds ('0-0': none, it takes over); read_ahead: the entries after it that this
---   trainer has read while it waited: their payloads, megabytes each, come as ''. That of a batch with columns comes as nil: the
---   trainer reads it where they stand
+-- Gives the trainer published batches of an open iteration, in the order of their arrival.
+--   epoch        The trainer's epoch.
+--   iteration    The iteration.
+--   max_batches  Most batches of one call.
+--   last_entry   The newest entry of its slot that this trainer has; '0-0' of none, when it takes over.
+--   read_ahead   The entries after it that this trainer has read while it waited.
 --   -> {claimed, dead count, the kind of engine that sampled them or '', n x (entry, payload, digest, batch id)}
 --    | {fenced} | {wrong_iteration, newest iteration}
+-- A payload is megabytes. It comes as '' where the trainer has read it already, and as nil where the batch has columns: the
+-- trainer reads it next to them.
 -- A repeat after a lost answer gives the same again: what is pending after the last entry comes before what is new.
 local fence = read_fence()
 if not open_at(fence, a.iteration) then return { 'wrong_iteration', newest_iteration(fence) } end
 local slot = slot_of(a.iteration)
 local out = { 'claimed', tonumber(redis.call('HGET', PROGRESS, 'dead:' .. slot.index)) or 0, engine_of_job() or '' }
 if redis.call('EXISTS', slot.rollouts) == 0 then return out end
-local trainer, last, left = whole(a.epoch), a.last_entry, a.max_batches
+local trainer = whole(a.epoch) -- the name of the group's consumer
+local last = a.last_entry
+local left = a.max_batches -- how many more may be given
 local function give(entry, batch, digest, id)
   local num = #out
-  out[num + 1], out[num + 2], out[num + 3], out[num + 4] = entry, batch, digest, id
+  out[num + 1] = entry
+  out[num + 2] = batch
+  out[num + 3] = digest
+  out[num + 4] = id
   left = left - 1
 end
 local function add(from)
@@ -141,27 +181,40 @@ add('>')
 return out
 
 -- commit_iteration: {epoch, iteration, digest, previous, trained, made, opening, engine}
---   digest, previous: of the audit record, and of the one that it follows; trained: batch id -> digest; made: the version
---   {version, digest} that the iteration has made, or none; opening: see the prelude, or none;
---   engine: the kind that sampled what this trainer was given, of a deterministic job; payloads AuditRecord, JobEvent
---   or '', then a PromptBatch of each of opening.batches
---   -> {committed} | {already_committed} | {fenced} | {wrong_iteration, oldest open} | {broken_link} | {missing, batch id}
---    | {divergent, batch id} | {out_of_order, newest iteration} | {no_manifest}
---    | {wrong_engine, the kind that samples the job}: a restart has forgotten the first one, and another came
+-- Commits the oldest open iteration, once its ledger is complete, and opens the next one.
+--   epoch      The trainer's epoch.
+--   iteration  The iteration.
+--   digest     The digest of its audit record.
+--   previous   The digest of the record that it follows.
+--   trained    batch id -> digest, of each batch that was trained
+--   made       {version, digest} that the iteration has made, or none.
+--   opening    The iteration to open, as the prelude has it, or none.
+--   engine     The kind of engine that sampled what this trainer has claimed, of a deterministic job.
+--   payloads   AuditRecord, JobEvent or '', then a PromptBatch for each of opening.batches
+--   -> {committed} | {already_committed} | {fenced}
+--    | {wrong_iteration, oldest open}
+--    | {broken_link}                      the record doesn't follow the newest one
+--    | {missing, batch id}                a batch of the ledger was not trained
+--    | {divergent, batch id}              a batch was trained that the ledger doesn't have so
+--    | {out_of_order, newest iteration}
+--    | {no_manifest}
+--    | {wrong_engine, the kind that samples the job}   a restart has forgotten the first one, and another came
+-- It checks everything first, and writes then: a script doesn't roll back.
 local fence = read_fence()
 if fence.committed >= a.iteration then return { 'already_committed' } end
 local oldest = table.remove(fence.window, 1)
 if not oldest or oldest.iteration ~= a.iteration then return { 'wrong_iteration', oldest and oldest.iteration or fence.committed } end
 if a.previous ~= last_link() then return { 'broken_link' } end
-local kept = engine_of_job()
-if is_other_engine(kept, a.engine) then return { 'wrong_engine', kept } end
+local engine = engine_of_job()
+if is_other_engine(engine, a.engine) then return { 'wrong_engine', engine } end
 local slot = slot_of(a.iteration)
 local ledger = redis.call('HGETALL', slot.ledger)
 -- Batches of an opening that never came: a trainer that lacks them can't have trained them.
 if #ledger / 2 ~= oldest.expected then return { 'missing', 'dispatch' } end
 local trained = a.trained
 for i = 1, #ledger, 2 do
-  local id, batch = ledger[i], unpacked(ledger[i + 1]) or {}
+  local id = ledger[i]
+  local batch = unpacked(ledger[i + 1]) or {}
   if batch.state ~= 'dead' then
     if not trained[id] then return { 'missing', id } end
     if batch.state == 'published' and batch.digest ~= trained[id] then return { 'divergent', id } end
@@ -178,8 +231,9 @@ if not is_in_order then return { 'out_of_order', newest_iteration(fence) } end
 local fault = a.made and add_version(fence, a.made)
 if fault then return { fault, newest_iteration(fence) } end
 if a.opening and not is_samplable(fence, a.opening) then return { 'no_manifest' } end
-local record, event = payload(), payload()
-keep_engine(kept, a.engine)
+local record = payload()
+local event = payload()
+keep_engine(engine, a.engine)
 clear_slot(slot)
 redis.call('XADD', AUDIT, '*', 'record', record, 'digest', a.digest)
 if event ~= '' then tell(event) end
@@ -187,13 +241,21 @@ if a.opening then open(fence, a.opening) end
 write_fence(fence)
 return { 'committed' }
 
--- rewind: {epoch, iteration, digest, previous}, payloads AuditRecord, JobEvent; iteration: the next to open; digest,
---   previous: of the record, and of the one that it follows
---   -> {rewound} | {already_rewound} | {fenced} | {out_of_order, committed} | {broken_link}
+-- rewind: {epoch, iteration, digest, previous}
+-- Takes the fence back to an earlier iteration.
+--   epoch      The trainer's epoch.
+--   iteration  The iteration that is the next to open.
+--   digest     The digest of the rewind's record.
+--   previous   The digest of the record that it follows.
+--   payloads   AuditRecord, JobEvent
+--   -> {rewound} | {already_rewound} | {fenced}
+--    | {out_of_order, committed}   it would leave a gap
+--    | {broken_link}               the record doesn't follow the newest one
 -- The trainer resumes from a checkpoint that is older than the fence: what came after is done again under this epoch,
 -- and the versions that it made are announced no more.
 local fence = read_fence()
-local before, last = a.iteration - 1, last_link()
+local before = a.iteration - 1
+local last = last_link()
 local is_repeated = last == a.digest and #fence.window == 0 and fence.committed == before
 if is_repeated then return { 'already_rewound' } end
 if before > fence.committed then return { 'out_of_order', fence.committed } end
@@ -208,9 +270,15 @@ tell(payload())
 count('rewinds')
 return { 'rewound' }
 
--- restore_chain: {epoch, committed, digests, previous}, payloads AuditRecord for each of digests, oldest first; committed:
---   the last iteration that stands after them; previous: of the record that the first of them follows
---   -> {restored} | {already_restored} | {fenced} | {broken_link}
+-- restore_chain: {epoch, committed, digests, previous}
+-- Gives audit records back that a restart has lost.
+--   epoch      The trainer's epoch.
+--   committed  The last iteration that stands after them.
+--   digests    The digests of the records, oldest first.
+--   previous   The digest of the record that the first of them follows.
+--   payloads   an AuditRecord for each of digests
+--   -> {restored} | {already_restored} | {fenced}
+--    | {broken_link}   the first record doesn't follow the newest one
 -- A server that came back older gets records back that it had accepted before: the run folder has them, and the weights that
 -- they made. The fence goes on behind them, with nothing open.
 local fence = read_fence()
@@ -224,16 +292,27 @@ for _, digest in ipairs(a.digests) do
 end
 return { 'restored' }
 
--- record_files: {epoch}, payload: which objects are the files of the run -> {recorded} | {fenced}
+-- record_files: {epoch}
+-- Notes which objects are the files of the run.
+--   epoch    The trainer's epoch.
+--   payload  the list of the objects
+--   -> {recorded} | {fenced}
 redis.call('SET', job_key('files'), payload())
 return { 'recorded' }
 
--- publish_weights: {epoch, policy_version, oldest_kept, chunk_bytes}, payload WeightManifest
---   -> {published} | {fenced} | {divergent, the digest that this version has}
--- chunk_bytes: of the version, in Redis; what the next one is expected to need there.
+-- publish_weights: {epoch, policy_version, oldest_kept, chunk_bytes}
+-- Announces a version, and lets manifests of old ones go.
+--   epoch           The trainer's epoch.
+--   policy_version  The version.
+--   oldest_kept     The oldest version whose manifest stays.
+--   chunk_bytes     Bytes of the version in Redis, which the next one is expected to need as well.
+--   payload         WeightManifest
+--   -> {published} | {fenced}
+--    | {divergent, the digest that this version has}   the window is sampled with other weights of it
 -- What may sample the window stays, also where a trainer counts on commits that a restart has lost: a claim must find it.
 local fence = read_fence()
-local manifest, known = payload(), digest_of(fence, a.policy_version)
+local manifest = payload()
+local known = digest_of(fence, a.policy_version)
 -- A restart may have lost the rewind of a trainer that lives, and which has made this version anew with other weights.
 if known and not string.find(manifest, known, 1, true) then return { 'divergent', known } end
 redis.call('HSET', WEIGHTS, a.policy_version, manifest)
@@ -244,14 +323,24 @@ for _, version in ipairs(redis.call('HKEYS', WEIGHTS)) do
 end
 return { 'published' }
 
--- announce_shard: {epoch}, payload WeightShard -> {announced} | {fenced}
+-- announce_shard: {epoch}
+-- Announces a file of a version whose manifest is still to come.
+--   epoch    The trainer's epoch.
+--   payload  WeightShard
+--   -> {announced} | {fenced}
 -- A generator that misses one reads it with the rest of its version, so old ones may go.
 local SHARDS = job_key('shards')
 redis.call('XADD', SHARDS, 'MAXLEN', '~', '100', '*', 'shard', payload())
 redis.pcall('PUBLISH', SHARDS, '')
 return { 'announced' }
 
--- put_chunk: {epoch, field, keep_ms}, payload its bytes -> {put} | {fenced} | OOM, at maxmemory; keep_ms: until all chunks go
+-- put_chunk: {epoch, field, keep_ms}
+-- Puts a chunk of a version's file into Redis.
+--   epoch    The trainer's epoch.
+--   field    VERSION/FILE/N
+--   keep_ms  The time without another chunk after which all chunks go.
+--   payload  the chunk's bytes
+--   -> {put} | {fenced} | OOM, at maxmemory
 -- Where an open iteration has published batches its commit frees them, and the chunk is of the version that it needs: it goes past
 -- the limit. A version that nothing waits for doesn't.
 local CHUNKS = job_key('chunks')
@@ -261,7 +350,12 @@ redis.call('HSET', CHUNKS, a.field, payload())
 redis.call('PEXPIRE', CHUNKS, whole(a.keep_ms))
 return { 'put' }
 
--- drop_chunks: {epoch, oldest_kept, kept}; kept: older versions that stay -> {dropped, n} | {fenced}
+-- drop_chunks: {epoch, oldest_kept, kept}
+-- Removes the chunks of old versions.
+--   epoch        The trainer's epoch.
+--   oldest_kept  The oldest version that stays.
+--   kept         Older versions that stay as well.
+--   -> {dropped, how many chunks} | {fenced}
 local CHUNKS = job_key('chunks')
 local stays = {}
 for _, version in ipairs(a.kept) do stays[version] = true end
