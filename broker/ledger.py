@@ -81,7 +81,7 @@ def ids_among(members: Iterable[bytes]) -> list[str]:
 
 @contextmanager
 def read_of(job_id: str) -> Iterator[None]:
-    """Raises ContractViolation where what is read there can't be understood."""
+    """Turns errors of a reader into ContractViolation: what stands there can't be understood."""
     try:
         yield
     except UNREADABLE as error:

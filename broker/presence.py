@@ -94,7 +94,7 @@ class _Board(Generic[Seen]):
         return sorted(live, key=lambda worker: worker.worker_id)
 
     def _write(self, worker_id: str, record: bytes) -> None:
-        """record: b"" of one that leaves, or is gone."""
+        """Writes a worker's record. record: b"" for one that leaves, or is gone."""
         is_small = len(record) <= SAID_BYTES and len(worker_id) <= MAX_WORKER_ID
         if not is_small or self._broker.run("beat", record, kind=self.key, id=worker_id)[0] != b"beaten":
             raise InvalidInput(

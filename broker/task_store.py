@@ -147,7 +147,7 @@ class TaskStore:
         return answer.decode(), outcome == b"created"
 
     def status(self, task_id: str) -> TaskStatus:
-        """Raises NotFound, also for a task whose record was removed: the newest MAX_KEPT stay."""
+        """Reads a task. Raises NotFound, also for a task whose record was removed: the newest MAX_KEPT stay."""
         with self._broker.call():
             fields: dict[bytes, bytes] = self._redis.hgetall(keys.task(check_task_id(task_id)))
         if b"state" not in fields:

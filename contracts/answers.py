@@ -53,7 +53,7 @@ class JobStory(Record, frozen=True, kw_only=True):
     columns: dict[str, tuple[float | None, ...]]
     """Numbers of these iterations by name, to six digits; `reward: NAME` and `environment: NAME` among them."""
     thinned: bool
-    """Whether iterations between these, and all events, are left out: the same request without `most` gets them."""
+    """True where iterations between these, and all events, are left out: the same request without `most` gets them."""
 
 
 class StackState(Record, frozen=True, kw_only=True):
@@ -88,7 +88,7 @@ class AuditVerdict(Record, frozen=True, kw_only=True):
 
     job_id: str
     verified: bool
-    """Whether `gaps` is empty."""
+    """True where `gaps` is empty."""
     records: int
     iterations: int
     """Committed iterations that trained."""

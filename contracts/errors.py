@@ -73,7 +73,7 @@ class OnbeatError(Exception):
         return self.usual_fault
 
     def __init_subclass__(cls, *, status: HTTPStatus | None = None) -> None:
-        """A new branch without a status is refused here, where it is written."""
+        """Gives a branch its status. A new branch without one is refused here, where it is written."""
         if status is not None:
             cls.status = status
         elif OnbeatError in cls.__bases__:

@@ -376,12 +376,12 @@ class AuditRecord(Record, frozen=True, kw_only=True):
 
 
 def record_digest(record: AuditRecord) -> str:
-    """The digest by which the next record of the audit chain names this one."""
+    """Returns the digest by which the next record of the audit chain names this one."""
     return content_digest(encode(record))
 
 
 def versions_of(chain: Iterable[AuditRecord], committed: int | None = None) -> dict[int, str]:
-    """Version → digest, of those that commits up to iteration `committed` have made and no rewind took back."""
+    """Returns version → digest, of those that commits up to iteration `committed` have made and no rewind took back."""
     versions: dict[int, str] = {}
     for record in chain:
         if record.kind == "rewind":

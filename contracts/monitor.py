@@ -96,7 +96,7 @@ class GeneratorSeen(WorkerSeen, frozen=True, kw_only=True):
         return job_id not in self.leaves_alone and self.is_of_kind(job_id, deterministic=deterministic)
 
     def is_of_kind(self, job_id: str, *, deterministic: bool) -> bool:
-        """True where its engine is one that may sample the job, once it has what it needs."""
+        """Returns True where its engine is one that may sample the job, once it has what it needs."""
         return not deterministic or (not self.not_reproducible and job_id not in self.wrong_engine)
 
 

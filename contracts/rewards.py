@@ -353,7 +353,7 @@ def stated_scores(components: tuple[RewardComponent, ...]) -> dict[str, float]:
 
 
 def imports_plugins(components: tuple[RewardComponent, ...]) -> bool:
-    """True if foreign code is imported for it."""
+    """Returns True where scoring by the rubric imports foreign code."""
     return any(isinstance(component, PluginReward) for component in components)
 
 

@@ -34,9 +34,15 @@ class RunFolder:
     """The paths of a job's files; nothing is written here. Each process that reads or writes a file creates its own."""
 
     def __init__(self, run_root: Path, job_id: str, *, weight_root: Path | None = None) -> None:
-        """weight_root: where the published versions are, if not below the run root.
+        """Makes the paths of a job's files.
 
-        Raises NotFound for what is no job's id, wherever it came from: it would be a path out of the run root.
+        Args:
+            run_root: The folder of all run folders.
+            job_id: The job.
+            weight_root: The folder of the published versions; None where it is the run root.
+
+        Raises:
+            NotFound: It is no job's id, wherever it came from: it would be a path out of the run root.
         """
         self.run_root = run_root
         self.weight_root = weight_root or run_root

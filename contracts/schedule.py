@@ -64,5 +64,5 @@ class Schedule:
 
 
 def versions_in_words(oldest: int, newest: int) -> str:
-    """`version 5`, or `versions 4 to 6`."""
+    """Writes `version 5`, or `versions 4 to 6`."""
     return f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"

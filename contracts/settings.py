@@ -229,11 +229,11 @@ class StackSettings(Record, frozen=True, kw_only=True):
     service kills itself; for tests."""
 
     def colocated_threads_each(self, num_processes: int = 1) -> int:
-        """Compute threads of each of the processes that have a turn together."""
+        """Returns the compute threads of each of the processes that have a turn together."""
         return self.colocated_threads or max(1, usable_cores() // num_processes)
 
     def process_id(self, what: str = "") -> str:
-        """An id for this life of this process. what: it is, where the id is to say so.
+        """Makes an id for this life of this process. what: the kind of process, where the id is to say it.
 
         The name, or host and process number, are for people; random characters, because a container's process is always
         number 1, and a name is that of the next life too: what a dead process has claimed comes again to no other.
@@ -241,7 +241,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
         return f"{self.process_name(what)}-{uuid.uuid4().hex[:8]}"
 
     def process_name(self, what: str = "") -> str:
-        """The name of this process in its log and, before random characters, in its ids; `what` as of process_id."""
+        """Returns the name of this process in its log and, before random characters, in its ids. what: as of process_id."""
         return self.name or "-".join(filter(None, (what, socket.gethostname(), str(os.getpid()))))
 
     @property
@@ -277,12 +277,12 @@ class StackSettings(Record, frozen=True, kw_only=True):
         return SpecRoot(Path(self.model_root), extra=extra, closed=closed, dataset_mb=self.dataset_mb)
 
     def environment(self) -> dict[str, str]:
-        """The variables that make another process read these settings."""
+        """Returns the variables that make another process read these settings."""
         return {f"{PREFIX}{name.upper()}": str(getattr(self, name)) for name in self.__struct_fields__}
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on, which in a container are fewer than the machine has."""
+    """Returns the cores that this process may run on, which in a container are fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0)) or 1
     return os.cpu_count() or 1

@@ -16,7 +16,7 @@ class Transport(Record, tag_field="transport", frozen=True, kw_only=True):
     """Where files lie that are not in folders below the weight root, as an error calls it: only a process with an
     account there reads them."""
     fills_redis: ClassVar[bool] = False
-    """Whether versions take Redis' memory: then none is kept when its iteration is over."""
+    """True where versions take Redis' memory: then none is kept when its iteration is over."""
     takes_deltas: ClassVar[bool] = False
     """True where a manifest of it may stand on other versions."""
 

@@ -174,14 +174,14 @@ def excess(function: str, arguments: Mapping[str, Any], packed: bytes, payloads:
 
 
 def in_lua(function: str) -> str:
-    """The bounds of a function as `begin` takes them."""
+    """Writes the bounds of a function in Lua, as `begin` takes them."""
     bounds = BOUNDS[function]
     numbers = f"packed_bytes = {bounds.packed_bytes}, payloads = {bounds.payloads}"
     return f"{{ {numbers}, payload_bytes = {bounds.payload_bytes}, lists = {_lists_in_lua(bounds.lists)} }}"
 
 
 def _lists_at(holder: Any, path: Sequence[str]) -> Iterator[Sequence[Any]]:
-    """The lists at a path of names, through each element of the lists before it. An absent one is none."""
+    """Yields the lists at a path of names, through each element of the lists before it. An absent one is none."""
     name, *rest = path
     value = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
     if not rest:
@@ -194,8 +194,10 @@ def _lists_at(holder: Any, path: Sequence[str]) -> Iterator[Sequence[Any]]:
 
 
 def _lists_in_lua(lists: Mapping[str, int]) -> str:
-    """Nested by their paths: `{ { name = 'runs', most = 256, inside = { … } } }`; a record, which is no list, has no
-    `most`."""
+    """Writes lists in Lua, nested by their paths: `{ { name = 'runs', most = 256, inside = { … } } }`.
+
+    A record, which is no list, has no `most`.
+    """
     nested: dict[str, dict[str, int]] = {}
     for path, most in lists.items():
         name, _, rest = path.partition(".")

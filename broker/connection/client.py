@@ -174,7 +174,7 @@ class Broker:
         return self.run("write", *args, job=job, command=command, name=name)
 
     def ping(self) -> None:
-        """Raises BrokerUnavailable."""
+        """Asks the server for an answer. Raises BrokerUnavailable."""
         with self.call():
             self.redis.ping()
 
@@ -234,7 +234,7 @@ def connect(settings: StackSettings, *, patience_s: float = PATIENCE_S) -> Broke
 
 
 def connect_within(settings: StackSettings, *, patience_s: float = PATIENCE_S) -> Broker:
-    """`connect` for a process that starts together with its Redis: tries for settings.broker_timeout_s.
+    """Connects for a process that starts together with its Redis: tries for settings.broker_timeout_s.
 
     Raises InvalidInput, or DeadlineExceeded with the last reason.
     """
@@ -256,7 +256,10 @@ def load_scripts(url: str, seal: str) -> None:
 
 
 def load_library(broker: Broker, seal: str) -> None:
-    """Raises redis-py's errors. A server that has this very library is left alone: one at maxmemory can't take it."""
+    """Loads the library, unless the server has this very one: a server at maxmemory can't take it.
+
+    Raises redis-py's errors.
+    """
     text = script_texts.library_text().replace(SEAL_MARK, seal)
     known: Any = broker.redis.function_list(script_texts.library_name(), withcode=True)
     if text.encode() not in (field for library in known for field in library):

@@ -48,7 +48,7 @@ more time than one of them."""
 
 @contextlib.contextmanager
 def within(seconds: float, *, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Every call of a broker in this thread ends by then. An outer end that is nearer stays."""
+    """Bounds every call of a broker in this thread to so many seconds from now. An outer end that is nearer stays."""
     outer_s: float | None = getattr(_ends, "at_s", None)
     mine_s = clock() + seconds
     _ends.at_s = mine_s if outer_s is None else min(outer_s, mine_s)
@@ -121,7 +121,7 @@ class Patience:
         self._broken_off.wait(max(0.0, min(seconds, self.left_s)))
 
     def __deepcopy__(self, _memo: object) -> Patience:
-        """Each connection copies its retry: they share this."""
+        """Returns the patience itself: each connection copies its retry, and all share one patience."""
         return self
 
 
@@ -195,7 +195,7 @@ class BoundedSocket:
             left = left[num_bytes:]
 
     def settimeout(self, _seconds: float | None) -> None:
-        """The call says how long."""
+        """Changes nothing: the call says how long a wait may be."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._socket, name)
@@ -220,7 +220,7 @@ def _note_moved(num_bytes: int) -> None:
 
 
 def bounded(connection_class: type[Any], patience: Patience) -> type[Any]:
-    """The connection class, plain or TLS, whose waits are bounded by the call."""
+    """Derives the connection class, plain or TLS, whose waits are bounded by the call."""
 
     class Bounded(connection_class):
         def _connect(self) -> BoundedSocket:
@@ -234,7 +234,7 @@ def bounded(connection_class: type[Any], patience: Patience) -> type[Any]:
             super().send_packed_command(command, check_health)
 
         def hear(self, timeout_s: float) -> Any:
-            """The next message of one that has subscribed; None where none comes within timeout_s."""
+            """Waits for the next message of a subscription; None where none comes within timeout_s."""
             ends_s = patience.clock() + timeout_s
             while not self.can_read(max(0.0, min(SLICE_S, ends_s - patience.clock()))):
                 if patience.left_s <= 0:

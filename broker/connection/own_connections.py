@@ -65,7 +65,7 @@ class OwnConnections:
         return getattr(self._last, "place", None)
 
     def heard(self, who: str, channels: Collection[str], timeout_s: float) -> set[str]:
-        """As Subscription.wait, over the connection of one who waits. Raises redis-py's errors."""
+        """Waits as Subscription.wait does, over the connection of the worker `who`. Raises redis-py's errors."""
         return self._subscriptions.setdefault((os.getpid(), who), Subscription(self._pool)).wait(channels, timeout_s)
 
     def close(self) -> None:

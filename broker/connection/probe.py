@@ -31,8 +31,16 @@ class RedisServer:
 
 
 def probe(url: str, *, patience_s: float = 1.0) -> RedisServer:
-    """Raises as `connect` does, InvalidInput for a cluster and for a server without functions, and Unavailable for one
-    that is too old, or is none of Redis's kind."""
+    """Looks at the server of an address.
+
+    Args:
+        url: The address.
+        patience_s: Seconds that a call may take.
+
+    Raises:
+        InvalidInput: It is a cluster, a server without functions, or no address.
+        Unavailable: The server is too old, is none of Redis's kind, or does not answer.
+    """
     try:
         with contextlib.closing(connect(StackSettings(redis_url=url), patience_s=patience_s)) as broker, broker.call():
             info: Any = broker.redis.info()
@@ -50,7 +58,7 @@ def probe(url: str, *, patience_s: float = 1.0) -> RedisServer:
 
 
 def check_version(server: RedisServer) -> None:
-    """Raises Unavailable below Redis 7.0 and Valkey 7.2."""
+    """Checks that a server is new enough. Raises Unavailable below Redis 7.0 and Valkey 7.2."""
     oldest = OLDEST[server.name]
     if server.version < oldest:
         needed = ".".join(map(str, oldest))

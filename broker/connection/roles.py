@@ -214,19 +214,24 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 
 def gate(script: str) -> str:
-    """The head of the function: only the roles that it is written for get past it (Redis asks its own rules)."""
+    """Writes the head of a function: only the roles that it is written for get past it (Redis asks its own rules)."""
     mays = " or ".join(f"redis.acl_check_cmd('GET', '{marker(role)}')" for role in SCRIPT_ROLES[script])
     refusal = f"NOPERM {' or '.join(SCRIPT_ROLES[script])} may run {script}, this user is neither"
     return f"if not ({mays}) then return redis.error_reply('{refusal}') end\n"
 
 
 def marker(role: str) -> str:
-    """Nothing is ever stored there: a user that may read it has the role."""
+    """Returns the key of a role. Nothing is ever stored there: a user that may read it has the role."""
     return f"onbeat:role:{role}"
 
 
 def users_acl(password_hashes: Mapping[str, str], seal: str) -> str:
-    """The ACL file: a line a user. password_hashes: of OPERATOR and each of ROLES, as `password_hash` makes them."""
+    """Writes the ACL file: a line a user.
+
+    Args:
+        password_hashes: Those of OPERATOR and each of ROLES, as `password_hash` makes them.
+        seal: The secret part of sealed names.
+    """
     lines = [f"user {OPERATOR} on #{password_hashes[OPERATOR]} ~* &* +@all"]
     lines += [f"user {role} on #{password_hashes[role]} {rules(role, seal)}" for role in ROLES]
     return "\n".join(lines) + "\n"
@@ -246,5 +251,5 @@ def rules(role: str, seal: str) -> str:
 
 
 def password_hash(password: str) -> str:
-    """As an ACL file holds it: SHA-256, so passwords must be random ones."""
+    """Returns the hash that an ACL file holds: SHA-256, so passwords must be random ones."""
     return hashlib.sha256(password.encode()).hexdigest()

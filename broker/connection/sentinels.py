@@ -143,7 +143,7 @@ class Primary:
 
 
 def at_primary(connection_class: type[Any], primary: Primary) -> type[Any]:
-    """The connection class, plain or TLS, that connects to wherever the primary is at the time."""
+    """Derives the connection class, plain or TLS, that connects to wherever the primary is at the time."""
 
     class AtPrimary(connection_class):
         def _connect(self) -> Any:

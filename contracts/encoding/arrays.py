@@ -13,32 +13,32 @@ ITEM_BYTES = 4
 
 
 def pack_int32(values: Iterable[int]) -> bytes:
-    """[T] integers → 4·T little-endian bytes. Raises OverflowError outside int32."""
+    """Packs [T] integers into 4·T little-endian bytes. Raises OverflowError outside int32."""
     return _little_endian(array("i", values)).tobytes()
 
 
 def unpack_int32(data: bytes) -> list[int]:
-    """4·T little-endian bytes → [T] integers."""
+    """Unpacks 4·T little-endian bytes into [T] integers."""
     return _little_endian(array("i", data)).tolist()
 
 
 def pack_float32(values: Iterable[float]) -> bytes:
-    """[T] floats → 4·T little-endian IEEE-754 single-precision bytes."""
+    """Packs [T] floats into 4·T little-endian IEEE-754 single-precision bytes."""
     return _little_endian(array("f", values)).tobytes()
 
 
 def unpack_float32(data: bytes) -> list[float]:
-    """4·T little-endian bytes → [T] floats."""
+    """Unpacks 4·T little-endian bytes into [T] floats."""
     return _little_endian(array("f", data)).tolist()
 
 
 def pack_float64(values: Iterable[float]) -> bytes:
-    """[T] floats → 8·T little-endian IEEE-754 double-precision bytes."""
+    """Packs [T] floats into 8·T little-endian IEEE-754 double-precision bytes."""
     return _little_endian(array("d", values)).tobytes()
 
 
 def unpack_float64(data: bytes) -> list[float]:
-    """8·T little-endian bytes → [T] floats."""
+    """Unpacks 8·T little-endian bytes into [T] floats."""
     return _little_endian(array("d", data)).tolist()
 
 

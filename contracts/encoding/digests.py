@@ -23,7 +23,7 @@ JOINED_BYTES = 2**18
 
 
 def content_digest(*data: bytes | memoryview) -> str:
-    """`Digest` of the bytes, of several pieces as if they were one. Other Python threads run meanwhile."""
+    """Returns the `Digest` of the bytes, of several pieces as if they were one. Other Python threads run meanwhile."""
     num_bytes = sum(map(len, data))
     hasher = blake3(max_threads=blake3.AUTO if num_bytes >= THREADED_BYTES else 1)
     pieces = data
@@ -35,5 +35,5 @@ def content_digest(*data: bytes | memoryview) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """`Digest` of a file's bytes. Raises OSError."""
+    """Returns the `Digest` of a file's bytes. Raises OSError."""
     return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()

@@ -34,7 +34,7 @@ def field_docstrings(cls: type) -> dict[str, str]:
 
 @cache
 def _classes_of(module: str) -> dict[str, ast.ClassDef]:
-    """A module's classes; it is parsed once, because `inspect.getsource` of a class reads all of it."""
+    """Returns a module's classes; it is parsed once, because `inspect.getsource` of a class reads all of it."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, KeyError):

@@ -86,7 +86,7 @@ class TaskOpening(Record, frozen=True, kw_only=True, tag="opening"):
     messages: Messages
     tools: tuple[Tool, ...] = ()
     asks_for_tokens: bool | UnsetType = UNSET
-    """Whether the model's messages are to come with `Message.sampled`."""
+    """True where the model's messages are to come with `Message.sampled`."""
 
 
 class Reply(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -102,7 +102,7 @@ class Reply(Record, frozen=True, kw_only=True, omit_defaults=True):
     truncated: bool = False
     """With `done`: the trajectory was cut before its end, as `algorithm.on_truncated` reads it."""
     begins_anew: bool = False
-    """Whether the messages are all that the model sees next, in place of all that stood before."""
+    """True where the messages are all that the model sees next, in place of all that stood before."""
 
     def __post_init__(self) -> None:
         if self.begins_anew and (self.done or not self.messages):

@@ -136,7 +136,7 @@ def pack_values(values: ColumnValues) -> bytes:
 
 
 def unpack_values(data: bytes) -> dict[str, list[bytes]]:
-    """MessagePack → values. Raises ContractViolation."""
+    """Unpacks values of MessagePack. Raises ContractViolation."""
     return decode(data, dict[str, list[bytes]])
 
 

@@ -69,7 +69,7 @@ class ExportedFiles(Record, frozen=True, kw_only=True):
     """Name → size in bytes."""
     num_bytes: Count
     has_chain: bool = True
-    """Whether the digest was compared with the job's audit chain."""
+    """True where the digest was compared with the job's audit chain."""
     until_s: float = 0.0
     """Unix time from which the files may be removed."""
     host: str = ""
