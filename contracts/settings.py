@@ -241,7 +241,10 @@ class StackSettings(Record, frozen=True, kw_only=True):
         return f"{self.process_name(what)}-{uuid.uuid4().hex[:8]}"
 
     def process_name(self, what: str = "") -> str:
-        """Returns the name of this process in its log and, before random characters, in its ids. what: as of process_id."""
+        """Returns the name of this process in its log and, before random characters, in its ids.
+
+        what: as of process_id.
+        """
         return self.name or "-".join(filter(None, (what, socket.gethostname(), str(os.getpid()))))
 
     @property
