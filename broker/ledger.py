@@ -14,7 +14,7 @@ from contracts.errors import ContractViolation
 
 
 class Expected(Record, frozen=True, kw_only=True, tag_field="state", tag="expected"):
-    """Nothing is published yet."""
+    """A batch of which nothing is published yet."""
 
     shape: str
     sent_ms: int
@@ -24,6 +24,8 @@ class Expected(Record, frozen=True, kw_only=True, tag_field="state", tag="expect
 
 
 class Published(Record, frozen=True, kw_only=True, tag_field="state", tag="published"):
+    """A batch that the fence has accepted."""
+
     entry: str
     """Its entry of the rollouts stream."""
     digest: str
@@ -39,7 +41,7 @@ class Published(Record, frozen=True, kw_only=True, tag_field="state", tag="publi
 
 
 class Dead(Record, frozen=True, kw_only=True, tag_field="state", tag="dead"):
-    """Given up; the trainer decides by its policy."""
+    """A batch that was given up; the trainer decides by its policy."""
 
     reason: str
     version: int | None = None

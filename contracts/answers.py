@@ -37,6 +37,8 @@ class LogPart(Record, frozen=True, kw_only=True):
 
 
 class ToldEvent(Record, frozen=True, kw_only=True):
+    """An event of a job with its id in the stream."""
+
     id: str
     event: JobEvent
 

@@ -327,7 +327,10 @@ class ForkedFrom(Record, frozen=True, kw_only=True):
 
 
 class AuditRecord(Record, frozen=True, kw_only=True):
-    """A committed iteration, or a rewind, in the chain that `onbeat verify` checks again."""
+    """A committed iteration, or a rewind, in the chain that `onbeat verify` checks again.
+
+    The trainer creates it at each commit and rewind, and the fence appends it to the chain. Nothing changes it.
+    """
 
     kind: str
     """commit, or rewind: the trainer resumed from an older checkpoint under a new epoch."""

@@ -32,6 +32,8 @@ MAX_SHOWN_CHARS = 80
 
 
 class JobState(str, Enum):
+    """The state of a job in its life, which the head of this file draws. Only the job store moves a job."""
+
     QUEUED = "queued"
     RUNNING = "running"
     CANCELLING = "cancelling"
@@ -317,7 +319,7 @@ class JobCounts(Record, frozen=True, kw_only=True):
 
 
 class JobStatus(JobCounts, frozen=True, kw_only=True):
-    """The answer to `GET /v1/jobs/{id}`."""
+    """The answer to `GET /v1/jobs/{id}`, which broker/monitor.py makes of the job's keys at each request."""
 
     name: str
     state: JobState

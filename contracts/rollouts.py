@@ -96,7 +96,10 @@ class Batch(Record, frozen=True, kw_only=True):
 
 
 class PromptBatch(Batch, frozen=True, kw_only=True):
-    """k prompts to be sampled G times each under one policy version."""
+    """k prompts to be sampled G times each under one policy version.
+
+    The trainer creates it and puts it in work; the generator that claims it samples it, and nothing changes it.
+    """
 
     sampling: SamplingParams
     seed: int
@@ -291,7 +294,11 @@ class BatchTimings(Record, frozen=True, kw_only=True):
 
 
 class RolloutBatch(Batch, frozen=True, kw_only=True):
-    """A complete batch (I1): every prompt has exactly G scored rollouts, all sampled under one version."""
+    """A complete batch (I1): every prompt has exactly G scored rollouts, all sampled under one version.
+
+    A generator creates it once all of its rollouts are scored, and publishes it. Stage workers read it, and the trainer
+    trains it, with their columns.
+    """
 
     generator_id: str
     attempt: Annotated[int, Meta(ge=1)]
