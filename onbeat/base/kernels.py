@@ -36,16 +36,18 @@ log = logging.getLogger(__name__)
 
 
 def gpu_kind() -> str:
-    """Its name with its compute capability, CUDA and cuDNN."""
+    """Returns the GPU's name with its compute capability, and the versions of CUDA and cuDNN."""
     if not torch.cuda.is_available():
         return "no GPU"
     major, minor = torch.cuda.get_device_capability()
-    name, cuda, cudnn = torch.cuda.get_device_name(), torch.version.cuda, torch.backends.cudnn.version()
+    name = torch.cuda.get_device_name()
+    cuda = torch.version.cuda
+    cudnn = torch.backends.cudnn.version()
     return f"{name} ({major}.{minor}), CUDA {cuda}, cuDNN {cudnn}"
 
 
 def cpu_kind() -> str:
-    """Its model and vector instructions: by both, libraries choose kernels and how they cut a matrix product."""
+    """Returns the CPU's model and vector instructions: by both, libraries choose kernels and cut matrix products."""
     name, flags = model_and_vector_flags()
     digest = hashlib.blake2b(" ".join(flags).encode(), digest_size=4).hexdigest()
     chosen = [f"{name}={os.environ[name]}" for name in CHOOSERS if name in os.environ]
@@ -55,7 +57,7 @@ def cpu_kind() -> str:
 
 @functools.cache
 def has_onednn() -> bool:
-    """Whether this build of torch has the operation for this CPU: it is tried."""
+    """Returns True where this build of torch has oneDNN's product for this CPU, which is tried once."""
     try:
         multiply(torch.ones(2, 2), torch.ones(2, 2))
     except (RuntimeError, AttributeError):
@@ -64,7 +66,16 @@ def has_onednn() -> bool:
 
 
 def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """[N, K] rows, [outputs, K] weights, plain or packed → [N, outputs]. Strides change no bit."""
+    """Multiplies rows by weightᵀ and adds the bias, by oneDNN.
+
+    Args:
+        rows: float32 [N, K].
+        weight: float32 [outputs, K], plain or packed by `pack`. Strides change no bit of the product.
+        bias: float32 [outputs].
+
+    Returns:
+        float32 [N, outputs].
+    """
     return torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], "")
 
 
@@ -74,7 +85,7 @@ def pack(weight: Tensor) -> Tensor:
 
 
 class OneDnnLinear(nn.Linear):
-    """A linear layer whose float32 products on a CPU are by oneDNN."""
+    """A linear layer whose float32 products on a CPU are computed by oneDNN. `use_onednn` turns layers into it."""
 
     def forward(self, input: Tensor) -> Tensor:
         # oneDNN makes no kernel for no rows.
@@ -91,7 +102,9 @@ PLAIN_LINEAR = (nn.Linear, OneDnnLinear)
 
 
 def use_onednn(model: M) -> M:
-    """Has the linear layers of a float32 model multiply by oneDNN, where torch has it for this CPU; returns it."""
+    """Turns the linear layers of a float32 model into OneDnnLinear, where torch has oneDNN for this CPU; returns the
+    model.
+    """
     if not has_onednn():
         log.warning("this build of torch has no oneDNN for this CPU: torch's own library multiplies")
         return model
@@ -102,7 +115,7 @@ def use_onednn(model: M) -> M:
 
 
 class _Linear(torch.autograd.Function):
-    """rows [N, K], weight [outputs, K] → [N, outputs]"""
+    """The product rows [N, K] · weightᵀ [K, outputs] with its gradients, all three of them by oneDNN."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -115,21 +128,30 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         rows, weight = ctx.saved_tensors
         gradient = _filled_up(gradients[0])
-        of_rows, of_weight, of_bias = ctx.needs_input_grad
-        return (
-            multiply(gradient, weight.t())[: len(rows)] if of_rows else None,
-            # Rows of zeros add nothing.
-            multiply(gradient.t(), _filled_up(rows).t()) if of_weight else None,
-            gradient.sum(0) if of_bias else None,
-        )
+        needs_rows, needs_weight, needs_bias = ctx.needs_input_grad
+        of_rows: Tensor | None = None
+        of_weight: Tensor | None = None
+        of_bias: Tensor | None = None
+        # `multiply` transposes its second argument, so each stands here as the transpose of what is meant.
+        if needs_rows:
+            of_rows = multiply(gradient, weight.t())[: len(rows)]  # [N, outputs] · [outputs, K]
+        if needs_weight:
+            of_weight = multiply(gradient.t(), _filled_up(rows).t())  # [outputs, N] · [N, K]; rows of zeros add nothing
+        if needs_bias:
+            of_bias = gradient.sum(0)
+        return of_rows, of_weight, of_bias
 
 
 def _product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiplies rows [N, K], filled up to a multiple of ROWS, and cuts the product to [N, outputs]."""
     filled = _filled_up(rows)
     product = multiply(filled, weight, bias)
     return product if filled is rows else product[: len(rows)]
 
 
 def _filled_up(rows: Tensor) -> Tensor:
+    """Appends rows of zeros until their number is a multiple of ROWS; rows that are such a multiple come back as is."""
     missing = -len(rows) % ROWS
-    return functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+    if not missing:
+        return rows
+    return functional.pad(rows, (0, 0, 0, missing))

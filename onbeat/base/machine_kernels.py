@@ -49,7 +49,10 @@ _known: dict[str, ProductSpeed | None] = {}
 
 
 class ProductSpeed(Record, frozen=True, kw_only=True):
-    """Operations a second of a float32 product on one core of a machine."""
+    """Speeds of a float32 product on one core of a machine, in floating-point operations a second.
+
+    The child process creates it, the gateway reads it, and a file of the user's cache remembers it.
+    """
 
     torch_flop_s: float
     """By the library that torch was built with."""

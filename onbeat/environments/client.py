@@ -25,7 +25,7 @@ from contracts.encoding.wire import Record, decode, decode_json, encode
 from contracts.environments import service as wire
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput, RewardUnavailable
 from contracts.spec.environment import EnvironmentSpec
-from onbeat.base.http.outgoing import check_status, in_doubt, legible, said, unanswered
+from onbeat.base.http.outgoing import answer_text, check_status, in_doubt, legible, unanswered
 from onbeat.base.process.dependency import REWARD_SERVICE, Dependency
 from onbeat.base.process.waiting import backoff, tried_again
 from onbeat.base.telemetry.correlation import current_facts, trace_headers
@@ -183,7 +183,7 @@ def _refusal(path: str, answer: httpx.Response) -> InvalidInput:
     try:
         problem = decode_json(legible(answer), ProblemDetails)
     except InvalidInput:
-        return InvalidInput(f"the reward service refused {path} with {answer.status_code}: {said(answer)}")
+        return InvalidInput(f"the reward service refused {path} with {answer.status_code}: {answer_text(answer)}")
     return InvalidInput(problem.detail, field=problem.field, cure=problem.cure)
 
 

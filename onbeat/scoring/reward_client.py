@@ -34,7 +34,7 @@ from contracts.rewards import UP_TO_LUCK, Result, RewardItem, RewardRequest, Rew
 from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
 from onbeat.base.http.asker import asker_headers
-from onbeat.base.http.outgoing import check_status, in_doubt, make_async_client, said, unanswered
+from onbeat.base.http.outgoing import answer_text, check_status, in_doubt, make_async_client, unanswered
 from onbeat.base.process.waiting import backoff
 from onbeat.base.telemetry.correlation import trace_headers
 from onbeat.environments.client import MEDIA_TYPE, reward_service
@@ -194,7 +194,9 @@ class RewardClient:
         except httpx.RequestError as error:
             raise unanswered(error, RewardUnavailable) from error
         if not check_status(answer, RewardUnavailable, of="the reward service"):
-            raise BatchFailed(f"the reward service refused the request with {answer.status_code}: {said(answer)}")
+            raise BatchFailed(
+                f"the reward service refused the request with {answer.status_code}: {answer_text(answer)}"
+            )
         try:
             results = decode(answer.content, rewards.RewardResponse).results
         except ContractViolation as error:

@@ -1,4 +1,4 @@
-"""What caged processes may do: completions, plug-ins and environments are other people's, and so is what they cause.
+"""Locks around the processes that run foreign code: completions, plug-ins, environments and chat templates.
 
     service ── exec, empty environment ──▶ keeper ── fork, caged here ──▶ nursery ── fork ──▶ child
                                            waits                          imports, forks      scores, plays
@@ -49,14 +49,18 @@ ONE_THREAD = (*NUMERIC_THREADS, "RAYON_NUM_THREADS")
 
 
 class CageRules(Record, frozen=True, kw_only=True):
-    """What one cage is to be like; made by its service, and told on the command line: it holds no secret."""
+    """The rules of one cage.
+
+    The service that owns the cage creates them and passes them on the command line of the cage's keeper, which reads
+    them; nothing changes them. They hold no secret, since any user can read a command line.
+    """
 
     folder: str
     """An empty folder: the working folder, and where a scratch file system is mounted."""
     memory_mb: int
     """Address space of each process."""
     network: bool
-    """Whether what is in it may open sockets."""
+    """True where its processes may open sockets."""
     hidden: tuple[str, ...]
     """Folders whose files may not be read, wherever they lie: the stack's own."""
     readable: tuple[str, ...] = ()
@@ -70,8 +74,8 @@ class CageRules(Record, frozen=True, kw_only=True):
     number: int
     """The cage's number in its service."""
     loopback: bool = False
-    """Whether its processes may open connections to each other: IPv4, in a network of the cage's own. Where the
-    platform has none for it, they may not."""
+    """True where its processes may open connections to each other: IPv4, in a network of the cage's own. On a platform
+    that has none for it they may not."""
     processes: int = MAX_PROCESSES
     """Processes and threads, the nursery included."""
     open_files: int = MAX_OPEN_FILES
@@ -79,15 +83,21 @@ class CageRules(Record, frozen=True, kw_only=True):
 
     @property
     def own_uids(self) -> tuple[int, int]:
-        """The user to become, and the one to become where that one isn't mapped."""
+        """Returns the uid that the cage becomes, then the uid that it becomes where the first isn't mapped."""
         first, first_mapped = FIRST_UIDS[self.service]
         offset = self.number % UIDS_EACH
         return first + self.service_slot * UIDS_EACH + offset, first_mapped + offset
 
 
 def own_slot() -> int:
-    """This process's place among those of its kind on the machine: another one for each process of a container, and for
-    the first process of each container, which all have one process id."""
+    """Returns this process's slot among the services of its kind on the machine.
+
+    Processes of one container differ by their id. The first processes of several containers all have the same id, so
+    the number of the container's process namespace is spread over the slots, too.
+
+    Returns:
+        A number in [0, MAX_PROCESS_IDS).
+    """
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -96,7 +106,11 @@ def own_slot() -> int:
 
 
 class Cage:
-    """Used by the keeper: `separate`, then fork, then `enter` in the child, which stays caged for ever."""
+    """The locks of one cage, and how many of them this machine could set.
+
+    A keeper creates it, calls `separate`, forks, and calls `enter` in the child, which stays caged for ever. The keeper
+    calls `end_all` when its service ends the child.
+    """
 
     def __init__(self, rules: CageRules) -> None:
         self._rules = rules
@@ -108,14 +122,18 @@ class Cage:
         self._has_own_loopback = False
 
     def separate(self) -> None:
-        """Namespaces for what is forked from here on: processes, mounts, shared memory, and a network without a way."""
+        """Creates namespaces for all that is forked from here on: processes, mounts, shared memory, and a network that
+        leads nowhere unless the rules allow one."""
         flags = kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC
-        flags |= 0 if self._rules.network else kernel.CLONE_NEWNET
-        uid, gid = os.getuid(), os.getgid()
+        if not self._rules.network:
+            flags |= kernel.CLONE_NEWNET
+        uid = os.getuid()
+        gid = os.getgid()
         if kernel.unshare(flags):
             self.has_own_namespaces = True
         elif uid != 0 and kernel.unshare(flags | kernel.CLONE_NEWUSER):
-            self.has_own_namespaces = self._has_user_namespace = True
+            self.has_own_namespaces = True
+            self._has_user_namespace = True
             Path("/proc/self/setgroups").write_text("deny")
             Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
             Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
@@ -123,7 +141,11 @@ class Cage:
             self._has_own_loopback = kernel.raise_loopback()
 
     def enter(self) -> tuple[str, ...]:
-        """Locks this process in, and what it will fork; what could not be locked."""
+        """Locks this process in, and all that it will fork.
+
+        Returns:
+            A phrase for each lock that this machine doesn't have, as "the network"; the service logs them.
+        """
         missing: list[str] = []
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel takes these first, before the service
@@ -152,12 +174,12 @@ class Cage:
         )
         if not (self.has_own_namespaces or self.has_own_uid or scopes_signals()):
             missing.append("signals reach the service")
-        asked = cage_filter(
+        call_filter = cage_filter(
             sockets=self._rules.network or self._has_own_loopback,
             only_ipv4=self._has_own_loopback,
             attributes=self._is_read_only and self._has_scratch,
         )
-        if not lock_syscalls(compiled(asked)):
+        if not lock_syscalls(compiled(call_filter)):
             missing.append("no filter of system calls")
             if not (self.has_own_namespaces or self._rules.network):
                 missing.append("the network")
@@ -165,7 +187,11 @@ class Cage:
         return tuple(missing)
 
     def end_all(self, child: int) -> int | None:
-        """Kills a child and whatever it has started, as far as this cage can tell; its wait status or None."""
+        """Kills a child and all that it has started, as far as this cage can tell.
+
+        Returns:
+            The child's wait status; None where it didn't end in time.
+        """
         reaches_all = self.has_own_namespaces or self.has_own_uid
         if reaches_all:
             kernel.kill(-1)  # no process outside this cage has the uid, or is in the namespace
@@ -174,8 +200,10 @@ class Cage:
         return kernel.end_children(child, scans=not reaches_all)
 
     def _mount(self) -> None:
-        """Makes all that is mounted read-only, and mounts a scratch folder of limited size, and a /proc that shows this
-        cage only; without them it goes on."""
+        """Makes all mounts read-only, and mounts a scratch folder of limited size and a /proc of this cage alone.
+
+        Where the kernel refuses a mount the cage goes on without it: `enter` names the locks that are missing.
+        """
         if not kernel.unshare(kernel.CLONE_NEWNS):  # this process's own: the keeper removes the folder in the end
             return
         if not kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE):
@@ -190,7 +218,8 @@ class Cage:
         os.chdir(self._rules.folder)
 
     def _take_own_uid(self) -> None:
-        """Root becomes a user of its own; where that user can't read the code, it stays root without privileges."""
+        """Has root become a user of the cage's own. Where that user can't read the code, root stays, without
+        privileges."""
         if os.getuid() != 0 or self._has_user_namespace:
             return
         for uid in self._rules.own_uids:
@@ -244,7 +273,10 @@ class Cage:
 
 
 def _may_read_code(uid: int) -> bool:
-    """Whether that user reaches everything that is imported from; asked in a child, which becomes that user."""
+    """Returns True where that user reaches every place that modules are imported from.
+
+    A child process becomes that user and tries: a process can't change back.
+    """
     child = os.fork()
     if child == 0:
         try:
@@ -253,7 +285,7 @@ def _may_read_code(uid: int) -> bool:
             os.setuid(uid)
             entries = [*sys.path, sys.prefix, os.path.dirname(os.__file__)]
             reads = all(os.access(entry, os.R_OK) or _is_absent(entry) for entry in entries)
-            os._exit(0 if reads else 1)
+            os._exit(0 if reads else 1)  # an exit code: 0 says that all can be read
         except BaseException:
             os._exit(2)
     return os.waitpid(child, 0)[1] == 0

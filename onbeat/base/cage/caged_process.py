@@ -30,11 +30,11 @@ main(int(sys.argv[1]), sys.argv[2])
 
 
 class ChildLate(Exception):
-    """No answer by the deadline; the child may still be busy and must be ended."""
+    """Says that no answer came by the deadline; the child may still be busy and must be ended."""
 
 
 class ChildDied(Exception):
-    """The child is gone, or what it sends is no answer; it must be ended."""
+    """Says that the child is gone, or sent no answer; it must be ended."""
 
 
 class CagedProcess:
@@ -56,7 +56,10 @@ class CagedProcess:
     ) -> None:
         """Returns as soon as the process exists; the first order waits for its start.
 
-        on_empty: called by `end`, where nothing is left in the cage.
+        Args:
+            rules: The cage's rules.
+            start_timeout_s: The longest that the nursery's start, or its imports, may take, in seconds.
+            on_empty: Called by `end` where nothing is left in the cage.
         """
         ours, theirs = socket.socketpair()
         code = START.format(module=self.module)
@@ -93,18 +96,25 @@ class CagedProcess:
         return self._process.poll() is None
 
     def start_ends_s(self) -> float:
-        """The deadline of a start, or of imports, that begin now."""
+        """Returns the deadline of a start, or of imports, that begin now, on the clock of `time.monotonic`."""
         return time.monotonic() + self._start_timeout_s
 
     def prepare(self, payload: bytes, *, deadline_s: float) -> bytes:
-        """Has the nursery do its slow imports."""
+        """Orders the nursery to do its slow imports, and returns its answer."""
         self.wait_for_start()
         return self._order(Order(what="prepare", payload=payload), deadline_s, self.importing).payload
 
     def fresh_child(self, *, max_bytes: int) -> Frames:
-        """Ends the child, if there is one, and has the next forked; returns the socket to it. Raises ChildDied.
+        """Ends the child, if there is one, and has the nursery fork the next.
 
-        max_bytes: the longest answer that is received.
+        Args:
+            max_bytes: The longest answer that is received from the child.
+
+        Returns:
+            The socket to the child.
+
+        Raises:
+            ChildDied: The nursery is gone.
         """
         self.wait_for_start()
         self._close_child()
@@ -120,9 +130,15 @@ class CagedProcess:
 
     @contextlib.contextmanager
     def heard(self, doing: str, *, death: Callable[[], ChildDied] | None = None) -> Iterator[None]:
-        """Says why it fails that something is sent to the child, or received and decoded. Raises ChildLate, ChildDied.
+        """Turns the errors of a block that talks to the child into ChildLate and ChildDied with their cause in words.
 
-        doing: what took too long, in a message. death: who says what the other side died of; None asks for the child's.
+        Args:
+            doing: The work that took too long, for the message.
+            death: Finds out what the other side died of; None asks the nursery about the child.
+
+        Raises:
+            ChildLate: The deadline passed.
+            ChildDied: The other side is gone, or sent no answer.
         """
         try:
             yield
@@ -156,7 +172,7 @@ class CagedProcess:
         return ChildDied(f"{self.noun}'s process closed its socket" if code is None else self._of_what(code))
 
     def kill(self) -> None:
-        """Has the keeper end the whole cage; does not wait."""
+        """Signals the keeper to end the whole cage; does not wait."""
         self._process.terminate()
 
     def end(self) -> None:
@@ -197,6 +213,6 @@ class CagedProcess:
 
     def _of_what(self, code: int) -> str:
         if code < 0:
-            known = {one.value: one.name for one in signal.Signals}
+            known = {number.value: number.name for number in signal.Signals}
             return f"{self.noun}'s process died of {known.get(-code, f'signal {-code}')}"
         return f"{self.noun}'s process ended with exit code {code}"

@@ -16,7 +16,9 @@ from pathlib import Path
 from onbeat.base.cage import kernel
 from onbeat.base.cage.kernel import syscall
 
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+CREATE_RULESET = 444
+ADD_RULE = 445
+RESTRICT_SELF = 446
 RULE_PATH_BENEATH = 1
 VERSION = 1
 
@@ -26,9 +28,11 @@ READ_DIR = 1 << 3
 READS = READ_FILE | READ_DIR
 REMOVE_AND_MAKE = sum(1 << bit for bit in range(4, 13))
 ALL_OF_VERSION_1 = (1 << 13) - 1
-REFER, TRUNCATE = 1 << 13, 1 << 14
+REFER = 1 << 13
+TRUNCATE = 1 << 14
 CONNECT_OR_BIND_TCP = 0b11
-SCOPE_ABSTRACT_SOCKETS, SCOPE_SIGNALS = 1, 2
+SCOPE_ABSTRACT_SOCKETS = 1
+SCOPE_SIGNALS = 2
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full")
 """Devices that may be written and read."""
 SYSTEM = (
@@ -95,13 +99,24 @@ def restrict_files(
     if version < 1:
         return [UNLOCKED]
     closed, exposed = _split(hidden)
-    writes = WRITE_FILE | REMOVE_AND_MAKE | (REFER if version >= 2 else 0) | (TRUNCATE if version >= 3 else 0)
-    rules = _Ruleset(
-        handled_access_fs=writes | READS,
-        handled_access_net=CONNECT_OR_BIND_TCP if version >= 4 and not tcp else 0,
-        scoped=SCOPE_SIGNALS | (0 if abstract_sockets else SCOPE_ABSTRACT_SOCKETS) if version >= 6 else 0,
-    )
-    size = 24 if version >= 6 else 16 if version >= 4 else 8
+    # Each version of Landlock knows more rights; a kernel refuses a set that names a right or a field which it doesn't
+    # know, so the set has only what this kernel's version has, and its first `size` bytes.
+    writes = WRITE_FILE | REMOVE_AND_MAKE
+    if version >= 2:
+        writes |= REFER
+    if version >= 3:
+        writes |= TRUNCATE
+    rules = _Ruleset(handled_access_fs=writes | READS)
+    size = 8
+    if version >= 4:
+        size = 16
+        if not tcp:
+            rules.handled_access_net = CONNECT_OR_BIND_TCP
+    if version >= 6:
+        size = 24
+        rules.scoped = SCOPE_SIGNALS
+        if not abstract_sockets:
+            rules.scoped |= SCOPE_ABSTRACT_SOCKETS
     ruleset = syscall(CREATE_RULESET, ctypes.byref(rules), size, 0)
     if ruleset < 0:
         return [UNLOCKED]
@@ -129,7 +144,7 @@ def close_all_files() -> None:
 
 
 def scopes_signals() -> bool:
-    """Whether the kernel can keep a process from signalling those outside: Linux 6.12."""
+    """Returns True where the kernel can keep a process from signalling those outside: Linux 6.12."""
     return kernel.IS_LINUX and syscall(CREATE_RULESET, None, 0, VERSION) >= 6
 
 

@@ -14,18 +14,27 @@ READ_BYTES = 64 * 1024
 
 
 class Late(Exception):
-    """The other side let the deadline pass."""
+    """Says that the other side let the deadline pass."""
 
 
 class Gone(Exception):
-    """The other side has ended, closed its socket, or sent what is no message."""
+    """Says that the other side has ended, closed its socket, or sent bytes that are no message."""
 
 
 class Frames:
-    """Both directions of one socket. Deadlines are `time.monotonic()`; None waits for ever."""
+    """Sends and receives whole messages over one socket.
+
+    Each side of a cage creates one for its end, and uses it from one thread. Deadlines are on the clock of
+    `time.monotonic`; None waits for ever.
+    """
 
     def __init__(self, sock: socket.socket, *, max_bytes: int) -> None:
-        """max_bytes: the longest message that is received."""
+        """Wraps a connected socket.
+
+        Args:
+            sock: The socket; from now on nothing else may read from it.
+            max_bytes: The longest message that is received.
+        """
         self._socket = sock
         self._max_bytes = max_bytes
         self._buffer = bytearray()
@@ -47,7 +56,7 @@ class Frames:
             raise Gone from error
 
     def receive(self, *, deadline_s: float | None = None) -> bytes:
-        """Raises Late, Gone."""
+        """Waits for the next message, until the deadline. Raises Late, Gone."""
         while (payload := self._take()) is None:
             self._read_more(deadline_s)
         return payload
@@ -76,7 +85,14 @@ class Frames:
         return payload, handle
 
     def _take(self) -> bytes | None:
-        """The first message of what was read; None while it is not all there. Raises Gone for one that is too long."""
+        """Takes the first message out of the bytes that were read.
+
+        Returns:
+            The message; None while it is not all there.
+
+        Raises:
+            Gone: The message is too long.
+        """
         if len(self._buffer) < LENGTH.size:
             return None
         (length,) = LENGTH.unpack_from(self._buffer)

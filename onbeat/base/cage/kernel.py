@@ -21,14 +21,22 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x1, 0x2, 0x4, 0x8
-MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
+MS_RDONLY = 0x1
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_NOEXEC = 0x8
+MS_BIND = 0x1000
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
 
 MOUNT_SETATTR = 442
 """Its number on every machine: Linux 5.12."""
-AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY = -100, 0x8000, 0x1
+AT_FDCWD = -100
+AT_RECURSIVE = 0x8000
+MOUNT_ATTR_RDONLY = 0x1
 
-SIOCSIFFLAGS, IFF_UP = 0x8914, 0x1
+SIOCSIFFLAGS = 0x8914
+IFF_UP = 0x1
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -45,9 +53,9 @@ def libc() -> Any:
 
 
 def syscall(number: int, *arguments: object) -> int:
-    found = libc()
-    found.syscall.restype = ctypes.c_long
-    return found.syscall(ctypes.c_long(number), *arguments)
+    library = libc()
+    library.syscall.restype = ctypes.c_long
+    return library.syscall(ctypes.c_long(number), *arguments)
 
 
 def prctl(option: int, value: int) -> bool:
@@ -75,17 +83,17 @@ def raise_loopback() -> bool:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> bool:
-    found = libc().mount(
+    status = libc().mount(
         source.encode(), target.encode(), kind.encode() if kind else None, ctypes.c_ulong(flags), options.encode()
     )
-    return found == 0
+    return status == 0
 
 
 def make_read_only() -> bool:
-    """Has nothing be written, renamed or changed in mode, owner or times, in this mount namespace."""
-    asked = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY)
-    size = ctypes.c_size_t(ctypes.sizeof(asked))
-    return syscall(MOUNT_SETATTR, AT_FDCWD, b"/", AT_RECURSIVE, ctypes.byref(asked), size) == 0
+    """Makes every mount of this mount namespace read-only: no file's content, name, mode, owner or times change."""
+    attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY)
+    size = ctypes.c_size_t(ctypes.sizeof(attributes))
+    return syscall(MOUNT_SETATTR, AT_FDCWD, b"/", AT_RECURSIVE, ctypes.byref(attributes), size) == 0
 
 
 def show_to_all(paths: Sequence[str]) -> None:
@@ -93,11 +101,11 @@ def show_to_all(paths: Sequence[str]) -> None:
 
     That folder is covered by an empty one, in which nothing else is left.
     """
-    found = [Path(path).resolve() for path in paths if path and Path(path).exists()]
+    present = [Path(path).resolve() for path in paths if path and Path(path).exists()]
     before = os.umask(0o022)
     closed: dict[Path, set[Path]] = {}
-    for path in found:
-        above = next((one for one in reversed(path.parents) if not one.stat().st_mode & stat.S_IXOTH), None)
+    for path in present:
+        above = next((parent for parent in reversed(path.parents) if not parent.stat().st_mode & stat.S_IXOTH), None)
         if above is not None:
             closed.setdefault(above, set()).add(path)
     for folder, wanted in closed.items():
@@ -105,14 +113,18 @@ def show_to_all(paths: Sequence[str]) -> None:
         mount("shown", str(folder), "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
         for path, handle in handles.items():
             if not path.exists():
-                path.mkdir(parents=True, mode=0o755) if os.path.isdir(f"/proc/self/fd/{handle}") else path.touch()
+                # A place to mount on has the kind of what is mounted there: a folder or a file.
+                if os.path.isdir(f"/proc/self/fd/{handle}"):
+                    path.mkdir(parents=True, mode=0o755)
+                else:
+                    path.touch()
                 mount(f"/proc/self/fd/{handle}", str(path), None, MS_BIND | MS_REC)
             os.close(handle)
     os.umask(before)
 
 
 def end_with_parent(signal_number: int) -> bool:
-    """This process gets the signal when the thread that forked it ends; a change of uid takes it back."""
+    """Has the kernel send this process the signal when the thread that forked it ends. A change of uid undoes it."""
     return prctl(PR_SET_PDEATHSIG, signal_number)
 
 
@@ -136,7 +148,7 @@ def give_up_privileges() -> bool:
 
 
 def counts_processes_by_namespace() -> bool:
-    """Whether the limit on processes counts those of a user namespace alone: Linux 5.14."""
+    """Returns True where the limit on processes counts those of a user namespace alone: Linux 5.14."""
     numbers = platform.release().split("-")[0].split(".")[:2]
     return IS_LINUX and all(map(str.isdigit, numbers)) and tuple(map(int, numbers)) >= (5, 14)
 
@@ -148,9 +160,14 @@ def kill(pid: int) -> None:
 
 
 def end_children(wanted: int, *, scans: bool = True) -> int | None:
-    """Kills and waits for children, those adopted meanwhile too, until none is left; the wait status of one, or None.
+    """Kills the children of this process, those that it adopts meanwhile too, and waits until none is left.
 
-    scans: looks for them; else all are killed already, and are only waited for.
+    Args:
+        wanted: The child whose wait status is returned.
+        scans: True looks for the children and kills them; False only waits, where all were killed already.
+
+    Returns:
+        The wait status of `wanted`; None where it was no child or didn't end.
     """
     status: int | None = None
     while True:
@@ -166,14 +183,14 @@ def end_children(wanted: int, *, scans: bool = True) -> int | None:
 
 
 def children() -> list[int]:
-    """Children of this process, adopted ones included; [] where the system doesn't tell."""
+    """Returns the ids of this process's children, adopted ones included; [] where the system has no /proc."""
     own = os.getpid()
-    found: list[int] = []
+    child_ids: list[int] = []
     for status in Path("/proc").glob("[0-9]*/stat") if IS_LINUX else ():
         try:
             parent = int(status.read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError, IndexError):
             continue
         if parent == own:
-            found.append(int(status.parent.name))
-    return found
+            child_ids.append(int(status.parent.name))
+    return child_ids

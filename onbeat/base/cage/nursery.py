@@ -30,7 +30,7 @@ ENDS_WITHIN_S = 0.3
 
 
 class Order(Record, frozen=True, kw_only=True):
-    """What a service asks of a nursery; `child` comes with its end of a socket, and has no answer."""
+    """One request of a service to its nursery. `child` comes with the child's end of a socket, and has no answer."""
 
     what: Literal["prepare", "child", "end_child"]
     payload: bytes = b""
@@ -38,7 +38,7 @@ class Order(Record, frozen=True, kw_only=True):
 
 
 class Report(Record, frozen=True, kw_only=True):
-    """The answer: to its start, to `prepare`, to `end_child`."""
+    """The nursery's answer to its start, to `prepare` or to `end_child`."""
 
     missing: tuple[str, ...] = ()
     """Its start: locks of the cage that this platform doesn't have."""
@@ -51,10 +51,16 @@ class Report(Record, frozen=True, kw_only=True):
 def main(
     control: int, rules: str, *, prepare: Callable[[bytes], bytes], serve: Callable[[socket.socket], None]
 ) -> None:
-    """Runs the keeper, which sets the cage up, forks the nursery, and ends with it, after whatever is left of the cage.
+    """Runs the keeper, which sets the cage up, forks the nursery, and ends after it and all that is left in the cage.
 
-    It is out of the reach of what it keeps, and no signal but SIGKILL, which the service sends it last, ends it sooner.
-    prepare: what the nursery does for an order of that name. serve: what a child does with its socket.
+    The keeper is out of the reach of its cage's processes, and no signal but SIGKILL, which the service sends last,
+    ends it sooner.
+
+    Args:
+        control: The descriptor of the socket to the service.
+        rules: The cage's CageRules as JSON.
+        prepare: The nursery's work for an order `prepare`.
+        serve: A child's work with its socket.
     """
     parent = os.getppid()
     _end_with(parent)
@@ -133,7 +139,9 @@ def _empty(folder: str) -> None:
 
 
 def _is_gone(parent: int) -> bool:
-    """Its thread that forked this process may end, and tell so, a moment before the rest of it."""
+    """Returns True where the parent process has ended, though its thread that forked this process may end a moment
+    before the rest of it.
+    """
     ends_s = time.monotonic() + ENDS_WITHIN_S
     while os.getppid() == parent and time.monotonic() < ends_s:
         time.sleep(0.02)

@@ -21,8 +21,15 @@ SET_MODE_FILTER = 1
 FLAG_SPEC_ALLOW = 1 << 2
 """Keeps the processor's speculation as it is: without it scorers are slower on older kernels."""
 
-LOAD, AND, JUMP_EQUAL, JUMP_GREATER_OR_EQUAL, JUMP_ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
-NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
+LOAD = 0x20
+AND = 0x54
+JUMP_EQUAL = 0x15
+JUMP_GREATER_OR_EQUAL = 0x35
+JUMP_ANY_BIT = 0x45
+RETURN = 0x06
+NUMBER_AT = 0
+ARCHITECTURE_AT = 4
+ARGUMENTS_AT = 16
 """Each argument has eight bytes, the low half first, on machines whose lowest byte comes first."""
 KILL = 0x80000000
 """Ends the process by SIGSYS."""
@@ -31,29 +38,34 @@ REFUSE = 0x00050000 | errno.EACCES
 UNKNOWN = 0x00050000 | errno.ENOSYS
 """The kernel's own answer to a number that it doesn't know: libraries go on with an older call."""
 LATE = 0x00050000 | errno.ETIMEDOUT
-FUTEX_COMMAND, FUTEX_WAIT, FUTEX_WAKE, FUTEX_WAIT_BITSET = 0x7F, 0, 1, 9
+FUTEX_COMMAND = 0x7F
+FUTEX_WAIT = 0
+FUTEX_WAKE = 1
+FUTEX_WAIT_BITSET = 9
 
 Line = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
 class Only:
-    """Passes where each of these arguments has one of its values. Of an argument the low half counts: it is an int."""
+    """Passes a call where each of these arguments has one of its values. Of an argument the low 32 bits count: it is an
+    int.
+    """
 
     values: Mapping[int, tuple[int, ...]]
 
     def lines(self) -> list[Line]:
-        found: list[Line] = []
+        program: list[Line] = []
         for argument, values in self.values.items():
-            found.append((LOAD, 0, 0, ARGUMENTS_AT + 8 * argument))
-            found += [(JUMP_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
-            found.append((RETURN, 0, 0, REFUSE))
-        return [*found, (RETURN, 0, 0, ALLOW)]
+            program.append((LOAD, 0, 0, ARGUMENTS_AT + 8 * argument))
+            program += [(JUMP_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
+            program.append((RETURN, 0, 0, REFUSE))
+        return [*program, (RETURN, 0, 0, ALLOW)]
 
 
 @dataclass(frozen=True)
 class Never:
-    """Passes where an argument has none of these bits, and is, of the bits in its mask, none of these values."""
+    """Passes a call where an argument has none of these bits and is, of the bits in its mask, none of these values."""
 
     argument: int
     values: tuple[int, ...] = ()
@@ -104,7 +116,7 @@ Rule = int | Only | Never | WakesAlone
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """What becomes of each system call."""
+    """The rule of each system call. A cage's rules create it, `compiled` reads it, and nothing changes it."""
 
     rules: Mapping[str, Rule]
     """By the call's name in NUMBERS."""
@@ -113,7 +125,7 @@ class Filter:
 
 
 def compiled(chosen: Filter) -> bytes:
-    """The filter as a program for the kernel; nothing where the system or the machine has none."""
+    """Compiles a filter into a program for the kernel (classic BPF); b"" where the system or the machine has none."""
     machine = platform.machine()
     if machine not in ARCHITECTURES or not kernel.IS_LINUX:
         return b""
@@ -140,9 +152,10 @@ class _Program(ctypes.Structure):
 
 
 def lock_syscalls(code: bytes) -> bool:
-    """Has the kernel keep to a compiled filter, beside those that this process has; whether it holds.
+    """Installs a compiled filter next to those that this process has. Call it after PR_SET_NO_NEW_PRIVS.
 
-    Call it after PR_SET_NO_NEW_PRIVS.
+    Returns:
+        True where the kernel keeps to it.
     """
     if not code:
         return False

@@ -16,9 +16,13 @@ Calls = dict[str, tuple[int, ...]]
 
 
 def _calls(table: str) -> Calls:
-    """table: calls with commas between them, each with its numbers; "-" where a machine doesn't have it."""
+    """Parses a table of system calls.
+
+    Args:
+        table: Calls with commas between them, each with its number on each machine; "-" where a machine lacks it.
+    """
     rows = [row.split() for row in table.split(",")]
-    return {name: tuple(ABSENT if one == "-" else int(one) for one in numbers) for name, *numbers in rows}
+    return {name: tuple(ABSENT if number == "-" else int(number) for number in numbers) for name, *numbers in rows}
 
 
 OTHER_PROCESSES = _calls(

@@ -1,4 +1,4 @@
-"""What the two kinds of caged code may ask of the kernel.
+"""The system calls that the two kinds of caged code may make.
 
 A *cage* runs foreign libraries, which ask for much: it names what leads out of it, or to another process, and passes
 the rest of the calls that we have read. A *program* of a model's computes and prints: it names what passes.
@@ -16,7 +16,8 @@ from onbeat.base.cage.syscall_numbers import ATTRIBUTES, COMPUTES, KERNEL, MOUNT
 NEW_NAMESPACES = 0x7E020000
 """Flags of clone(2): in a user namespace of its own a process is root again."""
 PR_SCHED_CORE = 62
-SOCK_NONBLOCK, SOCK_CLOEXEC = 0x800, 0x80000
+SOCK_NONBLOCK = 0x800
+SOCK_CLOEXEC = 0x80000
 PAIRS = tuple(
     kind | flags
     for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET)
@@ -25,7 +26,8 @@ PAIRS = tuple(
 ITSELF = (0,)
 """The process id by which a process means itself. Its own number is refused: it may be another's elsewhere."""
 OF_ITSELF = ("prlimit64", "sched_setaffinity", "sched_setparam", "sched_setscheduler", "sched_setattr")
-PRIO_PROCESS, IOPRIO_WHO_PROCESS = 0, 1
+PRIO_PROCESS = 0
+IOPRIO_WHO_PROCESS = 1
 FCNTL_COMMANDS = (
     *(0, 1, 2, 3, 4, 5, 6, 7),  # handles, flags, locks
     *(36, 37, 38),  # locks of the open file
@@ -58,8 +60,14 @@ PROGRAM = Filter(rules={**dict.fromkeys(COMPUTES, ALLOW), "futex": WakesAlone()}
 
 
 def cage_filter(*, sockets: bool, only_ipv4: bool, attributes: bool) -> Filter:
-    """sockets: whether it may make any. only_ipv4: of those IPv4's alone. attributes: whether it may change a file's,
-    where all that is not its own is mounted read-only."""
+    """Makes the filter of a cage.
+
+    Args:
+        sockets: True where its processes may make sockets.
+        only_ipv4: True where those may be IPv4's alone.
+        attributes: True where they may change a file's attributes, since all that is not the cage's own is mounted
+            read-only.
+    """
     rules: dict[str, Rule] = dict.fromkeys((*OTHER_PROCESSES, *KERNEL, *SHARED_MEMORY, *MOUNTS), REFUSE)
     if not attributes:
         rules |= dict.fromkeys(ATTRIBUTES, REFUSE)

@@ -1,4 +1,4 @@
-"""What the HTTP services share: their port, who may ask, how long a client may take, and how an error is told.
+"""The parts that the HTTP services share: port, keys, deadlines of clients, and the form of an error.
 
 Consumes:     connections and requests of clients.
 Waits for:    heads, bodies and unread answers, each with a deadline.

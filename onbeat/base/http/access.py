@@ -71,10 +71,21 @@ log = logging.getLogger(__name__)
 
 
 class KeyFile:
-    """More keys, each with a name and a scope: `NAME SCOPE SHA-256` a line, `#` begins a comment."""
+    """The file of further keys, each with a name and a scope: `NAME SCOPE SHA-256` a line, `#` begins a comment.
+
+    AccessRules create it, each request whose key isn't the service's own reads it, and `onbeat key` or an editor
+    changes the file, which is read again at the next request.
+    """
 
     def __init__(self, path: str) -> None:
-        """path: "" for no file. Raises InvalidInput."""
+        """Reads the file.
+
+        Args:
+            path: The file; "" for none.
+
+        Raises:
+            InvalidInput: The file can't be read, or has a line of another form.
+        """
         self._path = path
         self._seen: tuple[int, int, int] | None = None
         self._keys: dict[str, tuple[str, str]] = {}
@@ -82,7 +93,13 @@ class KeyFile:
             self._look()
 
     def find(self, sent: bytes) -> tuple[str, str] | None:
-        """(name, scope) of a key. A file that can't be read any more leaves the keys as they were, and says so."""
+        """Finds a key that a request sent.
+
+        A file that can't be read any more leaves the keys as they were, and the log says so.
+
+        Returns:
+            The key's name and scope; None for a key that the file doesn't have.
+        """
         try:
             if self._path:
                 self._look()
@@ -91,16 +108,22 @@ class KeyFile:
         return self._keys.get(hashlib.sha256(sent).hexdigest())
 
     def _look(self) -> None:
+        """Reads the file again where it was changed since the last look. Raises InvalidInput."""
         try:
-            found = os.stat(self._path)
-            seen = found.st_ino, found.st_size, found.st_mtime_ns
-            text = "" if seen == self._seen else Path(self._path).read_text()
+            state = os.stat(self._path)
+            seen = (state.st_ino, state.st_size, state.st_mtime_ns)
+            if seen == self._seen:
+                return
+            text = Path(self._path).read_text()
         except (OSError, UnicodeError) as error:
             raise InvalidInput(f"{self._path} cannot be read: {error}", field="ONBEAT_KEYS_FILE") from error
-        if seen == self._seen:
-            return
         lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-        keys = {one[3]: (one[1], one[2]) for line in lines if (one := KEY_LINE.fullmatch(line))}
+        keys: dict[str, tuple[str, str]] = {}
+        for line in lines:
+            match = KEY_LINE.fullmatch(line)
+            if match is not None:
+                keys[match[3]] = (match[1], match[2])
+        # A file that is refused is read once, too, so that its error is logged once for each change.
         self._seen = seen
         if len(keys) < len(lines):
             raise InvalidInput(
@@ -113,13 +136,13 @@ class KeyFile:
 
 @dataclass(frozen=True, kw_only=True)
 class AccessRules:
-    """What one service asks of every request."""
+    """The conditions of one service on every request. The service creates them at its start; Access reads them."""
 
     key: bytes
     names: frozenset[str]
     """Host names, in small letters."""
     has_page: bool = False
-    """Whether PAGE and what lies under PAGE_PARTS are answered without the key: they hold no secret."""
+    """True where PAGE and what lies under PAGE_PARTS are answered without the key: they hold no secret."""
     metrics_key: bytes = b""
     """Opens METRICS_PATH too, and nothing else; b"" opens nothing."""
     keys: KeyFile
@@ -137,28 +160,38 @@ class AccessRules:
         has_page: bool = False,
         works_for_processes: bool = False,
     ) -> AccessRules:
-        """Raises InvalidInput for a service without a key: any process could use it. `key_setting` is its variable."""
+        """Makes the rules of a service from the stack's settings.
+
+        Args:
+            settings: The stack's settings.
+            key: The service's own key.
+            key_setting: The variable of that key, named in errors.
+            has_page: True where the service has a page.
+            works_for_processes: True where its clients are processes of the stack.
+
+        Raises:
+            InvalidInput: The service has no key, so that any process could use it; or a key can't stand in a header.
+        """
         if not key:
             raise InvalidInput("is not set", field=key_setting, cure="give the service a long random key")
-        for one, setting in ((key, key_setting), (settings.metrics_key or key, METRICS_KEY)):
-            if not KEY_FORM.fullmatch(one):
+        for secret, setting in ((key, key_setting), (settings.metrics_key or key, METRICS_KEY)):
+            if not KEY_FORM.fullmatch(secret):
                 raise InvalidInput("has a character that a header can't carry", field=setting, cure="visible ASCII")
         if settings.metrics_key == key and key_setting != METRICS_KEY:
             raise InvalidInput(f"is that of {key_setting}, which opens all", field=METRICS_KEY, cure="make another one")
         keys = KeyFile(settings.keys_file if key_setting == API_KEY else "")
-        names, metrics_key = allowed_names(settings), settings.metrics_key.encode()
         return cls(
             key=key.encode(),
-            names=names,
+            names=allowed_names(settings),
             has_page=has_page,
-            metrics_key=metrics_key,
+            metrics_key=settings.metrics_key.encode(),
             keys=keys,
             works_for_processes=works_for_processes,
         )
 
 
 class Access:
-    """ASGI: the app behind Host, origin and key."""
+    """The ASGI middleware that lets a request reach the app only after its Host, origin, key and scope were checked."""
 
     def __init__(self, app: ASGIApp, rules: AccessRules) -> None:
         self._app = app
@@ -167,7 +200,7 @@ class Access:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" and self._work is not None:
-            await self._app(scope, receive, _said_at_the_end(send, self._work))
+            await self._app(scope, receive, _log_at_the_end(send, self._work))
         elif scope["type"] == "http":
             await self._answer(scope, receive, send)
         else:
@@ -216,8 +249,8 @@ class Access:
             )
         is_page = self._rules.has_page and path == PAGE
         # A browser asks for a document to show in a tab; the page itself refuses to be shown inside another.
-        asked = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
-        if not (is_page and asked == ("navigate", "document")):
+        fetch = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
+        if not (is_page and fetch == ("navigate", "document")):
             _refuse_other_origins(headers, host)
         if not (is_page or path in OPEN_PATHS or (self._rules.has_page and path.startswith(PAGE_PARTS))):
             return self._require_key(path, headers)
@@ -249,8 +282,8 @@ def _require_scope(caller: Caller, method: str) -> None:
         raise Problem(HTTPStatus.FORBIDDEN, problem, field="Authorization", cure=f"use one with {needed}")
 
 
-def _said_at_the_end(send: Send, work: WorkLog) -> Send:
-    """Has the log say what was counted since its last line, when the service ends."""
+def _log_at_the_end(send: Send, work: WorkLog) -> Send:
+    """Returns a `send` that logs the requests counted since the last line when the service ends."""
 
     async def sending(message: Message) -> None:
         if message["type"].startswith("lifespan.shutdown"):
@@ -262,17 +295,19 @@ def _said_at_the_end(send: Send, work: WorkLog) -> Send:
 
 def allowed_names(settings: StackSettings) -> frozenset[str]:
     """Returns host names in small letters. Raises InvalidInput for what is none."""
-    given = {name.strip().lower().rstrip(".") for name in settings.allowed_hosts.split(",") if name.strip()}
-    for name in given:
+    extra_names = {name.strip().lower().rstrip(".") for name in settings.allowed_hosts.split(",") if name.strip()}
+    for name in extra_names:
         if not re.fullmatch(r"[a-z0-9_.-]+", name):
             raise InvalidInput(f"`{name}` is not a host name", field="ONBEAT_ALLOWED_HOSTS", cure="names without ports")
-    return LOOPBACK_NAMES | {settings.host.lower()} | given
+    return LOOPBACK_NAMES | {settings.host.lower()} | extra_names
 
 
 def _name_of(host: str) -> str:
-    """`Gateway:8000` → gateway, `[::1]:8000` → ::1; "" for what has another form."""
-    found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9_.-]+))(?::\d{1,5})?", host)
-    return (found[1] or found[2]).lower().rstrip(".") if found else ""
+    """Returns the name in a Host header: `Gateway:8000` → gateway, `[::1]:8000` → ::1; "" for another form."""
+    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9_.-]+))(?::\d{1,5})?", host)
+    if match is None:
+        return ""
+    return (match[1] or match[2]).lower().rstrip(".")
 
 
 def _is_address(name: str) -> bool:
@@ -284,7 +319,10 @@ def _is_address(name: str) -> bool:
 
 
 def _refuse_other_origins(headers: Headers, host: str) -> None:
-    """Browsers, and no other clients, send one of the two with all that a page asks for."""
+    """Raises Problem for a request of a web page of another origin.
+
+    Browsers, and no other clients, send `Origin` or `Sec-Fetch-Site` with each request of a page.
+    """
     origins = [origin.partition("://")[2].lower() for origin in headers.getlist("origin")]
     is_foreign = any(site not in SAME_SITE for site in headers.getlist("sec-fetch-site"))
     if is_foreign or any(origin != host.lower() for origin in origins):

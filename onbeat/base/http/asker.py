@@ -37,17 +37,21 @@ def asker_headers(settings: StackSettings) -> dict[str, str]:
 
 
 def asker_of(names: Sequence[str]) -> str:
-    """Returns the name that a request gives of its process; "" without one, with two, or with one of another form.
+    """Returns the name of the client's process that a request carries.
 
-    names: the values of each header HEADER of the request.
+    Args:
+        names: The values of each header HEADER of the request.
+
+    Returns:
+        The name; "" without one, with two, or with one of another form.
     """
     return names[0] if len(names) == 1 and NAME_FORM.fullmatch(names[0]) else ""
 
 
 class WorkLog:
-    """The answered requests of a service that works for others: counted, and said in one line a minute.
+    """The answered requests of a service that works for others: counted, and logged in one line a minute.
 
-    Called from the service's event loop alone.
+    Access creates it, and adds each answered request. Only the service's event loop may call it.
     """
 
     def __init__(self, *, summary_s: float = SUMMARY_S) -> None:
@@ -72,7 +76,8 @@ class WorkLog:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        counts, self._counts = self._counts, {}
+        counts = self._counts
+        self._counts = {}
         if not counts:
             return
         seconds = time.monotonic() - self._since_s

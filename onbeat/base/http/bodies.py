@@ -16,7 +16,7 @@ JSON = "application/json"
 
 
 def media_type_of(request: Request) -> str:
-    """Content-Type in small letters, without its parameters (charset), which say nothing here."""
+    """Returns a request's Content-Type in small letters, without parameters such as its charset."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 

@@ -32,8 +32,13 @@ class ChangeLine:
     """The line of one request. Access creates it, tells it whose key was sent, and sends the answer through it."""
 
     def __init__(self, scope: Scope, work: WorkLog | None) -> None:
-        """work: counts the answered requests of a service that works for the processes of the stack, each of which has
-        the service's one key; None for a service of people, which gives each request a line."""
+        """Takes the facts of a request before it is answered.
+
+        Args:
+            scope: The request's ASGI scope.
+            work: Counts the answered requests of a service that works for the stack's processes, which all have the
+                service's one key; None for a service of people, which logs a line for each request.
+        """
         self._scope = scope
         self._work = work
         self._is_written = False
@@ -51,11 +56,17 @@ class ChangeLine:
         return send_after_line
 
     def write(self, status: int, *, location: str = "") -> None:
-        """Writes the line; a second call writes nothing. location: the path of the job or the task that was created."""
+        """Writes the line; a second call writes nothing.
+
+        Args:
+            status: The HTTP status of the answer.
+            location: The path of the job or the task that was created.
+        """
         if self._is_written:
             return
         self._is_written = True
-        method, path = self._scope["method"], self._scope["path"][:MAX_PATH]
+        method = self._scope["method"]
+        path = self._scope["path"][:MAX_PATH]
         client = self._scope.get("client")
         address = client[0] if client else UNKNOWN_ADDRESS
         if self._work is None:

@@ -45,7 +45,7 @@ def downloaded(num_bytes: int) -> dict[str, Any]:
 
 
 class AnswerRefused(httpx.RemoteProtocolError):
-    """The answer is compressed, though it was asked not to be, or has too many bytes."""
+    """Says that an answer is compressed, against the request's header, or has too many bytes."""
 
 
 def make_client(
@@ -75,7 +75,7 @@ def make_async_client(
     max_answer_bytes: int = MAX_ANSWER_BYTES,
     max_connections: int | None = 100,
 ) -> httpx.AsyncClient:
-    """The same for a process with an event loop."""
+    """Makes the client of `make_client` for a process with an event loop."""
     limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=20)
     direct = httpx.AsyncHTTPTransport(limits=limits, trust_env=False)
     allow = partial(_Allowance, max_bytes=max_answer_bytes)
@@ -84,9 +84,9 @@ def make_async_client(
 
 
 def legible(answer: httpx.Response) -> bytes:
-    """The body, with HIDDEN in the place of the key that the request carried.
+    """Returns an answer's body with HIDDEN in the place of the key that the request carried.
 
-    JSON is searched as it reads, not as it is spelled: any letter of a key may be written as an escape.
+    JSON is searched after it was parsed: any letter of a key may be written as an escape.
     """
     _, _, key = answer.request.headers.get("authorization", "").partition(" ")
     if not key:
@@ -97,8 +97,8 @@ def legible(answer: httpx.Response) -> bytes:
         return answer.content.decode(errors="replace").replace(key, HIDDEN).encode()
 
 
-def said(answer: httpx.Response) -> str:
-    """The beginning of what an answer says, for a reason."""
+def answer_text(answer: httpx.Response) -> str:
+    """Returns the beginning of an answer's text, to be shown as a reason."""
     return legible(answer).decode(errors="replace")[:SHOWN_CHARACTERS]
 
 
@@ -106,9 +106,9 @@ def _without(key: str, value: Any) -> Any:
     if isinstance(value, str):
         return value.replace(key, HIDDEN)
     if isinstance(value, list):
-        return [_without(key, one) for one in value]
+        return [_without(key, item) for item in value]
     if isinstance(value, dict):
-        return {_without(key, name): _without(key, one) for name, one in value.items()}
+        return {_without(key, name): _without(key, item) for name, item in value.items()}
     return value
 
 
@@ -123,10 +123,19 @@ def _options(base_url: str, *, timeout: float | httpx.Timeout, headers: Mapping[
 
 
 class _Allowance:
-    """The time of one answer from now on, and its bytes, or those of one event."""
+    """The seconds and bytes that one answer, or one event of a stream, may still take.
+
+    A client creates it for each request; reading the answer uses it up.
+    """
 
     def __init__(self, request: httpx.Request, *, max_bytes: int, least_s: float = 0.0) -> None:
-        """The whole answer has as many seconds as the request gives a single read, or `least_s` if that is more."""
+        """Starts the time of an answer.
+
+        Args:
+            request: The request; the whole answer has as many seconds as it allows a single read.
+            max_bytes: The most bytes of the answer.
+            least_s: The least number of seconds, if that is more.
+        """
         self._is_followed = bool(request.extensions.get("onbeat.followed"))
         read_s = None if self._is_followed else request.extensions.get("timeout", {}).get("read")
         num_bytes = request.extensions.get("onbeat.num_bytes", 0)
@@ -286,7 +295,7 @@ class _DeadlineStream(httpcore.NetworkStream):
 
 
 def _less(timeout: float | None, kind: type[Exception]) -> float | None:
-    """What a read may take, of what its request has left."""
+    """Returns the seconds that a read may take: its own timeout, cut to the time that its request has left."""
     left_s = _left(_ends_s.get())
     if left_s is not None and left_s <= 0:
         raise kind("no whole answer by the request's deadline")
@@ -294,7 +303,7 @@ def _less(timeout: float | None, kind: type[Exception]) -> float | None:
 
 
 def _left(ends_s: float) -> float | None:
-    """None where there is no end."""
+    """Returns the seconds until a deadline on the clock of `time.monotonic`; None where there is none."""
     return None if ends_s == float("inf") else max(0.0, ends_s - time.monotonic())
 
 
@@ -322,28 +331,42 @@ Away = TypeVar("Away", bound=Unavailable)
 
 
 def unanswered(error: httpx.RequestError | TimeoutError, kind: type[Away]) -> Away:
-    """The error of a request without an answer: in doubt where it was sent, for its service may hang or die of it."""
+    """Makes the error of a request without an answer: in doubt where it was sent, for its service may hang or die of
+    it.
+    """
     away = kind(f"no answer: {type(error).__name__} {error}".rstrip())
     return away if isinstance(error, NEVER_ASKED) else in_doubt(away)
 
 
 def in_doubt(away: Away) -> Away:
-    """The same error, of which what was asked may be the cause."""
+    """Marks an error as one that the request itself may have caused, and returns it."""
     away.is_doubtful = True
     return away
 
 
 def check_status(answer: httpx.Response, kind: type[Away], *, of: str) -> bool:
-    """Whether the request is answered; False for a refusal that speaks of the request itself.
+    """Judges the status of an answer.
 
-    of: the service, in words. Raises `kind` for the others; a 500 is in doubt, for the request may be its cause.
+    Args:
+        answer: The answer of a service.
+        kind: The error that says the service is away.
+        of: The service, in words.
+
+    Returns:
+        True where the request is answered; False for a refusal that speaks of the request itself.
+
+    Raises:
+        Away: The service refuses this process or is away, of type `kind`; a 500 is marked as in doubt, for the request
+            may be its cause.
     """
     status = answer.status_code
     if status == HTTPStatus.OK:
         return True
     if status in OF_WHO_ASKS:
-        raise kind(f"{of} refuses this process with {status}: {said(answer)}")
+        raise kind(f"{of} refuses this process with {status}: {answer_text(answer)}")
     if 400 <= status < 500 and status not in OF_THE_MOMENT:
         return False
-    away = kind(f"{of} answered {status}: {said(answer)}")
-    raise in_doubt(away) if status == HTTPStatus.INTERNAL_SERVER_ERROR else away
+    away = kind(f"{of} answered {status}: {answer_text(answer)}")
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        raise in_doubt(away)
+    raise away

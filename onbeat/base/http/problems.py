@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Problem(Exception):
-    """Ends a request with an error status."""
+    """Ends a request with an error status. Handlers and Access raise it; the app answers it as a JSON problem."""
 
     def __init__(self, status: HTTPStatus, detail: str, *, field: str | None = None, cure: str | None = None) -> None:
         super().__init__(detail)
@@ -41,9 +41,12 @@ def problem_response(
 
 
 def answer_with_problems(app: FastAPI, routers: Sequence[APIRouter], *, service: str) -> None:
-    """Makes the app, whose routes these are, answer its problems, the stack's errors, and the framework's in this form.
+    """Has the app answer problems, the stack's errors and the framework's errors in the form of a problem.
 
-    service: what an answer calls the service, where it has a defect.
+    Args:
+        app: The app.
+        routers: The routers of its routes.
+        service: The service's name, for the answer to a defect.
     """
     app.state.routes = [route for router in routers for route in router.routes]
     app.state.service = service
@@ -72,10 +75,12 @@ async def _on_onbeat_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_bad_parameter(request: Request, error: Exception) -> Response:
-    """FastAPI refuses a path or query parameter."""
+    """Answers a path or query parameter that FastAPI refuses."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    _, name, *_ = *first["loc"], ""  # ("query", "state", 1) of a parameter that is given several times
+    # ("query", "state"), and ("query", "state", 1) of a parameter that is given several times: the name comes second.
+    place = first["loc"]
+    name = place[1] if len(place) > 1 else ""
     return problem_response(HTTPStatus.UNPROCESSABLE_ENTITY, str(first["msg"]), field=str(name))
 
 
@@ -83,25 +88,27 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     response = problem_response(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
     response.headers.update(error.headers or {})
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and (allowed := _allowed(request)):
-        response.headers["Allow"] = allowed
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = _allowed(request)
+        if allowed:
+            response.headers["Allow"] = allowed
     return response
 
 
 def _allowed(request: Request) -> str:
-    """The methods of every route with this path: the framework's own header names those of the first one.
+    """Returns the methods of all routes with this path: the framework's own header names those of the first alone.
 
     A path that a route spells out is no job's id, though a pattern takes it too.
     """
     routes: list[BaseRoute] = request.app.state.routes
-    found = [
+    matching = [
         route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
     ]
-    spelt_out = [route for route in found if not route.param_convertors]
-    return ", ".join(sorted({method for route in spelt_out or found for method in route.methods or ()}))
+    spelt_out = [route for route in matching if not route.param_convertors]
+    return ", ".join(sorted({method for route in spelt_out or matching for method in route.methods or ()}))
 
 
 async def _on_defect(request: Request, error: Exception) -> Response:
-    """Starlette raises the error again after this answer, and the server logs it with its traceback."""
+    """Answers an unexpected exception, which Starlette raises again, so that the server logs it with its traceback."""
     detail = f"{request.app.state.service} has a defect; its log says more"
     return problem_response(HTTPStatus.INTERNAL_SERVER_ERROR, detail)

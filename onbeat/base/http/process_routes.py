@@ -1,4 +1,4 @@
-"""What every service says about its own process: whether it answers, whether it can work, and what it has counted.
+"""The routes by which every service reports on its own process: `/healthz`, `/readyz` and `/metrics`.
 
 `/readyz` needs no key, so it costs the service no more than one check in a while, however often it is asked:
 the answer of the last check is given again.
@@ -32,10 +32,15 @@ NOT_READY_S = 0.5
 
 
 class Readiness:
-    """The last check of one app, and the one that is under way."""
+    """The last check of one app's readiness, and the one that is under way. `/readyz` creates and reads it."""
 
     def __init__(self, check: Callable[[], Awaitable[None]], *, clock: Callable[[], float] = time.monotonic) -> None:
-        """check: its error is told to each client that asks."""
+        """Begins without a check.
+
+        Args:
+            check: Raises the error that each client is then answered with.
+            clock: Seconds, monotonic.
+        """
         self._check = check
         self._clock = clock
         self._until_s = 0.0
@@ -64,17 +69,22 @@ class Readiness:
 def process_routes(
     *, require_ready: Callable[[Request], Awaitable[None]], exposition: Callable[[Request], bytes]
 ) -> APIRouter:
-    """require_ready: raises a Problem or an OnbeatError. exposition: Prometheus text; it runs in the thread pool."""
+    """Makes the routes HEALTH_PATH, `/readyz` and METRICS_PATH.
+
+    Args:
+        require_ready: Raises a Problem or an OnbeatError where the service can't work.
+        exposition: Returns Prometheus text; it runs in the thread pool.
+    """
     router = APIRouter(tags=["process"])
 
     @router.get("/healthz", responses=STATES)
     async def healthz() -> Response:
-        """The process answers."""
+        """Answers 200: the process lives."""
         return json_answer({"status": "ok"})
 
     @router.get("/readyz", responses=STATES)
     async def readyz(request: Request) -> Response:
-        """The service can do its work now; 503 says why not."""
+        """Answers 200 where the service can do its work now, and 503 with the reason where it can't."""
         state = request.app.state
         if not hasattr(state, "readiness"):
             state.readiness = Readiness(lambda: require_ready(request))

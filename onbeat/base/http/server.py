@@ -52,7 +52,9 @@ log = logging.getLogger(__name__)
 
 
 def _room_for_connections() -> int:
-    """MAX_CONNECTIONS, or what the process may have open: past that, asyncio accepts nothing and logs without end."""
+    """Returns MAX_CONNECTIONS, or fewer where the process may not open as many files: past that limit asyncio accepts
+    nothing and logs without end.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
@@ -61,7 +63,8 @@ def _room_for_connections() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerLimits:
-    """What one server grants its clients."""
+    """The deadlines and sizes that one server grants its clients. Its service creates them; GuardedProtocol reads
+    them."""
 
     head_s: float = 10.0
     """From a connection, or a request's first byte, to the end of its head."""
@@ -77,7 +80,13 @@ class ServerLimits:
 
 
 def server_config(app: ASGIApp, *, grace_s: float, limits: ServerLimits | None = None) -> uvicorn.Config:
-    """grace_s: how long requests in flight may take after a signal."""
+    """Makes the server's configuration.
+
+    Args:
+        app: The app.
+        grace_s: Seconds that requests in flight may take after a signal.
+        limits: Deadlines and sizes; None takes the defaults.
+    """
     protocol = type("LimitedProtocol", (GuardedProtocol,), {"limits": limits or ServerLimits()})
     return uvicorn.Config(
         app,
@@ -93,11 +102,18 @@ def server_config(app: ASGIApp, *, grace_s: float, limits: ServerLimits | None =
 
 
 def serve(service: str, make_app: MakeApp, *, default_port: int, on_signal: Callable[[], None] = lambda: None) -> int:
-    """Serves until SIGTERM or SIGINT; exit code 2: a bad setting, a port in use, or any OnbeatError of `make_app`.
+    """Serves until SIGTERM or SIGINT.
 
     It ends at the latest END_S after the signal, whatever it waits for (onbeat/base/process/ending.py).
 
-    on_signal: called with the first signal, before requests in flight are waited for.
+    Args:
+        service: The service's name.
+        make_app: Makes the app from the settings.
+        default_port: The port where the settings have none.
+        on_signal: Called with the first signal, before requests in flight are waited for.
+
+    Returns:
+        The exit code: 2 for a bad setting, a port in use, or any OnbeatError of `make_app`.
     """
     ending = end_in_time()
 
@@ -136,7 +152,7 @@ class _Server(uvicorn.Server):
 
 
 def _ask_for_files() -> None:
-    """Has the process open as many files as its connections need: macOS grants 256, until it is asked for more."""
+    """Raises the process's limit on open files to what its connections need: macOS grants 256 at first."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = MAX_CONNECTIONS + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -145,7 +161,10 @@ def _ask_for_files() -> None:
 
 
 class GuardedProtocol(H11Protocol):
-    """One connection. Its phase is what it waits for from the client; a timer belongs to the phase."""
+    """A connection of one client. Its phase is what it waits for from the client; a timer belongs to the phase.
+
+    uvicorn creates it for each connection, and the event loop's thread alone touches it.
+    """
 
     limits: ClassVar[ServerLimits]
 
@@ -174,7 +193,7 @@ class GuardedProtocol(H11Protocol):
         self._follow(has_next=True)
 
     def send_400_response(self, msg: str) -> None:
-        """Where a body turns out to be none, the app's answer comes too late, or has begun already."""
+        """Answers a body that can't be parsed, unless the app's answer has begun already."""
         if self._is_in_flight:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -196,16 +215,21 @@ class GuardedProtocol(H11Protocol):
         self._write_timer = _cancelled(self._write_timer)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._timer, self._write_timer = _cancelled(self._timer), _cancelled(self._write_timer)
+        self._timer = _cancelled(self._timer)
+        self._write_timer = _cancelled(self._write_timer)
         super().connection_lost(exc)
 
     @property
     def _is_in_flight(self) -> bool:
-        """Whether a request has its head, and not yet all of its answer."""
+        """True while a request has its head, and not yet all of its answer."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _follow(self, *, has_next: bool) -> None:
-        """Moves to the phase that the parser is in. has_next: whether bytes of another request may have come."""
+        """Moves to the phase that the parser is in.
+
+        Args:
+            has_next: True where bytes of another request may have come.
+        """
         if self.conn.their_state is h11.SEND_BODY and self._is_in_flight:
             self._enter("body", self.limits.body_s)
         elif self.conn.their_state is h11.SEND_BODY:
@@ -216,10 +240,14 @@ class GuardedProtocol(H11Protocol):
             self._enter("", None)
 
     def _enter(self, phase: str, limit_s: float | None) -> None:
-        """The same phase goes on with its timer: bytes that trickle in must not put it off."""
+        """Enters a phase and starts its timer. The same phase goes on with its timer: bytes that trickle in must not
+        put it off.
+        """
         if phase == self._phase:
             return
-        self._phase, self._phase_since_s, self._num_body_bytes = phase, self.loop.time(), 0
+        self._phase = phase
+        self._phase_since_s = self.loop.time()
+        self._num_body_bytes = 0
         self._timer = _cancelled(self._timer)
         if limit_s is not None:
             self._timer = self.loop.call_later(limit_s, self._is_late)
@@ -251,12 +279,12 @@ class GuardedProtocol(H11Protocol):
 
     def _make_room(self) -> bool:
         """Closes the connection that has waited longest without a request."""
-        all_ours = [one for one in self.connections if isinstance(one, GuardedProtocol)]
-        waiting = [one for one in all_ours if not one._is_in_flight]
+        all_ours = [connection for connection in self.connections if isinstance(connection, GuardedProtocol)]
+        waiting = [connection for connection in all_ours if not connection._is_in_flight]
         if not waiting:
             log.warning("all %d connections have requests in flight", len(self.connections))
             return False
-        oldest = min(waiting, key=lambda one: one._phase_since_s)
+        oldest = min(waiting, key=lambda connection: connection._phase_since_s)
         self.connections.discard(oldest)
         oldest._end("there are too many, and it has no request in flight")
         return True

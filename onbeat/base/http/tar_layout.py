@@ -28,7 +28,7 @@ END = bytes(2 * tarfile.BLOCKSIZE)
 
 @dataclass(frozen=True, kw_only=True)
 class TarPart:
-    """A stretch of a tar: bytes that are known, or a whole file."""
+    """A stretch of a tar: bytes that are known, or a whole file. TarLayout creates it."""
 
     start: int
     num_bytes: int
@@ -38,10 +38,19 @@ class TarPart:
 
 
 class TarLayout:
-    """Where the bytes of a tar are."""
+    """The places of a tar's bytes, which follow from the names and sizes of its files. Each side of a transfer computes
+    it.
+    """
 
     def __init__(self, files: Mapping[str, int]) -> None:
-        """files: name → size in bytes. Raises ContractViolation for a name that would be a path, or does more."""
+        """Lays the files out in the order of their names.
+
+        Args:
+            files: Name → size in bytes.
+
+        Raises:
+            ContractViolation: A name is a path, or has another form than a plain file's.
+        """
         self.parts: list[TarPart] = []
         self.num_bytes = 0
         for name, size in sorted(files.items()):
@@ -78,8 +87,8 @@ def check_files(folder: Path, files: Mapping[str, int]) -> None:
 def open_file(path: Path, size: int) -> IO[bytes]:
     """Opens a plain file of this size, and no link. Raises ContractViolation, OSError."""
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
-    found = os.fstat(file.fileno())
-    if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+    state = os.fstat(file.fileno())
+    if not stat.S_ISREG(state.st_mode) or state.st_size != size:
         file.close()
         raise ContractViolation(f"is no file of {size} bytes any more", field=path.name)
     return file
@@ -109,7 +118,10 @@ def tar_bytes(folder: Path, layout: TarLayout, *, start: int = 0) -> Iterator[by
 
 
 class TarUnpacking:
-    """Writes the files of a tar whose layout is known; nothing of the tar itself says where anything goes."""
+    """Writes the files of a tar whose layout is known. Nothing in the tar itself decides where a file goes.
+
+    The receiver of a tar creates it and feeds it the bytes as they come.
+    """
 
     def __init__(self, layout: TarLayout, folder: Path) -> None:
         self.position = 0

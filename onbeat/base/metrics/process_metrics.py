@@ -212,7 +212,9 @@ def serve(settings: StackSettings, registry: CollectorRegistry) -> None:
         InvalidInput: The address isn't loopback and there is no key, the key can't be sent in a header, the port is
             taken, or the host is no address of this machine.
     """
-    host, port, key = settings.host, settings.metrics_port, settings.metrics_key
+    host = settings.host
+    port = settings.metrics_port
+    key = settings.metrics_key
     if not key and not _is_loopback(host):
         cure = "set a long random key, or ONBEAT_HOST=127.0.0.1"
         raise InvalidInput(f"is not set, and metrics would be served at {host}", field=METRICS_KEY, cure=cure)
@@ -241,10 +243,17 @@ class ScrapeHandler(WSGIRequestHandler):
 
 
 class MetricsApp:
-    """A WSGI app: METRICS_PATH, behind the key where there is one, and HEALTH_PATH, which says that it lives."""
+    """The WSGI app of METRICS_PATH, behind the key where there is one, and HEALTH_PATH, which says that the process
+    lives.
+    """
 
     def __init__(self, registry: CollectorRegistry, *, key: str) -> None:
-        """key: "" for none."""
+        """Takes what it serves.
+
+        Args:
+            registry: The metrics.
+            key: The key that opens them; "" for none.
+        """
         self._exposition = make_wsgi_app(registry)
         self._authorization = f"Bearer {key}".encode() if key else b""
 

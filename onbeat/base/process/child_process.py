@@ -1,4 +1,4 @@
-"""One operating-system process of the stack: its own process group, its own log file, an end that leaves no orphan.
+"""A process of the stack as its launcher has it: its own process group, its own log file, no orphans at its end.
 
 A psutil.Process is a number with the start time: a stranger that was given the number of a dead process is neither
 found as living nor killed.
@@ -45,14 +45,17 @@ def bound_log(path: Path, *, most_bytes: int = MAX_LOG_BYTES) -> None:
             if stat.S_ISREG(state.st_mode) and state.st_size > most_bytes:
                 older = path.with_name(path.name + OLDER)
                 older.unlink(missing_ok=True)
-                with open(os.open(older, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as kept:
-                    shutil.copyfileobj(log_file, kept)
+                with open(os.open(older, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as copy:
+                    shutil.copyfileobj(log_file, copy)
                 os.ftruncate(number, 0)
 
 
 @dataclass(eq=False)
 class ChildProcess:
-    """`start` may be called again after the process ended; the log file is appended to."""
+    """A process that this one starts, watches and ends: it has its own process group, and appends to a log file.
+
+    The stack, the consumer's supervisor and tests create it. `start` may be called again after its end.
+    """
 
     name: str
     _: KW_ONLY
@@ -103,7 +106,7 @@ class ChildProcess:
                 raise Unavailable(f"cannot be started: {error}", field=self.name) from error
 
     def wait(self, timeout_s: float) -> bool:
-        """True if it ended within the time."""
+        """Waits for its end. Returns True where it ended within the time."""
         if self._process is None:
             return True
         try:
@@ -136,7 +139,7 @@ class ChildProcess:
             kill_all(offspring)
 
     def tail(self, num_lines: int = 12) -> str:
-        """The last lines of its log."""
+        """Returns the last lines of its log."""
         if not self.log_path.exists():
             return ""
         with self.log_path.open("rb") as file:
@@ -145,8 +148,10 @@ class ChildProcess:
         return "\n".join(text.splitlines()[-num_lines:])
 
     def _offspring(self) -> set[psutil.Process]:
-        """What it has started; nothing once it was reaped, when its number may be a stranger's."""
-        return descendants(self._process.pid) if self._process is not None and self.is_running else set()
+        """Returns the processes that it has started; none once it was reaped, when its number may be a stranger's."""
+        if self._process is None or not self.is_running:
+            return set()
+        return descendants(self._process.pid)
 
     def _end_group(self) -> None:
         assert self._process is not None
@@ -158,30 +163,31 @@ class ChildProcess:
 
 
 def descendants(pid: int) -> set[psutil.Process]:
-    """Living children of `pid`, their children and so on."""
+    """Returns the living children of `pid`, their children and so on."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return living(psutil.Process(pid).children(recursive=True))
     return set()
 
 
 def marked(name: str, value: str) -> set[psutil.Process]:
-    """Living processes of this user whose environment at their start held `name=value`, whatever their parent is."""
-    return _found(lambda process: process.environ().get(name) == value)
+    """Returns this user's living processes whose environment at their start had `name=value`, whoever their parent is.
+    """
+    return _matching(lambda process: process.environ().get(name) == value)
 
 
 def running(module: str, argument: str) -> list[int]:
-    """Process numbers of every `python -m MODULE ARGUMENT` that runs now."""
-    return [process.pid for process in _found(lambda process: process.cmdline()[-3:] == ["-m", module, argument])]
+    """Returns the process ids of every `python -m MODULE ARGUMENT` that runs now."""
+    return [process.pid for process in _matching(lambda process: process.cmdline()[-3:] == ["-m", module, argument])]
 
 
 def living(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
-    """Those that still run; zombies do not."""
-    found = set()
+    """Returns the processes that still run; zombies do not."""
+    alive: set[psutil.Process] = set()
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                found.add(process)
-    return found
+                alive.add(process)
+    return alive
 
 
 def kill_all(processes: Iterable[psutil.Process]) -> None:
@@ -191,11 +197,12 @@ def kill_all(processes: Iterable[psutil.Process]) -> None:
             process.kill()
 
 
-def _found(is_wanted: Callable[[psutil.Process], bool]) -> set[psutil.Process]:
-    found = set()
+def _matching(is_wanted: Callable[[psutil.Process], bool]) -> set[psutil.Process]:
+    """Returns the machine's processes that `is_wanted` accepts; those that may not be looked at are left out."""
+    wanted: set[psutil.Process] = set()
     for pid in psutil.pids():
         with contextlib.suppress(psutil.Error):  # another user's process, or one that ended
             process = psutil.Process(pid)
             if is_wanted(process):
-                found.add(process)
-    return found
+                wanted.add(process)
+    return wanted

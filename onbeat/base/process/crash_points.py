@@ -72,7 +72,8 @@ def arm(crash_at: str) -> None:
         raise InvalidInput(
             f"`{crash_at}` is not a crash point", field="ONBEAT_CRASH_AT", cure=f"known: {', '.join(CRASH_POINTS)}"
         )
-    _armed, _hits_left = name, int(count or 1)
+    _armed = name
+    _hits_left = int(count or 1)
 
 
 def reach(name: str) -> None:

@@ -55,7 +55,7 @@ Probe = Callable[[], Awaitable[object]]
 
 @dataclass
 class Retry:
-    """A thing that a process tries again for one job."""
+    """Work that a process tries again for one job. Dependency creates and changes it."""
 
     since_s: float
     last_s: float
@@ -66,7 +66,11 @@ class Retry:
 
 @dataclass
 class Dependency:
-    """One service as one process meets it. The event loop's thread alone touches it."""
+    """A service as this process meets it: reached, or away since when and why.
+
+    The process creates it at its start; calls of the service and its prober change it; `/readyz` and heartbeats read
+    it. Only the event loop's thread touches it.
+    """
 
     name: str
     """The same in every process."""
@@ -97,7 +101,7 @@ class Dependency:
 
     @property
     def seen(self) -> ServiceSeen:
-        """What this process says of it."""
+        """Returns what this process reports of the service."""
         retries = self._shown_retries() or UNSET
         if self.is_away:
             away_s = self.clock() - self._away_since_s
@@ -106,7 +110,12 @@ class Dependency:
         return ServiceSeen(name=self.name, answered_s=answered_s, tries_again=retries)
 
     def tried_again(self, job_id: str, why: str) -> None:
-        """Takes note of what is asked again for a job, until `went_well`. why: in words, with the cure."""
+        """Notes that a request of a job is tried again, until `went_well`.
+
+        Args:
+            job_id: The job.
+            why: The reason in words, with the cure.
+        """
         now_s = self.clock()
         why = " ".join(why.split())[:MOST_CHARACTERS]
         retry = self._retries.setdefault(job_id, Retry(since_s=now_s, last_s=now_s, why=why, why_since_s=now_s))
@@ -133,7 +142,8 @@ class Dependency:
         """Takes note of an answer: a request that waits is made again."""
         if self.is_away:
             log.info("the %s is back after %.0f s", self.name, self.seen.away_s)
-        self._problem, self.others_reach = None, False
+        self._problem = None
+        self.others_reach = False
         self._answered_s = self.clock()
         self._moved.set()
 
@@ -152,7 +162,7 @@ class Dependency:
             self._moved.set()
 
     async def is_reached(self) -> bool:
-        """Whether a probe reaches it now."""
+        """Probes the service, and returns True where the probe reaches it."""
         try:
             await self.probe()
         except Unavailable as problem:

@@ -56,8 +56,14 @@ class Ending:
         on_request: Callable[[], None] = lambda: None,
         at_last: Callable[[], None] = lambda: None,
     ) -> None:
-        """exit_code: at the deadline. on_request: called once, in the thread, with the first request. at_last: called
-        in another thread at the deadline, and not waited for longer than LAST_ACT_S."""
+        """Starts the thread that waits for requests; `listen` has it take signals, too.
+
+        Args:
+            within_s: Seconds from the first request to the deadline.
+            exit_code: The exit code at the deadline.
+            on_request: Called once, in the thread, with the first request.
+            at_last: Called in another thread at the deadline, and not waited for longer than LAST_ACT_S.
+        """
         self._within_s = within_s
         self._exit_code = exit_code
         self._on_request = on_request
@@ -121,7 +127,7 @@ class Ending:
 
 
 def end_in_time(within_s: float = END_S, *, at_last: Callable[[], None] = lambda: None) -> Ending:
-    """Has SIGTERM and SIGINT end this process with code 0, at the latest within_s after the first one.
+    """Has SIGTERM and SIGINT end this process with code 0, at the latest within_s seconds after the first of them.
 
     A service calls it first of all, in its main thread: until it has handlers of its own the signals raise SystemExit
     there. The first process of a container would not even notice a signal that has no handler.

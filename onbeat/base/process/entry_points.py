@@ -23,19 +23,26 @@ log = logging.getLogger(__name__)
 
 
 class UnknownEntryPoint(InvalidInput):
-    """No installed package offers the name, what it names is of no use, or several offer it: which would be chance."""
+    """Says that no installed package offers the name, that its object is of no use, or that several packages offer it:
+    which one is taken would be chance.
+    """
 
 
 def names_in(group: str) -> list[str]:
-    """The names that packages offer in a group, sorted; imports nothing."""
+    """Returns the names that packages offer in a group, sorted; imports nothing."""
     return sorted(entry_points(group=group).names)
 
 
 def offers_of(group: str, *, distribution: str = "") -> dict[str, EntryPoint]:
-    """What packages offer in a group, by name in their order; imports nothing.
+    """Lists the entry points of a group without importing them.
 
-    distribution: the one whose offers are meant; "" takes all. A name that several packages offer is left out, and
-    said: chance would choose among them.
+    Args:
+        group: The group.
+        distribution: The distribution whose offers are meant; "" takes those of all.
+
+    Returns:
+        Entry points by name, in the order of their names. A name that several packages offer is left out, and the log
+        says so: chance would choose among them.
     """
     offers: dict[str, list[EntryPoint]] = {}
     for entry_point in entry_points(group=group):
@@ -48,9 +55,9 @@ def offers_of(group: str, *, distribution: str = "") -> dict[str, EntryPoint]:
 
 
 def all_of(group: str, *, distribution: str = "") -> dict[str, Any]:
-    """What `offers_of` a group is, imported; none of a package whose folder was removed.
+    """Imports the entry points that `offers_of` lists, except for those of a package whose folder was removed.
 
-    One that can't be imported is left out, and said: it is of no use to the others' users.
+    An entry point that can't be imported is left out, and the log says so: it must not harm the users of the others.
     """
     loaded: dict[str, Any] = {}
     for name, entry_point in offers_of(group, distribution=distribution).items():
@@ -67,9 +74,10 @@ def all_of(group: str, *, distribution: str = "") -> dict[str, Any]:
 
 
 def docstring_of(entry_point: EntryPoint) -> str | None:
-    """The docstring of the function that an entry point names, read from its source; the module isn't imported.
+    """Reads the docstring of the function that an entry point names from its source; the module isn't imported.
 
-    "" where the source has none, None where there is no module: its folder was removed.
+    Returns:
+        The docstring; "" where the source has none, None where there is no module since its folder was removed.
     """
     try:
         module = find_spec(entry_point.module)
@@ -83,36 +91,43 @@ def docstring_of(entry_point: EntryPoint) -> str | None:
 
 
 def find_entry_point(group: str, name: str, *, field: str, where: str) -> EntryPoint:
-    """Returns what one package offers under that name. where: the process that looks, in a message.
+    """Finds the entry point that one package offers under a name.
 
-    Raises UnknownEntryPoint that names the spec's field.
+    Args:
+        group: The group.
+        name: The name in that group.
+        field: The field of the spec that has the name, for the error.
+        where: The process that looks, for the error.
+
+    Raises:
+        UnknownEntryPoint: No package offers the name, or several do.
     """
-    found = list(entry_points(group=group, name=name))
-    if not found:
+    offers = list(entry_points(group=group, name=name))
+    if not offers:
         raise UnknownEntryPoint(
             f"no package offers `{name}` in group {group} where the {where} runs",
             field=field,
             cure=f"install its package there; installed: {', '.join(names_in(group)) or 'none'}",
         )
-    if len(found) > 1:
+    if len(offers) > 1:
         raise UnknownEntryPoint(
-            f"several packages offer `{name}` in group {group}: {', '.join(sorted(map(package_of, found)))}",
+            f"several packages offer `{name}` in group {group}: {', '.join(sorted(map(package_of, offers)))}",
             field=field,
             cure="keep one of them",
         )
-    return found[0]
+    return offers[0]
 
 
 def load_entry_point(group: str, name: str, *, field: str, where: str = "trainer") -> Any:
     """Imports it in the process that `where` names. Raises UnknownEntryPoint, also where it can't be imported."""
-    found = find_entry_point(group, name, field=field, where=where)
-    loaded = load(found, field=field, where=where)
-    log.info("`%s` in group %s is %s of %s", name, group, found.value, package_of(found))
+    entry_point = find_entry_point(group, name, field=field, where=where)
+    loaded = load(entry_point, field=field, where=where)
+    log.info("`%s` in group %s is %s of %s", name, group, entry_point.value, package_of(entry_point))
     return loaded
 
 
 def load(entry_point: EntryPoint, *, field: str, where: str) -> Any:
-    """What the entry point names, imported. Raises UnknownEntryPoint where it can't be."""
+    """Imports the object that an entry point names. Raises UnknownEntryPoint where it can't be imported."""
     try:
         return entry_point.load()
     # Foreign code may raise anything while it is imported, or ask to exit, and each of it has the same answer.

@@ -19,16 +19,16 @@ PRIVATE = 0o700
 def make_private(folder: Path) -> None:
     """Makes a folder that is ours, and takes others' rights off it where it was there already. Raises OSError."""
     make_missing(folder)
-    found = folder.stat()
-    if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077:
+    state = folder.stat()
+    if state.st_uid == os.geteuid() and stat.S_IMODE(state.st_mode) & 0o077:
         folder.chmod(PRIVATE)
 
 
 def is_private(folder: Path) -> bool:
-    """Whether it is a folder of ours, no link to one, that other users may not enter. Raises OSError."""
-    found = folder.lstat()
-    is_closed = not stat.S_IMODE(found.st_mode) & 0o077
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and is_closed
+    """Returns True for a folder of ours, and no link to one, that other users may not enter. Raises OSError."""
+    state = folder.lstat()
+    is_closed = not stat.S_IMODE(state.st_mode) & 0o077
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and is_closed
 
 
 def write_private(path: Path, text: str) -> None:
@@ -40,9 +40,11 @@ def write_private(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def written_whole(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """A file that is there with all that is written inside, mode 0600, or not at all. Raises OSError.
+    """Opens a file that appears with all that is written inside, mode 0600, or not at all. Raises OSError.
 
-    durable: the bytes are on disk before the name is.
+    Args:
+        path: The file.
+        durable: True has the bytes on disk before the name is.
     """
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
@@ -59,7 +61,13 @@ def written_whole(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def usable(path: Path, *, to_be: str, cure: str = "free space there, or mend its mode") -> Iterator[None]:
-    """Raises OnbeatError that names the path in the place of an OSError. to_be: `written`, say."""
+    """Turns an OSError of the block into an OnbeatError that names the path.
+
+    Args:
+        path: The file or folder.
+        to_be: The use that failed, as "written".
+        cure: The cure that the error names.
+    """
     try:
         yield
     except OSError as error:
@@ -76,7 +84,7 @@ def writable_run_dir() -> Iterator[None]:
 
 
 def private(path: str, flags: int) -> int:
-    """An opener of files that this user alone may read."""
+    """Opens a file that this user alone may read: an opener for `open`."""
     return os.open(path, flags, 0o600)
 
 
@@ -94,6 +102,6 @@ def make_missing(folder: Path) -> None:
 
     What is there already stays as its owner has it. Raises OSError.
     """
-    for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+    for missing in reversed([place for place in (folder, *folder.parents) if not place.exists()]):
         missing.mkdir(mode=PRIVATE, exist_ok=True)
     folder.mkdir(exist_ok=True)

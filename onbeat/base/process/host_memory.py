@@ -1,4 +1,4 @@
-"""What the C library does with the memory of a process: large pages for it, and what is free goes back to the machine.
+"""The C library's settings for a process's memory: large pages for it, and free memory goes back to the machine.
 
 glibc holds on to freed pieces that lie between used ones, and to the end of each thread's arena: of a process that had
 gigabytes in work, hundreds of megabytes may stay. Other C libraries have no such call, and give large pieces back by
@@ -45,7 +45,7 @@ def give_free_memory_back() -> None:
 
 @cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """None where the C library isn't glibc."""
+    """Finds glibc's `malloc_trim`; None where the C library is another."""
     if not sys.platform.startswith("linux"):
         return None
     try:

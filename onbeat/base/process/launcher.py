@@ -1,4 +1,4 @@
-"""What a child process gets from its launcher: the packages that it runs, and its end."""
+"""The launcher's part in a child process: the packages that it runs, and its end together with its launcher."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ HOME = Path(__file__).resolve().parents[3]
 
 
 def with_own_packages(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which `python -m gateway` runs our package, whatever folders the working directory has.
+    """Returns an environment in which `python -m gateway` runs our package, whatever the working folder contains.
 
-    Python would look there first. A checkout need not be installed: there its folder takes that place.
+    Python would search the working folder first. A checkout that isn't installed stands in PYTHONPATH instead.
     """
-    made = {**environment, "PYTHONSAFEPATH": "1"}
+    child_environment = {**environment, "PYTHONSAFEPATH": "1"}
     if (HOME / "pyproject.toml").is_file():
         others = [
             entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", str(HOME))
         ]
-        made["PYTHONPATH"] = os.pathsep.join([str(HOME), *others])
-    return made
+        child_environment["PYTHONPATH"] = os.pathsep.join([str(HOME), *others])
+    return child_environment
 
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """A block that imports large libraries: the garbage collector rests, and passes over what they made ever after.
+    """Rests the garbage collector during a block that imports large libraries, and has it pass over their objects ever
+    after.
 
     They make hundreds of thousands of objects that stay: looking for cycles among them takes a fifth of the time to
     import torch.
@@ -64,10 +65,14 @@ def check_threads_stand_still() -> None:
 
 
 def end_with_launcher() -> Callable[[], None] | None:
-    """A `preexec_fn`: on Linux the kernel sends SIGTERM to the child when the thread that started it ends.
+    """Makes a `preexec_fn` by which, on Linux, the kernel sends SIGTERM to the child when the thread that started it
+    ends.
 
-    So start children from a thread that lives as long as they should. It runs in the child between fork and exec, and
-    makes only calls that were prepared before the fork. None elsewhere: there a child ends when it loses Redis.
+    Start children from a thread that lives as long as they should. The function runs in the child between fork and
+    exec, and makes only calls that were prepared before the fork.
+
+    Returns:
+        The function; None on other systems, where a child ends when it loses Redis.
     """
     if not sys.platform.startswith("linux"):
         return None

@@ -21,11 +21,17 @@ CURE = "give Onbeat an environment of its own: pipx install, uv tool install, or
 
 
 def problem(home: Path) -> str:
-    """What is wrong, in one line that names both sides; "" where every package lies in `home` as it was installed."""
+    """Describes a package of ours that another distribution replaces, in one line that names both.
+
+    Returns:
+        The line; "" where every package lies in `home` as it was installed.
+    """
     for name in PACKAGES:
-        found = find_spec(name)
-        place = Path(found.origin).resolve().parent if found is not None and found.origin else None
-        if place is not None and place != home / name:
+        spec = find_spec(name)
+        if spec is None or not spec.origin:
+            continue
+        place = Path(spec.origin).resolve().parent
+        if place != home / name:
             return f"package `{name}` is that of {_owner(place)}, and not of {DISTRIBUTION} ({home}); {CURE}"
     for path in _changed(home):
         return f"{path} is that of {_owner(home / path)}, which has replaced {DISTRIBUTION}'s; {CURE}"
@@ -33,8 +39,11 @@ def problem(home: Path) -> str:
 
 
 def _changed(home: Path) -> Iterator[Path]:
-    """Our installed files that another distribution has written over; none in a checkout, where pip keeps no list."""
-    ours = [one for one in metadata.distributions(path=[str(home)]) if one.name == DISTRIBUTION]
+    """Yields our installed files that another distribution has overwritten; none in a checkout, where pip keeps no
+    list."""
+    ours = [
+        distribution for distribution in metadata.distributions(path=[str(home)]) if distribution.name == DISTRIBUTION
+    ]
     for file in ours[0].files or () if ours else ():
         if file.parts[0] in PACKAGES and file.suffix == ".py" and file.size is not None:
             try:
@@ -46,17 +55,20 @@ def _changed(home: Path) -> Iterator[Path]:
 
 
 def _owner(place: Path) -> str:
-    """The other distribution that has this file or package, with its version; the path where none has."""
+    """Names the other distribution that has this file or package, with its version; the path where none has it."""
     for folder in place.parents[:2]:
-        for one in metadata.distributions(path=[str(folder)]):
-            names = (str(folder / file) for file in one.files or ())
-            if one.name != DISTRIBUTION and any(name == str(place) or name.startswith(f"{place}/") for name in names):
-                return f"{one.name} {one.version} ({place})"
+        for distribution in metadata.distributions(path=[str(folder)]):
+            names = (str(folder / file) for file in distribution.files or ())
+            if distribution.name != DISTRIBUTION and any(
+                name == str(place) or name.startswith(f"{place}/") for name in names
+            ):
+                return f"{distribution.name} {distribution.version} ({place})"
     return str(place)
 
 
 # Ctrl-C before a program answers signals ends it without a traceback: it has begun nothing.
 sys.excepthook = lambda kind, *rest: None if kind is KeyboardInterrupt else sys.__excepthook__(kind, *rest)
-if found := problem(Path(__file__).resolve().parents[3]):
-    sys.stderr.write(f"onbeat: {found}\n")
+PROBLEM = problem(Path(__file__).resolve().parents[3])
+if PROBLEM:
+    sys.stderr.write(f"onbeat: {PROBLEM}\n")
     raise SystemExit(2)

@@ -1,4 +1,4 @@
-"""What the system tells of this machine's processor, by which numeric libraries choose their kernels."""
+"""The facts of this machine's processor by which numeric libraries choose their kernels."""
 
 from __future__ import annotations
 

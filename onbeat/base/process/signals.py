@@ -15,7 +15,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def exit_cleanly_on_signals() -> None:
-    """SIGTERM and SIGINT end the process with code 0, also where uvicorn repeats the one that stopped it."""
+    """Has SIGTERM and SIGINT end the process with code 0, also where uvicorn repeats the one that stopped it."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
 
@@ -28,17 +28,22 @@ def end_on_signals() -> None:
 
 @contextlib.contextmanager
 def uninterrupted(*, answered_after: bool = False) -> Iterator[None]:
-    """Holds requests to end until the block is done, which must have deadlines of its own; they are dropped, or
-    answered then. A child's start needs that: what its hooks at a fork raise is lost."""
+    """Holds back signals that ask the process to end until the block is done, which must have deadlines of its own.
+
+    A child's start needs that: what hooks at a fork raise is lost.
+
+    Args:
+        answered_after: True has the first of them raised again after the block; else they are dropped.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[int] = []
-    held = {number: signal.signal(number, lambda one, _: came.append(one)) for number in ENDING}
+    handlers = {number: signal.signal(number, lambda signum, _: came.append(signum)) for number in ENDING}
     try:
         yield
     finally:
-        for number, handler in held.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
     if answered_after and came:
         signal.raise_signal(came[0])

@@ -33,9 +33,11 @@ A = TypeVar("A")
 
 @dataclass
 class Waiting:
-    """Poked by a loop; logs once after LOG_AFTER_S, raises DeadlineExceeded after `deadline_s`.
+    """A wait that can't hang in silence: it logs once after LOG_AFTER_S, and raises DeadlineExceeded after
+    `deadline_s`.
 
-    `with Waiting(...) as waiting:` also logs the end of a wait that was logged as long.
+    The loop that waits creates it and calls `poke` on every turn. `with Waiting(...) as waiting:` also logs the end of
+    a wait that was logged as long.
     """
 
     what: str
@@ -58,7 +60,14 @@ class Waiting:
         return max(0.0, self.deadline_s - self.waited_s)
 
     def poke(self, what: str | None = None) -> None:
-        """Call it on every turn of the loop; `what` tells what is still missing now."""
+        """Checks the deadline; call it on every turn of the loop.
+
+        Args:
+            what: The thing that is missing now, for the log and the error; None leaves it as it was.
+
+        Raises:
+            DeadlineExceeded: The deadline has passed.
+        """
         if what is not None:
             self.what = what
         waited_s = self.waited_s
@@ -69,7 +78,7 @@ class Waiting:
             log.info("waiting for %s, %.0f s so far, giving up after %.0f s", self.what, waited_s, self.deadline_s)
 
     def progress(self) -> None:
-        """Something moved: the deadline and the log line start again."""
+        """Starts the deadline and the log line again, since the awaited work went on."""
         self._started_s = self.clock()
         self._logged = False
 
@@ -98,9 +107,17 @@ async def tried_again(
     helps: Callable[[Exception, float], bool],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> A:
-    """Answers what `ask` does, which is called again after each pause; raises what it raises without another.
+    """Calls `ask` until it succeeds, with a pause before each further call.
 
-    helps: whether another call, so many seconds later, may mend an error.
+    Args:
+        what: The request, for the log.
+        ask: The request.
+        pauses: Seconds before each further call; the last error is raised after them.
+        helps: Returns True where another call, after so many seconds, may succeed after this error.
+        sleep: Waits.
+
+    Returns:
+        The result of `ask`.
     """
     for pause_s in pauses:
         try:
@@ -114,13 +131,19 @@ async def tried_again(
 
 
 def backoff(*, base_s: float, cap_s: float, jitter: Callable[[], float] = random.random) -> Iterator[float]:
-    """Pauses with full jitter, without end. jitter: gives numbers in [0, 1)."""
+    """Yields pauses with full jitter, without end.
+
+    Args:
+        base_s: The first pause's upper bound in seconds; it doubles each time.
+        cap_s: The greatest upper bound.
+        jitter: Returns numbers in [0, 1).
+    """
     while True:
         yield jitter() * base_s
         base_s = min(cap_s, 2 * base_s)
 
 
-def run_apart(asked: Coroutine[Any, Any, A]) -> A:
-    """Runs it to its end; the caller may have an event loop of its own in this thread."""
+def run_apart(coroutine: Coroutine[Any, Any, A]) -> A:
+    """Runs a coroutine to its end in a thread with its own event loop: the caller's thread may run one already."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="asked") as thread:
-        return thread.submit(asyncio.run, asked).result()
+        return thread.submit(asyncio.run, coroutine).result()

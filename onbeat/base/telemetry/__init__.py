@@ -1,4 +1,4 @@
-"""What a process says about itself: log lines for a person or for a machine.
+"""Log lines of a process, for a person or for a machine.
 
 Consumes:     log records of every package.
 Waits for:    nothing.

@@ -41,15 +41,18 @@ MAX_HOSTS_BYTES = 2**16
 MAX_MESSAGE_BYTES = 4096
 MAX_LABELS = 128
 """Most labels and pointers of one name: a name of 255 bytes has fewer, and more may be a circle of pointers."""
-PTR, INTERNET = 12, 1
+PTR = 12
+INTERNET = 1
 """A record's type and class (RFC 1035, 3.2)."""
 
 
 def named(settings: StackSettings, *, part: str = "") -> StackSettings:
     """Returns the settings with the container's name, where they have none and there is a container with one.
 
-    part: the name of this process among several of that container, as a worker's trainer and its ranks; "" for the
-    container's main process.
+    Args:
+        settings: The settings.
+        part: The name of this process among several of that container, as a worker's trainer and its ranks; "" for the
+            container's main process.
     """
     if settings.name:
         return settings
@@ -68,9 +71,17 @@ def container_name(
     port: int = DNS_PORT,
     within_s: float = WITHIN_S,
 ) -> str:
-    """Returns this container's name; "" outside of one, on Kubernetes, and where nothing says it by the deadline.
+    """Finds this container's name in its files or by its engine's resolver.
 
-    root: where the files of the container are; hostname: "" for this host's; port: of the resolver.
+    Args:
+        root: The folder of the container's files.
+        hostname: The host's name; "" takes this host's.
+        environment: The process's environment.
+        port: The resolver's port.
+        within_s: The longest that it may take, in seconds.
+
+    Returns:
+        The name; "" outside of a container, on Kubernetes, and where nothing gives it by the deadline.
     """
     is_container = MARK_VARIABLE in environment or any((root / mark).exists() for mark in MARKS)
     if KUBERNETES in environment or not is_container:
@@ -96,7 +107,7 @@ def _chosen(names: list[str], hostname: str) -> str:
 
 
 def _lines(path: Path) -> list[list[str]]:
-    """The words of each line of a file of the container, without comments; [] where it can't be read."""
+    """Splits a file of the container into the words of its lines, without comments; [] where it can't be read."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_HOSTS_BYTES).decode(errors="replace")
@@ -107,7 +118,7 @@ def _lines(path: Path) -> list[list[str]]:
 
 
 def _reachable(addresses: Iterator[str]) -> Iterator[str]:
-    """The addresses that another container could reach this one by."""
+    """Yields the addresses by which another container could reach this one."""
     for text in addresses:
         try:
             address = ipaddress.ip_address(text)
@@ -118,7 +129,7 @@ def _reachable(addresses: Iterator[str]) -> Iterator[str]:
 
 
 def _own_resolvers(root: Path) -> Iterator[str]:
-    """The nameservers in the container itself, which its engine runs."""
+    """Yields the nameservers in the container itself, which its engine runs."""
     for words in _lines(root / "etc/resolv.conf"):
         try:
             if words[0] == "nameserver" and ipaddress.ip_address(words[1]).is_loopback:
@@ -128,9 +139,16 @@ def _own_resolvers(root: Path) -> Iterator[str]:
 
 
 def _names_of(address: str, server: str, *, port: int, ends_s: float) -> list[str]:
-    """Returns the names that the server has for an address; [] without an answer in time, or of another form.
+    """Asks a server for the names of an address.
 
-    ends_s: the deadline, on the clock of time.monotonic.
+    Args:
+        address: The address.
+        server: The resolver's address.
+        port: The resolver's port.
+        ends_s: The deadline, on the clock of `time.monotonic`.
+
+    Returns:
+        The names; [] without an answer in time, or with one of another form.
     """
     left_s = ends_s - time.monotonic()
     if left_s <= 0:
@@ -149,7 +167,7 @@ def _names_of(address: str, server: str, *, port: int, ends_s: float) -> list[st
 
 
 def _question(number: int, name: str) -> bytes:
-    """A query for the PTR records of a name (RFC 1035, 4.1); flags 0x0100: recursion is desired."""
+    """Encodes a query for the PTR records of a name (RFC 1035, 4.1); flags 0x0100: recursion is desired."""
     labels = b"".join(bytes([len(label)]) + label.encode() for label in name.split("."))
     return struct.pack("!6H", number, 0x0100, 1, 0, 0, 0) + labels + b"\0" + struct.pack("!2H", PTR, INTERNET)
 

@@ -49,7 +49,9 @@ def configure(settings: StackSettings, *, service: str, stream: TextIO | None = 
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to whatever `sys.stderr` is at the moment: a live display puts itself there to keep its panel whole."""
+    """A log handler that writes to the current `sys.stderr`: a live display replaces that stream to keep its panel
+    whole.
+    """
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -61,14 +63,21 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
 class ServiceFormatter(logging.Formatter):
     def __init__(self, service: str, name: str) -> None:
-        """name: of this process, where there may be several of the service."""
+        """Takes the names that each line carries.
+
+        Args:
+            service: The service.
+            name: The name of this process, where there may be several of the service.
+        """
         super().__init__()
         self.service = service
         self.name = name
 
 
 class HumanLines(ServiceFormatter):
-    """`2026-07-04T12:03:44+02:00 generator-1    info   message`; an exception follows on its own lines."""
+    """The format for people: `2026-07-04T12:03:44+02:00 generator-1    info   message`; an exception follows on its own
+    lines.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         clock = datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="seconds")
@@ -76,12 +85,14 @@ class HumanLines(ServiceFormatter):
         if not record.exc_info:
             return line
         # Its lines are indented as Python does it: a line break in an error's own text can't pass for a log line.
-        trace = "\n".join(f"  | {shown(one)}" for one in self.formatException(record.exc_info).split("\n"))
+        trace = "\n".join(
+            f"  | {shown(trace_line)}" for trace_line in self.formatException(record.exc_info).split("\n")
+        )
         return f"{line}\n{trace}"
 
 
 class JsonLines(ServiceFormatter):
-    """One object a line; the exception text is a field, so that a line stays a line.
+    """The format with a JSON object on each line; the text of an exception is a field, so that a line stays a line.
 
     Time, level and message come first: a terminal shows the beginning of a line, and cuts the rest.
     """
@@ -101,14 +112,14 @@ class JsonLines(ServiceFormatter):
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         line = json.dumps(fields, default=str, ensure_ascii=False)
-        return UNSHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", line)  # JSON itself leaves these as they are
+        return UNSHOWN.sub(lambda match: f"\\u{ord(match[0]):04x}", line)  # JSON itself leaves these as they are
 
 
 def iso(at_s: float) -> str:
-    """A Unix time as ISO 8601 in UTC."""
+    """Formats a Unix time as ISO 8601 in UTC."""
     return datetime.fromtimestamp(round(at_s, 3), UTC).isoformat(timespec="milliseconds")
 
 
 def shown(text: str) -> str:
-    """One line that a terminal shows as it is: what UNSHOWN has as `\\x1b`, `\\n` and the like."""
-    return UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    """Escapes a text into a line that a terminal shows as it is: the characters of UNSHOWN as `\\x1b`, `\\n` etc."""
+    return UNSHOWN.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)

@@ -17,7 +17,7 @@ import httpx
 
 from contracts.errors import InvalidInput, NotFound
 from contracts.settings import KEY_FORM, StackSettings
-from onbeat.base.http.outgoing import make_client, said
+from onbeat.base.http.outgoing import answer_text, make_client
 
 SETTING = "ONBEAT_CACHE_HOSTS"
 CONNECT_S = 2.0
@@ -56,7 +56,7 @@ class CacheHost:
                     raise NotFound("is not in that cache", field=key)
                 if answer.status_code != HTTPStatus.OK:
                     answer.read()
-                    raise httpx.RemoteProtocolError(f"answers {answer.status_code}: {said(answer)}")
+                    raise httpx.RemoteProtocolError(f"answers {answer.status_code}: {answer_text(answer)}")
                 for piece in answer.iter_bytes(1024**2):
                     if num_taken + len(piece) > most_bytes:
                         return most_bytes + 1

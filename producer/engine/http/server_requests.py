@@ -15,7 +15,7 @@ import msgspec
 
 from contracts.engines import OpenaiOptions
 from contracts.errors import BatchFailed, DeadlineExceeded, EngineUnavailable, InvalidInput
-from onbeat.base.http.outgoing import OF_THE_MOMENT, make_async_client, make_client, said
+from onbeat.base.http.outgoing import OF_THE_MOMENT, answer_text, make_async_client, make_client
 from onbeat.base.process.waiting import Waiting, tried_again
 
 log = logging.getLogger(__name__)
@@ -96,9 +96,9 @@ class ServerRequests:
         except httpx.RequestError as error:
             raise self.gone(f"{path}: {type(error).__name__} {error}".rstrip()) from error
         if answer.is_client_error and answer.status_code not in OF_THE_MOMENT:
-            raise BatchFailed(f"the server refused {path} with {answer.status_code}: {said(answer)}")
+            raise BatchFailed(f"the server refused {path} with {answer.status_code}: {answer_text(answer)}")
         if not answer.is_success:
-            raise self.gone(f"{path}: {answer.status_code} {said(answer)}")
+            raise self.gone(f"{path}: {answer.status_code} {answer_text(answer)}")
         try:
             return msgspec.json.decode(answer.content, type=kind)
         except UNREADABLE as error:

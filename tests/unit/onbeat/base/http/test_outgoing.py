@@ -18,11 +18,11 @@ from onbeat.base.http.outgoing import (
     FOLLOWED,
     HIDDEN,
     AnswerRefused,
+    answer_text,
     downloaded,
     legible,
     make_async_client,
     make_client,
-    said,
 )
 
 KEY = "a-key:with+marks=="
@@ -155,14 +155,14 @@ ESCAPED = "".join(f"\\u{ord(letter):04x}" for letter in KEY)
     ids=["text", "JSON", "name", "escapes", "one escape", "broken JSON"],
 )
 def test_no_spelling_of_the_key_is_shown(body: str) -> None:
-    shown = said(answered(body.encode()))
+    shown = answer_text(answered(body.encode()))
     assert f"the key is {HIDDEN}" in shown
     assert KEY not in shown
     assert "\\u" not in shown
 
 
 def test_what_holds_no_key_is_shown_as_it_is_and_as_much_as_a_reason_has_room_for() -> None:
-    assert said(answered(1000 * b"x")) == 300 * "x"
+    assert answer_text(answered(1000 * b"x")) == 300 * "x"
     assert json.loads(legible(answered(b'{"a": [1, 2.5, null, true, "\\u00e9"]}'))) == {"a": [1, 2.5, None, True, "é"]}
     deep = 100_000 * b"["
     assert legible(answered(deep)) == deep
