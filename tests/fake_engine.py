@@ -100,7 +100,7 @@ class FakeEngine(GenerationEngine):
                 raise WeightsRejected(f"{path} cannot be read: {error}") from error
             for name, entry in entries:
                 tensors.append((name, TORCH_NAMES[entry["dtype"]], tuple(entry["shape"]), bytes(entry["data"])))
-        check_names(manifest.policy_version, expected=set(self._tensor_names), found={tensor[0] for tensor in tensors})
+        check_names(manifest.policy_version, expected=set(self._tensor_names), actual={tensor[0] for tensor in tensors})
         found = weights_digest(tensors)
         check_digest(manifest, found)
         return VerifiedWeights(policy_version=manifest.policy_version, weights_digest=found)

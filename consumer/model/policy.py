@@ -29,7 +29,13 @@ from contracts.spec.root import SpecRoot
 from contracts.spec.trainer import LoraSpec
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.hashing import tensors_digest
-from onbeat.weights.model_folder import LOADING_ERRORS, compute_as_asked, context_tokens, load_tokenizer, weight_tensors
+from onbeat.weights.model_folder import (
+    LOADING_ERRORS,
+    configure_computation,
+    context_tokens,
+    load_tokenizer,
+    weight_tensors,
+)
 from onbeat.weights.model_path import find_model, opened_model
 from onbeat.weights.publication import TensorSink
 
@@ -257,7 +263,7 @@ def load_model(
             field=FIELD,
             cure="save the whole model with save_pretrained",
         )
-    compute_as_asked(network, model)
+    configure_computation(network, model)
     network.eval()
     if gradient_checkpointing:
         checkpoint_activations(network)

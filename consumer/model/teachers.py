@@ -32,7 +32,7 @@ from onbeat.base.kernels import PLAIN_LINEAR
 from onbeat.data.named_files import reading_model
 from onbeat.weights.files.stored_tensors import StoredTensors
 from onbeat.weights.hashing import tensors_digest
-from onbeat.weights.model_folder import Float32Head, compute_as_asked, empty_model
+from onbeat.weights.model_folder import Float32Head, configure_computation, empty_model
 from onbeat.weights.model_path import folder_of_model, weights_index
 
 SCALES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
@@ -182,7 +182,7 @@ def load_head(folder: Path, spec: JobSpec, *, field: str) -> PreTrainedModel:
     """Loads a teacher's head alone: all else of the model stays without memory. Raises InvalidInput."""
     try:
         model = empty_model(folder, dtype=getattr(torch, spec.model.dtype), device="meta")
-        compute_as_asked(model, spec.model)
+        configure_computation(model, spec.model)
         head = output_head(model)
         for name, parameter in list(head.named_parameters(recurse=False)):
             stored = _stored(folder, model, parameter)

@@ -70,7 +70,7 @@ class HeldJob(TrainedJob):
         folder = model_folder(spec.model, self.settings.spec_root)
         model = empty_model(folder, dtype=getattr(torch, spec.model.dtype), device="meta")
         try:
-            check_layout(0, expected=layout_of(dict(weight_tensors(model))), found=layout)
+            check_layout(0, expected=layout_of(dict(weight_tensors(model))), actual=layout)
         except WeightsUnfit as error:
             problem = f"the trainer would publish what no engine loads: {error}"
             raise WeightsUnfit(problem, field="model.path", cure="this is a fault of the trainer: report it") from error

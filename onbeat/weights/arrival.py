@@ -1,4 +1,4 @@
-"""One version on its way in: an engine's tensors, what they hold, and what each encoding does to them.
+"""A version on its way into an engine: the engine's tensors, the version that they hold, and the ways to fill them.
 
 shard, announced early ─▶ take_shard_ahead, take_delta_ahead ─┬─▶ EngineTensors ─▶ hashed by threads ─▶ digest
 manifest ───────────────▶ fill_whole, fill_delta, adapters ───┘
@@ -31,7 +31,10 @@ def identity(step: WeightStep | WeightManifest) -> Identity:
 
 @dataclass(kw_only=True)
 class Arrival:
-    """A version that is being put in place of another one, some of its files perhaps before its manifest came."""
+    """A version that is being put in place of another one, some of its files perhaps before its manifest came.
+
+    EngineTensors creates it; the functions that fill tensors change and read it.
+    """
 
     policy_version: int
     base: Identity | None = None
@@ -41,12 +44,22 @@ class Arrival:
     hashing: HashingThreads = field(default_factory=HashingThreads)
 
     def known(self, files: tuple[WeightFile, ...]) -> dict[str, list[str]]:
-        """Finds those of `files` that are in place: name → tensors."""
-        found = ((file, self.files.get(file.name)) for file in files)
-        return {file.name: one[1] for file, one in found if one is not None and one[0] == file.num_bytes}
+        """Returns the tensors of each file that is in place already, by the file's name.
+
+        A file of the same name and another size was announced for another try at the version: it isn't in place.
+        """
+        in_place: dict[str, list[str]] = {}
+        for file in files:
+            arrived = self.files.get(file.name)
+            if arrived is None:
+                continue
+            num_bytes, tensor_names = arrived
+            if num_bytes == file.num_bytes:
+                in_place[file.name] = tensor_names
+        return in_place
 
     def took(self, shard: WeightShard, tensors: Mapping[str, Tensor]) -> None:
-        """The shard is in place: its tensors, which are the engine's now, are hashed already."""
+        """Notes that a shard is in place: its tensors, which are the engine's now, are hashed already."""
         self.files[shard.name] = shard.num_bytes, list(tensors)
         self.hashing.add(tensors.items())
 
@@ -57,10 +70,13 @@ class EngineTensors:
     def __init__(
         self, targets: Mapping[str, Tensor], *, is_beside: bool = False, is_given_up: Callable[[], bool] = lambda: False
     ) -> None:
-        """targets: the engine's tensors. is_beside: versions go into other memory than theirs, until `use`.
+        """Takes the engine's tensors, which hold no version yet.
 
-        is_given_up: whether the version that is on its way is not needed any more; asked before each
-        tensor that is copied in.
+        Args:
+            targets: The engine's tensors.
+            is_beside: True where versions go into other memory than the targets', until `use`.
+            is_given_up: Returns True when the version on its way isn't needed any more; called before each tensor is
+                copied.
         """
         self._targets = dict(targets)
         self._is_given_up = is_given_up
@@ -72,22 +88,25 @@ class EngineTensors:
         """A version of which some files are in place, and no manifest came yet; then nothing is held."""
 
     def base_of(self, policy_version: int) -> Identity | None:
-        """What a delta that leads to this version would change now; None where that is nothing whole."""
+        """Returns the version that a delta which leads to `policy_version` would change now; None where none is whole."""
         if self._ahead is None:
             return self._held
         return self._ahead.base if self._ahead.policy_version == policy_version else None
 
     def arriving(self, policy_version: int) -> Arrival:
         """Goes on with a version, or begins it: from here on the tensors hold nothing whole."""
-        held, self._held = self._held, None
+        base = self._held
+        self._held = None
         if self._ahead is None or self._ahead.policy_version != policy_version:
             if self._ahead is not None:
                 self._ahead.hashing.close()
-            self._ahead = Arrival(policy_version=policy_version, base=held)
+            self._ahead = Arrival(policy_version=policy_version, base=base)
         return self._ahead
 
     def take(self, policy_version: int) -> Arrival:
-        """`arriving`, for a version whose manifest is there: it ends with `hold`, or counts for nothing."""
+        """Goes on with a version whose manifest is there, as `arriving` does: it ends with `hold`, or counts for
+        nothing.
+        """
         arrival = self.arriving(policy_version)
         self._ahead = None
         return arrival
@@ -98,7 +117,7 @@ class EngineTensors:
         return self._held
 
     def hold(self, manifest: WeightManifest) -> None:
-        """The tensors are this version, by its digest."""
+        """Notes that the tensors are this version, by its digest."""
         self._held = identity(manifest)
 
     def use(self) -> None:
@@ -148,9 +167,16 @@ class EngineTensors:
         hashing: HashingThreads | None = None,
         in_place: Iterable[list[str]] = (),
     ) -> None:
-        """Copies a whole version in. Raises WeightsRejected unless all tensors of the model came.
+        """Copies a whole version into the engine's tensors.
 
-        hashing: hashes a shard while the next one is read. in_place: the tensors of files that are there already.
+        Args:
+            shards: The tensors of each file.
+            policy_version: The version, for errors.
+            hashing: Hashes a shard while the next one is read.
+            in_place: Names of the tensors of files that are there already.
+
+        Raises:
+            WeightsRejected: A tensor of the model didn't come.
         """
         placed = [name for names in in_place for name in names]
         for tensors in shards:
@@ -158,11 +184,11 @@ class EngineTensors:
             placed += tensors
             if hashing is not None:
                 hashing.add((name, self.tensors[name]) for name in tensors)
-        check_names(policy_version, expected=self.tensors, found=placed)
+        check_names(policy_version, expected=self.tensors, actual=placed)
 
     def check(self, tensors: Mapping[str, Tensor], policy_version: int) -> None:
         """Raises WeightsUnfit for what is no tensor of the model."""
-        check_names(policy_version, expected=self.tensors, found=self.tensors.keys() | tensors.keys())
+        check_names(policy_version, expected=self.tensors, actual=self.tensors.keys() | tensors.keys())
         for name, source in tensors.items():
             target = self.tensors[name]
             if source.shape != target.shape or source.dtype != target.dtype:
@@ -184,30 +210,43 @@ def fill_and_check(
     *,
     crash_point: str = LOADING,
 ) -> str:
-    """Puts a version in place by `fill`; answers its digest, computed over the memory that the tensors are in (I2).
+    """Puts a version in place, and computes its digest over the memory that the tensors are in (I2).
 
-    files: of the store that has the version. Raises WeightsRejected as `fill` does, and where the digest is another
-    than the manifest's.
+    Args:
+        fill: The function that fills the tensors.
+        files: The files of the store that has the version.
+        manifest: The version's manifest.
+        engine: The tensors that are filled.
+        arrival: The version's progress.
+        crash_point: The point of `reach` between the last tensor and the digest.
+
+    Returns:
+        The digest, which is the manifest's.
+
+    Raises:
+        WeightsRejected: `fill` raised it, or the digest is another than the manifest's.
     """
     with arrival.hashing as hashing:
         fill(files, manifest, engine, arrival)
         reach(crash_point)
-        found = hashing.digest()
-    check_digest(manifest, found)
-    return found
+        digest = hashing.digest()
+    check_digest(manifest, digest)
+    return digest
 
 
-def check_digest(manifest: WeightManifest, found: str) -> None:
+def check_digest(manifest: WeightManifest, digest: str) -> None:
     """Raises WeightsRejected unless what was loaded has the manifest's digest (I2)."""
-    if found != manifest.weights_digest:
+    if digest != manifest.weights_digest:
         raise WeightsRejected(
-            f"version {manifest.policy_version} was loaded with digest {found}, its manifest says "
+            f"version {manifest.policy_version} was loaded with digest {digest}, its manifest says "
             f"{manifest.weights_digest}"
         )
 
 
 def _memory_for(target: Tensor, *, is_beside: bool) -> Tensor:
-    """Memory where a delta can be applied and a hash computed: the target's own if that is contiguous on the CPU."""
+    """Returns memory where a delta can be applied and a hash computed: the target's own if that is contiguous on the
+    CPU.
+    """
     if target.device.type == "cpu" and target.is_contiguous() and not is_beside:
         # Not the target itself, which `use` gives other memory.
         return target.data

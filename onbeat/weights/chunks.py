@@ -30,17 +30,17 @@ def most_bytes(max_policy_lag: int) -> int:
 
 
 class ChunkWriter(Protocol):
-    """The trainer's side; it raises FencedOff for a trainer whose epoch is over."""
+    """The trainer's side of the chunks in Redis; it raises FencedOff for a trainer whose epoch is over."""
 
     def put_chunk(self, policy_version: int, name: str, number: int, data: bytes, *, keep_s: float) -> None:
-        """Stores one chunk. keep_s: after so long without another one, all of the job's chunks go."""
+        """Stores one chunk.
 
-    def drop_chunks_before(self, policy_version: int, kept_versions: Collection[int] = ()) -> None:
-        """Removes the chunks of older versions but `kept_versions`."""
+    def drop_chunks_before(self, policy_version: int, except_versions: Collection[int] = (), /) -> None:
+        """Removes the chunks of versions older than `policy_version`, except for `except_versions`."""
 
 
 class ChunkReader(Protocol):
-    """The generator's side."""
+    """The generator's side of the chunks in Redis."""
 
     def get(self, policy_version: int, name: str, number: int) -> bytes | None: ...
 
@@ -49,8 +49,15 @@ class ChunkedFile:
     """A FileWriter that sends chunks as they fill up."""
 
     def __init__(self, num_bytes: int, put_chunk: Callable[[int, bytearray], object], chunk_bytes: int = 0) -> None:
-        """put_chunk: takes a chunk's number and its bytes. chunk_bytes: 0 for those of Redis."""
-        self._num_bytes, self._chunk_bytes = num_bytes, chunk_bytes or CHUNK_BYTES
+        """Begins a file.
+
+        Args:
+            num_bytes: The file's size.
+            put_chunk: Takes a chunk's number and its bytes.
+            chunk_bytes: The size of a chunk; 0 takes that of Redis.
+        """
+        self._num_bytes = num_bytes
+        self._chunk_bytes = chunk_bytes or CHUNK_BYTES
         self._put_chunk = put_chunk
         self._open: dict[int, tuple[bytearray, int]] = {}
         """Chunk number → its bytes, and how many are missing."""
@@ -67,10 +74,11 @@ class ChunkedFile:
                 self._put_chunk(number, chunk)
             else:
                 self._open[number] = chunk, num_missing - len(part)
-            start, data = start + len(part), data[len(part) :]
+            start = start + len(part)
+            data = data[len(part) :]
 
     def close(self) -> None:
-        """Nothing: the last part fills the last chunk."""
+        """Does nothing: the last part fills the last chunk."""
 
 
 def read_chunks(reader: ChunkReader, file: VersionFile) -> bytes:
@@ -97,7 +105,9 @@ def num_chunks(num_bytes: int) -> int:
 def chunk_files(chunks: Callable[[str], ChunkReader] | None, bases: VersionFiles) -> CopiedFiles:
     """Makes the VersionFiles of chunks. A version is announced when it is whole, and no chunk before.
 
-    chunks: job id → its chunks; None for an engine without Redis.
+    Args:
+        chunks: Job id → its chunks; None for an engine without Redis.
+        bases: The files of the folders, for the base of adapters.
     """
 
     def read(file: VersionFile) -> bytes:
@@ -112,14 +122,23 @@ def chunk_files(chunks: Callable[[str], ChunkReader] | None, bases: VersionFiles
 
 
 class ChunkStore:
-    """A VersionStore. A version that is published again is written over itself: equal bytes, chunk by chunk."""
+    """A VersionStore of chunks in Redis. A version that is published again is written over itself: equal bytes, by
+    chunks.
+    """
 
     def __init__(
         self, chunks: ChunkWriter, bases: VersionStore, *, pause: Callable[[float], None], max_policy_lag: int
     ) -> None:
-        """bases: has the folder, and the wait for room while Redis is at maxmemory. pause: sleeps; it may raise.
-        max_policy_lag: of the spec; so many versions more are held."""
-        self.folder, self.bases = bases.folder, bases
+        """Takes the job's chunks and its folder.
+
+        Args:
+            chunks: The trainer's side of the chunks.
+            bases: The store of the folder, which has the base of adapters.
+            pause: Sleeps while Redis is at maxmemory; it may raise.
+            max_policy_lag: The spec's; so many versions more are held.
+        """
+        self.folder = bases.folder
+        self.bases = bases
         self._chunks = chunks
         self._pause = pause
         self._most_bytes = most_bytes(max_policy_lag)
@@ -145,11 +164,11 @@ class ChunkStore:
         return ChunkedVersion(put_chunk, most_bytes=self._most_bytes)
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
-        held = [number_of(directory, VERSION) for directory in in_use]
-        self._chunks.drop_chunks_before(policy_version, {version for version in held if version is not None})
+        used_versions = [number_of(directory, VERSION) for directory in in_use]
+        self._chunks.drop_chunks_before(policy_version, {version for version in used_versions if version is not None})
 
     def remove_after(self, policy_version: int) -> None:
-        """Nothing: each of their chunks is written over before it is announced again."""
+        """Does nothing: each of their chunks is written over before it is announced again."""
 
     def clear_scratch(self) -> None:
         """Clears that of the bases alone: chunks have no folders."""
@@ -161,19 +180,24 @@ class ChunkStore:
 
 
 class ChunkedVersion:
-    """A VersionWriter: chunks that wait for room. Raises DeadlineExceeded while Redis stays full."""
+    """A VersionWriter of chunks, which waits for room. Raises DeadlineExceeded while Redis stays full."""
 
     transport: WeightTransport = "redis"
     holds_whole = False
 
     def __init__(self, put_chunk: Callable[[str, int, bytes], None], *, most_bytes: int) -> None:
-        """put_chunk: takes the file's name, the chunk's number and its bytes."""
+        """Begins a version.
+
+        Args:
+            put_chunk: Takes the file's name, the chunk's number and its bytes.
+            most_bytes: The most bytes that a version may have.
+        """
         self._put_chunk = put_chunk
         self._most_bytes = most_bytes
         self._files: list[WeightFile] = []
 
     def stored(self) -> Mapping[str, Tensor]:
-        """Nothing: a trainer may write chunks, and read none."""
+        """Returns {}: a trainer may write chunks, and read none."""
         return {}
 
     def reserve(self, num_bytes: int) -> None:
@@ -189,10 +213,10 @@ class ChunkedVersion:
         return ChunkedFile(num_bytes, lambda number, data: self._put_chunk(name, number, bytes(data)))
 
     def early_path(self, name: str) -> None:
-        """Nowhere: chunks are announced with their version."""
+        """Returns None: chunks are announced with their version."""
 
     def put_in_place(self) -> tuple[WeightFile, ...]:
         return tuple(self._files)
 
     def discard(self) -> None:
-        """Nothing: chunks of a version that was not announced are written over, or go with the older ones."""
+        """Does nothing: chunks of a version that wasn't announced are written over, or go with the older ones."""

@@ -21,7 +21,7 @@ Named = tuple[str, Tensor]
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Raw little-endian bytes, row by row; of a contiguous CPU tensor no copy, but its own memory."""
+    """Returns raw little-endian bytes, row by row; of a contiguous CPU tensor no copy, but its own memory."""
     # Memory is taken as it is: digests, files and deltas are little-endian, and so must the machine be.
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
@@ -79,11 +79,15 @@ def _groups(tensors: Iterable[Named]) -> Iterator[list[Named]]:
         yield group
 
 
-def _lines(held: list[Named]) -> dict[str, str]:
-    """held: the last one first; each is taken out, for a thread keeps its arguments longer than its result."""
+def _lines(tensors: list[Named]) -> dict[str, str]:
+    """Hashes tensors in a thread; returns name → line of the digest.
+
+    Args:
+        tensors: The last one first; each is taken out, for a thread keeps its arguments longer than its result.
+    """
     lines: dict[str, str] = {}
-    while held:
-        name, tensor = held.pop()
+    while tensors:
+        name, tensor = tensors.pop()
         lines[name] = _line(name, tensor)
     return lines
 

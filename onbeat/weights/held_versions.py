@@ -30,15 +30,22 @@ RECEIVING = "producer.receiving_weights"
 
 
 class HeldVersions:
-    """One engine's versions. Thread-safe: while one thread reads a version, another puts a held one into use.
+    """The versions that an engine has in memory: one in use, and others next to it that batches may ask for.
+
+    The engine creates it and has it receive versions; a batch's version is put into use by it. Thread-safe: while one
+    thread reads a version, another puts one into use.
 
     Only `receive` and `receive_ahead` may run while the engine samples: they leave the memory in use as it is.
     """
 
     def __init__(self, targets: Mapping[str, Tensor], stores: Stores, *, beside_bytes: int = 0) -> None:
-        """targets, stores: as a WeightReceiver has them.
+        """Begins with the memory of the engine alone.
 
-        beside_bytes: the most host memory for versions beside the one in use; less than a version is none.
+        Args:
+            targets: The engine's tensors, as a WeightReceiver has them.
+            stores: The stores, by transport.
+            beside_bytes: The most host memory for versions next to the one in use; less than a version's size keeps
+                none.
         """
         self._targets = dict(targets)
         self._loader = VersionLoader(stores)
@@ -87,18 +94,24 @@ class HeldVersions:
             self._note()
 
     def receive(self, announced: Sequence[WeightManifest], *, num_versions: int) -> bool:
-        """Reads the oldest announced version after the one in use that isn't held; answers whether there was one.
+        """Reads the oldest announced version after the one in use that isn't in memory.
 
-        announced: versions of one job; what is held and isn't among them is let go, but for what is in use.
-        num_versions: the most that may be held, the one in use among them; 1 gives all memory beside it back.
-        Raises what `VersionLoader.load` raises; what was held before is held still, unless it had to make room.
+        Args:
+            announced: Versions of one job; memory with any other version is freed, except for the one in use.
+            num_versions: The most versions in memory, the one in use included; 1 frees all other memory.
+
+        Returns:
+            True where there was a version to read.
+
+        Raises:
+            OnbeatError: As `VersionLoader.load` raises it; versions in memory stay, unless one had to make room.
         """
         with self._reading:
             self._limit = min(num_versions - 1, self._most_beside)
             self._job_id = announced[0].job_id if announced else self._job_id
-            self._announced = {identity(one) for one in announced}
+            self._announced = {identity(manifest) for manifest in announced}
             self._cut(self._limit)
-            manifest = next_to_receive(announced, held=self.held, in_use=self._in_use.held)
+            manifest = next_to_receive(announced, in_memory=self.held, in_use=self._in_use.held)
             memory = self._reserve_beside(manifest.policy_version) if manifest else None
             if manifest is None or memory is None:
                 return False
@@ -140,7 +153,8 @@ class HeldVersions:
 
     def _read_into_use(self, manifest: WeightManifest) -> None:
         if manifest.job_id != self._job_id:
-            self._job_id, self._limit = manifest.job_id, 0
+            self._job_id = manifest.job_id
+            self._limit = 0
             self._cut(0)
         # A version of a job without a lag is the only one; with one, the next `receive` says what else there is.
         self._announced = {*(self._announced if self._limit else ()), identity(manifest)}
@@ -155,10 +169,10 @@ class HeldVersions:
     def _use_held(self, version: Identity) -> bool:
         """Puts a version that is held into use; answers whether it is held."""
         with self._placing:
-            found = [memory for memory in self._offered() if memory.held == version]
-            if not found:
+            holding = [memory for memory in self._offered() if memory.held == version]
+            if not holding:
                 return False
-            memory = found[0]
+            memory = holding[0]
             memory.use()
             if memory is not self._in_use:
                 self._beside[self._beside.index(memory)] = self._in_use
@@ -175,12 +189,12 @@ class HeldVersions:
         self.held = tuple(memory.held for memory in self._offered() if memory.held is not None)
 
     def _offered(self) -> list[EngineTensors]:
-        """Memory that holds a version which may be asked for: that in use comes first."""
+        """Returns the memory that holds versions which may be asked for: that in use comes first."""
         beside = [memory for memory in self._beside if memory.held in self._announced]
         return [memory for memory in (self._in_use, *beside) if memory is not self._reserved]
 
     def _age(self, memory: EngineTensors) -> Identity:
-        """The version that memory holds, for an order from the oldest on; what is free comes first."""
+        """Returns the version that memory holds, as a key for an order from the oldest on; free memory comes first."""
         is_kept = memory is self._in_use or memory.held in self._announced
         return memory.held if is_kept and memory.held is not None else (-1, "")
 
@@ -202,7 +216,9 @@ class HeldVersions:
             memory.begin_at(max(sources, key=self._age), policy_version)
 
     def _free_or_new(self, policy_version: int) -> EngineTensors | None:
-        """Memory that holds nothing of use, at best what awaits this version; more of it where the limit allows."""
+        """Finds memory that holds no version of use, at best that which awaits this version; takes new memory within
+        the limit.
+        """
         free = [memory for memory in self._beside if memory.held not in self._announced]
         if free:
             return min(free, key=lambda memory: (memory.awaits != policy_version, memory.awaits is not None))
@@ -218,7 +234,7 @@ class HeldVersions:
         return memory
 
     def _reserve_beside(self, policy_version: int) -> EngineTensors | None:
-        """Memory for a version that no batch waits for: that of a version before the one in use, if none is free.
+        """Finds memory for a version that no batch waits for: free memory, or that of a version before the one in use.
 
         Batches are handed out oldest first, so what comes after the one in use is needed before anything newer.
         """
@@ -230,7 +246,7 @@ class HeldVersions:
             return memory
 
     def _room_to_load(self, manifest: WeightManifest) -> EngineTensors:
-        """Memory for a version that a batch waits for: that of the oldest version, if none is free."""
+        """Finds memory for a version that a batch waits for: free memory, or that of the oldest version."""
         if self._limit == 0:
             return self._in_use
         free = self._free_or_new(manifest.policy_version)
@@ -238,10 +254,14 @@ class HeldVersions:
 
 
 def next_to_receive(
-    announced: Iterable[WeightManifest], *, held: Collection[Identity], in_use: Identity | None
+    announced: Iterable[WeightManifest], *, in_memory: Collection[Identity], in_use: Identity | None
 ) -> WeightManifest | None:
-    """Chooses the oldest announced version after the one in use that isn't held; None while nothing is in use."""
+    """Chooses the oldest announced version after the one in use that isn't in memory; None while none is in use."""
     if in_use is None:
         return None
-    after = (one for one in announced if one.policy_version > in_use[0] and identity(one) not in held)
+    after = (
+        manifest
+        for manifest in announced
+        if manifest.policy_version > in_use[0] and identity(manifest) not in in_memory
+    )
     return min(after, key=lambda manifest: manifest.policy_version, default=None)

@@ -1,4 +1,4 @@
-"""What a version will hold, known before any of its values: a writer needs it to give each tensor its place."""
+"""The layout of a version: names, shapes and dtypes, known before any value, by which a writer places each tensor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADER_ALIGNMENT = 8
 
 @dataclass(frozen=True, kw_only=True)
 class TensorLayout:
-    """One tensor, without its values."""
+    """Dtype and shape of a tensor. `layout_of` creates it; publishers and receivers read it."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ Layout = Mapping[str, TensorLayout]
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedVersion:
-    """A version that is about to be published: its names, and what it will hold."""
+    """A version that is about to be published: its names, and its layout. A publisher creates it; its sink reads it."""
 
     policy_version: int
     layout: Layout
@@ -71,7 +71,7 @@ class PlannedVersion:
 
 
 class FilePlan:
-    """Where each tensor lies in one safetensors file, so that they can be written in any order.
+    """The place of each tensor in one safetensors file, so that tensors can be written in any order.
 
     An 8-byte little-endian header length, a JSON header (name → dtype, shape, data_offsets), and the tensors'
     little-endian bytes (https://github.com/huggingface/safetensors#format).
@@ -81,10 +81,14 @@ class FilePlan:
         entries: dict[str, dict[str, Any]] = {}
         end = 0
         # Tensors of wide elements come first, so that each begins at a multiple of its element's width.
-        for name, one in sorted(layout.items(), key=lambda item: -item[1].dtype.itemsize):
-            place = [end, end + one.num_bytes]
-            entries[name] = {"dtype": STORED_NAMES[dtype_name(one)], "shape": list(one.shape), "data_offsets": place}
-            end += one.num_bytes
+        for name, tensor in sorted(layout.items(), key=lambda item: -item[1].dtype.itemsize):
+            place = [end, end + tensor.num_bytes]
+            entries[name] = {
+                "dtype": STORED_NAMES[dtype_name(tensor)],
+                "shape": list(tensor.shape),
+                "data_offsets": place,
+            }
+            end += tensor.num_bytes
         text = json.dumps(entries, separators=(",", ":")).encode()
         # data_offsets count from the header's end, so blanks make its length a multiple of 8: a reader that maps the
         # file can use what is aligned among the tensors in place only where the tensors begin at such a multiple.
@@ -101,50 +105,67 @@ def layout_of(tensors: Mapping[str, Tensor]) -> dict[str, TensorLayout]:
 
 
 def total_bytes(layout: Layout) -> int:
-    return sum(one.num_bytes for one in layout.values())
+    """Sums the bytes of all tensors."""
+    return sum(tensor.num_bytes for tensor in layout.values())
 
 
 def published_dtype(layout: Layout) -> str:
-    """The parameters' dtype as a manifest names it; buffers may have others."""
-    for one in layout.values():
-        if one.dtype.is_floating_point:
-            return dtype_name(one)
+    """Returns the parameters' dtype as a manifest names it; buffers may have others."""
+    for tensor in layout.values():
+        if tensor.dtype.is_floating_point:
+            return dtype_name(tensor)
     raise OnbeatError("a policy without floating-point tensors", field="weights")
 
 
 def dtype_name(tensor: Tensor | TensorLayout) -> str:
-    """The dtype as a manifest names it, e.g. "float32"."""
+    """Returns the dtype as a manifest names it, e.g. "float32"."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def split_into_shards(layout: Layout, *, shard_bytes: int) -> list[dict[str, TensorLayout]]:
-    """Tensors in order, a new shard where the next one would not fit; a larger tensor has a shard of its own."""
+    """Splits tensors into shards in their order, a new one where the next tensor would not fit. A tensor larger than
+    `shard_bytes` has a shard of its own.
+    """
     shards: list[dict[str, TensorLayout]] = [{}]
     used = 0
-    for name, one in layout.items():
-        if shards[-1] and used + one.num_bytes > shard_bytes:
+    for name, tensor in layout.items():
+        if shards[-1] and used + tensor.num_bytes > shard_bytes:
             shards.append({})
             used = 0
-        shards[-1][name] = one
-        used += one.num_bytes
+        shards[-1][name] = tensor
+        used += tensor.num_bytes
     return shards
 
 
-def check_layout(policy_version: int, *, expected: Layout, found: Layout) -> None:
-    """Raises WeightsUnfit unless both name the same tensors with the same shapes and dtypes."""
-    check_names(policy_version, expected=expected, found=found)
-    for name, tensor in found.items():
+def check_layout(policy_version: int, *, expected: Layout, actual: Layout) -> None:
+    """Raises WeightsUnfit unless both name the same tensors with the same shapes and dtypes.
+
+    Args:
+        policy_version: The version, for the error.
+        expected: The model's layout.
+        actual: The layout of the version's files.
+    """
+    check_names(policy_version, expected=expected, actual=actual)
+    for name, tensor in actual.items():
         if tensor != expected[name]:
             raise WeightsUnfit(
                 f"{name} of version {policy_version} is {tensor.in_words}, the model needs {expected[name].in_words}"
             )
 
 
-def check_names(policy_version: int, *, expected: Collection[str], found: Collection[str]) -> None:
-    """Raises WeightsUnfit unless the files hold exactly the model's tensors."""
-    if missing := sorted(set(expected) - set(found)):
+def check_names(policy_version: int, *, expected: Collection[str], actual: Collection[str]) -> None:
+    """Raises WeightsUnfit unless the files hold exactly the model's tensors.
+
+    Args:
+        policy_version: The version, for the error.
+        expected: The names of the model's tensors.
+        actual: The names in the version's files.
+    """
+    missing = sorted(set(expected) - set(actual))
+    if missing:
         raise WeightsUnfit(f"version {policy_version} lacks {len(missing)} tensors, the first: {missing[0]}")
-    if unexpected := sorted(set(found) - set(expected)):
+    unexpected = sorted(set(actual) - set(expected))
+    if unexpected:
         raise WeightsUnfit(
             f"version {policy_version} has {len(unexpected)} tensors that the model lacks, the first: {unexpected[0]}"
         )

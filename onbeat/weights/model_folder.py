@@ -46,7 +46,11 @@ UNLIMITED_CONTEXT_TOKENS = 2**31 - 1
 
 
 def model_config(folder: Path) -> PreTrainedConfig:
-    """config.json. Raises InvalidInput that names model.path where it isn't one that transformers itself implements."""
+    """Reads config.json.
+
+    Raises:
+        InvalidInput: It isn't a configuration that transformers itself implements; the error names model.path.
+    """
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -59,9 +63,14 @@ def context_tokens(config: PreTrainedConfig) -> int:
 
 
 def load_tokenizer(folder: Path, *, needs_end: bool = True) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer. Raises InvalidInput that names model.path where there is none, or none that ends a text.
+    """Loads the tokenizer.
 
-    needs_end: whether it must have an end-of-sequence token.
+    Args:
+        folder: The model's folder.
+        needs_end: True where it must have an end-of-sequence token.
+
+    Raises:
+        InvalidInput: There is no tokenizer, or none that ends a text; the error names model.path.
     """
     check_tokenizer_files(folder)
     try:
@@ -78,10 +87,15 @@ def load_tokenizer(folder: Path, *, needs_end: bool = True) -> PreTrainedTokeniz
 
 
 def empty_model(folder: Path, *, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
-    """The architecture of config.json with uninitialised weights: a strict load fills every one of them.
+    """Makes the architecture of config.json with uninitialised weights: a strict load fills every one of them.
 
-    On the device "meta" it takes no memory, and says which tensors a version of this model has.
-    Raises InvalidInput that names model.path where the folder is not a causal LM that transformers itself implements.
+    Args:
+        folder: The model's folder.
+        dtype: The weights' dtype.
+        device: The weights' device; on "meta" they take no memory, and say which tensors a version of the model has.
+
+    Raises:
+        InvalidInput: The folder isn't a causal LM that transformers itself implements; the error names model.path.
     """
     config = model_config(folder)
     try:
@@ -94,7 +108,8 @@ def empty_model(folder: Path, *, dtype: torch.dtype, device: str = "cpu") -> Pre
 
 
 class Float32Head(nn.Linear):
-    """An output head that is computed in float32, of any weights: what ranks, adapters and versions hold is a linear's.
+    """An output head that is computed in float32, from weights of any dtype. Ranks, adapters and versions hold the same
+    tensors as of a plain linear layer.
 
     MiniMax-M1 (arXiv 2506.13585) and ScaleRL (arXiv 2510.13786) have found most of the gap between engines there.
     """
@@ -104,7 +119,7 @@ class Float32Head(nn.Linear):
 
 
 def cast_head(model: PreTrainedModel) -> PreTrainedModel:
-    """Has a model compute logits in float32; returns it. Raises InvalidInput where its head is more than a product."""
+    """Has a model compute logits in float32, and returns it. Raises InvalidInput where its head is more than a product."""
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
         raise InvalidInput(
@@ -114,19 +129,22 @@ def cast_head(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def compute_as_asked(model: PreTrainedModel, asked: ModelSpec) -> None:
-    """Has a model compute as its job's spec says beside its dtype. Raises what `cast_head` raises."""
-    if asked.cast_lm_head_to_fp32:
+def configure_computation(model: PreTrainedModel, spec: ModelSpec) -> None:
+    """Sets a model up to compute as its job's spec says: the head's dtype, and the library of its products.
+
+    Raises what `cast_head` raises.
+    """
+    if spec.cast_lm_head_to_fp32:
         cast_head(model)
-    if asked.is_by_onednn:
+    if spec.is_by_onednn:
         use_onednn(model)
 
 
 def weight_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The published set, on which every digest of a version rests, in the order in which it is published.
+    """Yields the published tensors, on which every digest of a version rests, in the order in which they are published.
 
-    Each parameter once, a tied one under its first name, and then the buffers that `state_dict` saves: a buffer that
-    the architecture computes itself, as the frequencies of a rotary embedding, is in no version.
+    Each parameter comes once, a tied one under its first name, and then the buffers that `state_dict` saves: a buffer
+    that the architecture computes itself, as the frequencies of a rotary embedding, is in no version.
     """
     yield from model.named_parameters(remove_duplicate=True)
     persistent = model.state_dict(keep_vars=True).keys()
@@ -138,19 +156,27 @@ def weight_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def end_of_sequence_ids(
     folder: Path, config: PreTrainedConfig, *, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> frozenset[int]:
-    """Ids that end a completion: those of generation_config.json (else config.json), and the tokenizer's own.
+    """Returns the ids that end a completion: those of generation_config.json (else config.json), and the tokenizer's
+    own.
 
     Chat models end a turn with the tokenizer's token, which their generation_config may leave out.
-    tokenizer: the folder's, where it is loaded already. Raises InvalidInput that names model.path where there is none.
+
+    Args:
+        folder: The model's folder.
+        config: The model's configuration.
+        tokenizer: The folder's tokenizer, where it is loaded already.
+
+    Raises:
+        InvalidInput: There is no such id; the error names model.path.
     """
     tokenizer = tokenizer or load_tokenizer(folder, needs_end=False)
     if (folder / "generation_config.json").is_file():
         declared = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
     else:
         declared = getattr(config, "eos_token_id", None)
-    found = set(declared) if isinstance(declared, list) else {declared}
-    found.add(tokenizer.eos_token_id)
-    ids = frozenset(token for token in found if token is not None)
+    end_ids = set(declared) if isinstance(declared, list) else {declared}
+    end_ids.add(tokenizer.eos_token_id)
+    ids = frozenset(token for token in end_ids if token is not None)
     if not ids:
         raise InvalidInput(
             f"{folder} has no end-of-sequence token",

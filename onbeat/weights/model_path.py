@@ -45,10 +45,16 @@ def model_folder(model: ModelSpec, model_root: SpecRoot) -> Path:
 
 @contextmanager
 def opened_model(model: ModelSpec, model_root: SpecRoot, *, weights: bool = False) -> Iterator[Path]:
-    """Gives the model's folder to read within: what is read there is what the job was accepted with.
+    """Gives the model's folder to read within: its files are those that the job was accepted with.
 
-    weights: whether those are read, too. Raises InvalidInput that names model.path, as `model_folder` does, and at the
-    end where a file has changed meanwhile.
+    Args:
+        model: The spec's model.
+        model_root: The root that its path is below.
+        weights: True where the weights are read, too.
+
+    Raises:
+        InvalidInput: As `model_folder` raises it, and at the end where a file has changed meanwhile; it names
+            model.path.
     """
     folder = find_model(model, model_root)
     with reading_model(folder, model.path, model.file_digests, field=FIELD, weights=weights):
@@ -62,9 +68,15 @@ def find_model(model: ModelSpec, model_root: SpecRoot) -> Path:
 
 
 def check_files(model: ModelSpec, model_root: SpecRoot, *, chat: str) -> None:
-    """Raises InvalidInput for a folder that lacks what loading it would ask for, without loading anything.
+    """Checks that a folder has the files that loading it would ask for, without loading anything.
 
-    chat: the field of a table that wants a chat template; "" where none does.
+    Args:
+        model: The spec's model.
+        model_root: The root that its path is below.
+        chat: The field of a table that needs a chat template; "" where none does.
+
+    Raises:
+        InvalidInput: A file is missing.
     """
     folder = find_model(model, model_root)
     check_tokenizer_files(folder)

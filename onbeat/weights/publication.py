@@ -1,4 +1,4 @@
-"""One version on its way out: tensors come one by one, and are hashed and written by threads beside the caller.
+"""A version on its way out: tensors come one by one, and threads hash and write them while the caller goes on.
 
     add(name, tensor) ─┬─▶ hashed ──────────────────────┬─▶ finish() ─▶ WeightManifest ─▶ announced by the trainer
                        └─▶ sink: files, delta, chunks,  ┘
@@ -35,7 +35,7 @@ POKE_S = 1.0
 
 
 class TensorSink(Protocol):
-    """What takes a version's tensors one by one: a Publication, or a rank that only keeps step."""
+    """A receiver of a version's tensors, which come one by one: a Publication, or a rank that only keeps step."""
 
     def make_room(self, num_bytes: int) -> None:
         """Returns when a tensor that lives for the publication alone may be made."""
@@ -44,13 +44,13 @@ class TensorSink(Protocol):
 
 
 class VersionSink(Protocol):
-    """What a transport makes of a version's tensors. One thread at a time calls it."""
+    """The part of a transport that writes a version's tensors. One thread at a time calls it."""
 
     def put(self, name: str, tensor: Tensor) -> None:
-        """tensor: contiguous, on the CPU; it may be gone after the call."""
+        """Takes a tensor, contiguous and on the CPU; it may be gone after the call."""
 
     def close(self, weights_digest: str) -> WeightManifest:
-        """All tensors were put: the version becomes loadable, complete or not at all."""
+        """Makes the version loadable, complete or not at all, once all tensors were put."""
         ...
 
     def discard(self) -> None:
@@ -59,7 +59,7 @@ class VersionSink(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StoredVersion:
-    """A version that was published once, as what its files held then."""
+    """A version that was published once, with the tensors that its files held then."""
 
     policy_version: int
     weights_digest: str
@@ -70,24 +70,34 @@ class StoredVersion:
 
 
 class WeightPublisher(Protocol):
-    """One trainer's versions. tests/unit/onbeat/weights/test_weight_store.py runs over every implementation."""
+    """The publisher of one trainer's versions. The trainer creates it; tests/unit/onbeat/weights/test_weight_store.py
+    runs over every implementation.
+    """
 
     store: VersionStore
     """Where they are, and what removes them but for `remove_before`."""
 
     def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
-        """Takes a version's tensors from now on; finished, it makes it loadable by its manifest, complete or not at
-        all. Safe to repeat.
+        """Begins a version. It is finished when it is loadable by its manifest, complete or not at all. Safe to repeat.
 
-        is_again: the version was published, and receivers refuse it: it is written again if it is damaged, so that the
-        manifest it was published under holds.
+        Args:
+            layout: The version's layout.
+            policy_version: The version.
+            is_again: True for a version that was published, and that receivers refuse: it is written again if it is
+                damaged,
+                so that the manifest it was published under holds.
         """
         ...
 
     def publish_stored(self, stored: StoredVersion, layout: Layout) -> WeightManifest:
-        """Publishes a version again that the policy has moved on from. layout: as for `begin`.
+        """Publishes a version again that the policy has moved on from.
 
-        Raises as `begin` and `Publication.finish` do, and WeightsRejected where the tensors are not the version.
+        Args:
+            stored: The version.
+            layout: Its layout, as for `begin`.
+
+        Raises:
+            WeightsRejected: The tensors aren't the version. Other errors are those of `begin` and `Publication.finish`.
         """
         ...
 
@@ -99,7 +109,13 @@ class Publication:
     """A TensorSink, used by one thread as a context manager."""
 
     def __init__(self, layout: Layout, sink: VersionSink, *, wait_s: float) -> None:
-        """wait_s: the longest that the storage may take for one tensor."""
+        """Begins to take tensors.
+
+        Args:
+            layout: The version's layout.
+            sink: The transport's part.
+            wait_s: The longest that the storage may take for one tensor, in seconds.
+        """
         self._layout = layout
         self._sink = sink
         self._wait_s = wait_s
@@ -150,7 +166,7 @@ class Publication:
         with self._moved:
             self._waiting_bytes += data.nbytes
         self._together.append((name, data))
-        if not self._missing or sum(one.nbytes for _, one in self._together) >= TOGETHER_BYTES:
+        if not self._missing or sum(tensor.nbytes for _, tensor in self._together) >= TOGETHER_BYTES:
             self._hand_over()
 
     def finish(self) -> WeightManifest:
@@ -182,18 +198,26 @@ class Publication:
             self._sink.discard()
 
     def _hand_over(self) -> None:
+        """Hands the tensors that were gathered to the hashing threads and to the writer's thread."""
         if self._together:
-            held, self._together = self._together, []
-            hashed = self._hashing.add_together(held)
-            self._puts.append(self._writer.submit(self._put, held[::-1], hashed))
+            tensors = self._together
+            self._together = []
+            hashed = self._hashing.add_together(tensors)
+            # Reversed: the writer takes each from the list's end, so that the first one is written first.
+            self._puts.append(self._writer.submit(self._put, tensors[::-1], hashed))
 
-    def _put(self, held: list[Named], hashed: Future[dict[str, str]]) -> None:
-        """held: the last one first; each is taken out, so that it is gone before `make_room` learns of it."""
-        num_bytes = sum(data.nbytes for _, data in held)
+    def _put(self, tensors: list[Named], hashed: Future[dict[str, str]]) -> None:
+        """Writes tensors, and lets each go; runs in the writer's thread.
+
+        Args:
+            tensors: The last one first; each is taken out, so that it is gone before `make_room` learns of it.
+            hashed: Their hashes, awaited so that an error of the hashing threads is raised here.
+        """
+        num_bytes = sum(data.nbytes for _, data in tensors)
         try:
             # After a failure the tensors that follow are only let go.
-            while held and not self._given_up:
-                self._sink.put(*held.pop())
+            while tensors and not self._given_up:
+                self._sink.put(*tensors.pop())
             if not self._given_up:
                 hashed.result()
         except BaseException:
@@ -201,7 +225,7 @@ class Publication:
             raise
         finally:
             # The tensors go first: `make_room` would let the next one be made while these are still in memory.
-            held.clear()
+            tensors.clear()
             with self._moved:
                 self._waiting_bytes -= num_bytes
                 self._moved.notify_all()

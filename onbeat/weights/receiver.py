@@ -81,7 +81,11 @@ class VersionLoader:
         if not manifest.adapter:
             # The copy of a base is let go.
             self._adapters = AdapterReader()
-        fill: Fill = self._adapters.fill if manifest.adapter else fill_delta if manifest.base else fill_whole
+        fill: Fill = fill_whole
+        if manifest.adapter:
+            fill = self._adapters.fill
+        elif manifest.base:
+            fill = fill_delta
         files = self._stores[manifest.transport]
         digest = fill_and_check(fill, files, manifest, memory, arrival, crash_point=crash_point)
         memory.hold(manifest)
@@ -92,7 +96,12 @@ class WeightReceiver:
     """Fills one engine's tensors. Used by one thread; blocks while it reads."""
 
     def __init__(self, targets: Mapping[str, Tensor], stores: Stores) -> None:
-        """targets: the engine's tensors, by published name; on the meta device, only what they must be."""
+        """Takes the engine's tensors and the stores.
+
+        Args:
+            targets: The engine's tensors, by published name; on the meta device, only their shapes and dtypes.
+            stores: The stores, by transport.
+        """
         self._memory = EngineTensors(targets)
         self._loader = VersionLoader(stores)
 
@@ -102,13 +111,13 @@ class WeightReceiver:
         return self._memory.tensors
 
     def load(self, manifest: WeightManifest) -> str:
-        """`VersionLoader.load` into the engine's tensors."""
+        """Loads a version into the engine's tensors, as `VersionLoader.load` does."""
         digest = self._loader.load(manifest, self._memory)
         self._memory.use()
         return digest
 
     def load_ahead(self, shard: WeightShard) -> None:
-        """`VersionLoader.load_ahead` into the engine's tensors."""
+        """Loads an announced shard into the engine's tensors, as `VersionLoader.load_ahead` does."""
         self._loader.load_ahead(shard, self._memory)
 
 
@@ -154,7 +163,7 @@ class PublishedVersions:
         try:
             tensors = read_back(manifest, self._layout, self._stores)
             layout = layout_of(tensors) if manifest.adapter else self._layout
-            check_names(version, expected=layout, found=tensors)
+            check_names(version, expected=layout, actual=tensors)
             take = make_take(layout)
             with HashingThreads() as hashing:
                 for name in layout:
@@ -162,25 +171,31 @@ class PublishedVersions:
                     hashed = hashing.add_together([(name, tensor)])
                     take(name, tensor)
                     hashed.result()
-                found = hashing.digest()
+                digest = hashing.digest()
         except ContractViolation as error:
             raise WeightsRejected(f"version {version}: {error}") from error
-        if found != published:
-            raise WeightsRejected(f"version {version} has digest {found}, it was published with {published}")
-        return found
+        if digest != published:
+            raise WeightsRejected(f"version {version} has digest {digest}, it was published with {published}")
+        return digest
 
 
 def read_back(manifest: WeightManifest, layout: Layout, stores: Stores) -> Mapping[str, Tensor]:
-    """Reads what a published version holds: the weights, or the matrices of adapters. Files are mapped where the
-    store can; a delta is made in memory.
+    """Reads the tensors that a published version holds: the weights, or the matrices of adapters.
 
-    layout: of the weights. Raises WeightsRejected for what is missing or no file of tensors; the caller checks the
-    digest of what it gets.
+    Files are mapped where the store can; a delta is applied in memory. The caller checks the digest.
+
+    Args:
+        manifest: The version's manifest.
+        layout: The layout of the weights.
+        stores: The stores, by transport.
+
+    Raises:
+        WeightsRejected: A file is missing, or is no file of tensors.
     """
     if not manifest.base:
         files = stores[manifest.transport]
         return {name: tensor for file in version_files(manifest) for name, tensor in files.tensors(file).items()}
-    targets = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in layout.items()}
+    targets = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in layout.items()}
     receiver = WeightReceiver(targets, stores)
     receiver.load(manifest)
     return receiver.tensors

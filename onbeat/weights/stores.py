@@ -23,7 +23,7 @@ from onbeat.weights.layout import FilePlan, Layout, PlannedVersion
 
 @dataclass(frozen=True, kw_only=True)
 class VersionFile:
-    """One file of a version, as a manifest or an announcement names it."""
+    """A file of a version, as a manifest or an announcement names it."""
 
     policy_version: int
     directory: str
@@ -49,15 +49,15 @@ class VersionFiles(Protocol):
     """The store of the bases of adapters whose matrices are here: `VersionStore.bases`."""
 
     def tensors(self, file: VersionFile) -> dict[str, Tensor]:
-        """The tensors of a safetensors file, mapped where the store can."""
+        """Returns the tensors of a safetensors file, mapped where the store can."""
         ...
 
     def content(self, file: VersionFile, *, most_bytes: int) -> bytes:
-        """The bytes of a file; one of more than `most_bytes` is rejected before it is read."""
+        """Returns the bytes of a file; one of more than `most_bytes` is rejected before it is read."""
         ...
 
     def whole(self, step: WeightStep) -> list[VersionFile]:
-        """The files of a whole version that took the place of the step's delta; no manifest lists them."""
+        """Returns the files of a whole version that took the place of the step's delta; no manifest lists them."""
         ...
 
 
@@ -67,7 +67,13 @@ class CopiedFiles:
     announces_early = False
 
     def __init__(self, place: str, read: Callable[[VersionFile], bytes], bases: VersionFiles) -> None:
-        """place: the store, as errors call it. read: answers a file's bytes, or raises WeightsRejected."""
+        """Takes the store's reader.
+
+        Args:
+            place: The store, as errors call it.
+            read: Returns a file's bytes, or raises WeightsRejected.
+            bases: The files of the base of adapters.
+        """
         self._place = place
         self._read = read
         self.bases = bases
@@ -82,12 +88,13 @@ class CopiedFiles:
         version = f"version {file.policy_version}"
         if file.num_bytes > most_bytes:
             raise WeightsRejected(f"{file.name} of {version} is larger than any delta of this model")
-        if len(data := self._read(file)) != file.num_bytes:
+        data = self._read(file)
+        if len(data) != file.num_bytes:
             raise WeightsRejected(f"{version} has {len(data)} bytes in {self._place}, its manifest {file.num_bytes}")
         return data
 
     def whole(self, step: WeightStep) -> list[VersionFile]:
-        """None: what is published again is written over itself."""
+        """Returns []: a version that is published again is written over itself."""
         return []
 
 
@@ -96,7 +103,7 @@ Stores = Mapping[str, VersionFiles]
 
 
 class FileWriter(Protocol):
-    """One file whose parts come in any order, each once."""
+    """A file whose parts come in any order, each once."""
 
     def write_at(self, data: memoryview, start: int) -> None: ...
 
@@ -105,27 +112,29 @@ class FileWriter(Protocol):
 
 
 class VersionWriter(Protocol):
-    """One version on its way into a store, complete or not at all. One thread at a time calls it."""
+    """A version on its way into a store, complete or not at all. One thread at a time calls it."""
 
     transport: WeightTransport
     """What the manifests of whole versions call the store."""
 
     @property
     def holds_whole(self) -> bool:
-        """Whether a whole version is in this one's place already."""
+        """True where a whole version is in this one's place already."""
         ...
 
     def stored(self) -> Mapping[str, Tensor]:
-        """What is in this version's place already; {} where that can't be compared with."""
+        """Returns the tensors that are in this version's place already; {} where they can't be compared with."""
         ...
 
     def reserve(self, num_bytes: int) -> None:
-        """The whole version will have so many bytes. Raises InvalidInput where the store takes no such version."""
+        """Prepares room for the whole version's bytes. Raises InvalidInput where the store takes no such version."""
 
     def open(self, name: str, num_bytes: int) -> FileWriter: ...
 
     def early_path(self, name: str) -> str | None:
-        """Where a closed file can be read before its version is complete, under its last name; None: nowhere."""
+        """Returns where a closed file can be read before its version is complete, under its last name; None for
+        nowhere.
+        """
         ...
 
     def put_in_place(self) -> tuple[WeightFile, ...]:
@@ -137,7 +146,7 @@ class VersionWriter(Protocol):
 
 
 class VersionStore(Protocol):
-    """The trainer's side of a store: one job's versions. Errors are those of a WeightPublisher."""
+    """The trainer's side of a store, with one job's versions. Errors are those of a WeightPublisher."""
 
     folder: RunFolder
     """What names the versions, also where no folder is written."""
@@ -152,7 +161,9 @@ class VersionStore(Protocol):
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
         """Removes older versions.
 
-        in_use: directories that stay, as manifests name them: of versions that generators are loading, say.
+        Args:
+            policy_version: The oldest version that stays.
+            in_use: Directories that stay, as manifests name them, e.g. of versions that generators are loading.
         """
 
     def remove_after(self, policy_version: int) -> None:
@@ -169,7 +180,13 @@ class TensorFile:
     """A safetensors file whose tensors come in any order; it is opened with the first one."""
 
     def __init__(self, name: str, layout: Layout, open_file: Callable[[str, int], FileWriter]) -> None:
-        """open_file: takes the name, and the bytes that the file will have."""
+        """Plans the file.
+
+        Args:
+            name: The file's name.
+            layout: Its tensors.
+            open_file: Takes the name, and the bytes that the file will have.
+        """
         self.name = name
         self.num_missing = len(layout)
         self._plan = FilePlan(layout)
@@ -197,7 +214,7 @@ class TensorFile:
 
 
 def version_files(step: WeightStep | WeightManifest) -> list[VersionFile]:
-    """The files that a manifest, or one step of it, lists."""
+    """Returns the files that a manifest, or one step of it, lists."""
     return [
         VersionFile(
             policy_version=step.policy_version, directory=step.directory, name=file.name, num_bytes=file.num_bytes
@@ -207,6 +224,6 @@ def version_files(step: WeightStep | WeightManifest) -> list[VersionFile]:
 
 
 def announced_file(shard: WeightShard) -> VersionFile:
-    """The file of a version that is not complete yet."""
+    """Returns the file of a version that isn't complete yet."""
     directory, _, name = shard.path.rpartition("/")
     return VersionFile(policy_version=shard.policy_version, directory=directory, name=name, num_bytes=shard.num_bytes)

@@ -32,9 +32,16 @@ class WholeSink:
     def __init__(
         self, plan: PlannedVersion, writer: VersionWriter, *, announce: Announce, shard_bytes: int = SHARD_BYTES
     ) -> None:
-        """announce: is told of each shard but the last one as soon as it can be read, where the store lets it be.
+        """Begins the version.
 
-        Raises InvalidInput for a version that is too large for the store.
+        Args:
+            plan: The version.
+            writer: The version's place in the store.
+            announce: Called with each shard but the last one as soon as it can be read, where the store lets it be.
+            shard_bytes: The most bytes of a shard.
+
+        Raises:
+            InvalidInput: The version is too large for the store.
         """
         self._plan = plan
         self._writer = writer
@@ -56,8 +63,9 @@ class WholeSink:
         if self._there is None:
             self._there = self._writer.stored()
         if self._equal is not None:
-            if (found := self._there.get(name)) is not None and are_same(found, tensor):
-                self._equal[name] = found
+            stored = self._there.get(name)
+            if stored is not None and are_same(stored, tensor):
+                self._equal[name] = stored
                 return
             self._begin_writing(self._equal)
         self._write(name, tensor)
@@ -74,9 +82,10 @@ class WholeSink:
         self._writer.discard()
 
     def _begin_writing(self, earlier: Mapping[str, Tensor]) -> None:
+        """Writes the tensors that were equal to the stored ones so far, since a later one is not."""
         self._equal = None
-        for name, found in earlier.items():
-            self._write(name, found)
+        for name, tensor in earlier.items():
+            self._write(name, tensor)
 
     def _write(self, name: str, tensor: Tensor) -> None:
         file = self._file_of[name]
@@ -90,17 +99,24 @@ class WholeSink:
             self._tell(file.name, num_bytes=file.num_bytes)
 
     def _tell(self, name: str, *, num_bytes: int) -> None:
-        path, version = self._writer.early_path(name), self._plan.policy_version
+        path = self._writer.early_path(name)
+        version = self._plan.policy_version
         if path is not None:
             name = path.rpartition("/")[2]
             self._announce(WeightShard(policy_version=version, path=path, name=name, num_bytes=num_bytes))
 
 
 class WholePublisher:
-    """A WeightPublisher of whole versions, whatever the store."""
+    """A WeightPublisher of whole versions, for every store."""
 
     def __init__(self, store: VersionStore, *, announce: Announce, shard_bytes: int = SHARD_BYTES) -> None:
-        """announce: is told of each shard before the version is whole."""
+        """Takes the job's store.
+
+        Args:
+            store: The store.
+            announce: Called with each shard before the version is whole.
+            shard_bytes: The most bytes of a shard.
+        """
         self.store = store
         self._announce = announce
         self._shard_bytes = shard_bytes
@@ -117,10 +133,10 @@ class WholePublisher:
 
     def publish_stored(self, stored: StoredVersion, layout: Layout) -> WeightManifest:
         """Publishes what is stored as any version, tensor by tensor, without a second copy in memory."""
-        check_names(stored.policy_version, expected=layout, found=stored.tensors)
+        check_names(stored.policy_version, expected=layout, actual=stored.tensors)
         with self.begin(layout, policy_version=stored.policy_version) as publication:
-            for name, one in layout.items():
-                publication.make_room(one.num_bytes)
+            for name, tensor in layout.items():
+                publication.make_room(tensor.num_bytes)
                 publication.add(name, stored.tensors[name])
             manifest = publication.finish()
         if manifest.weights_digest != stored.tensors_digest:

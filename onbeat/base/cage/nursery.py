@@ -30,7 +30,7 @@ ENDS_WITHIN_S = 0.3
 
 
 class Order(Record, frozen=True, kw_only=True):
-    """One request of a service to its nursery. `child` comes with the child's end of a socket, and has no answer."""
+    """A request of a service to its nursery. `child` comes with the child's end of a socket, and has no answer."""
 
     what: Literal["prepare", "child", "end_child"]
     payload: bytes = b""

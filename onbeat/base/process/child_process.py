@@ -170,7 +170,8 @@ def descendants(pid: int) -> set[psutil.Process]:
 
 
 def marked(name: str, value: str) -> set[psutil.Process]:
-    """Returns this user's living processes whose environment at their start had `name=value`, whoever their parent is.
+    """Returns this user's living processes whose environment at their start had `name=value`; their parent doesn't
+    matter.
     """
     return _matching(lambda process: process.environ().get(name) == value)
 

@@ -35,7 +35,10 @@ B_END = ".lora_B.weight"
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterSource:
-    """Where a publisher of adapters takes them from; all tensors are of floats."""
+    """The source of an adapter version's base and matrices; all tensors are of floats.
+
+    The trainer's policy creates it; AdapterPublisher reads it.
+    """
 
     scaling: float
     """alpha / rank."""
@@ -47,7 +50,7 @@ class AdapterSource:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerMatrices:
-    """One layer's adapter."""
+    """The adapter of one layer. `layers_of` creates it from a version's files; merges read it."""
 
     lora_a: Tensor
     """float32 [r, in]."""
@@ -56,12 +59,12 @@ class LayerMatrices:
 
 
 def matrix_names(layer: str) -> tuple[str, str]:
-    """The names of a layer's A and of its B."""
+    """Returns the names of a layer's A and of its B."""
     return f"{PREFIX}{layer}{A_END}", f"{PREFIX}{layer}{B_END}"
 
 
 def matrices_of(weight: str) -> tuple[str, str]:
-    """`matrix_names` of the layer that has this weight."""
+    """Returns `matrix_names` of the layer that has this weight."""
     return matrix_names(weight.removesuffix(".weight"))
 
 
@@ -72,7 +75,8 @@ def layers_of(tensors: Mapping[str, Tensor], *, weights: Mapping[str, Tensor]) -
         if not name.endswith(A_END):
             continue
         layer = name.removeprefix(PREFIX).removesuffix(A_END)
-        weight, lora_b = weights.get(f"{layer}.weight"), tensors.get(matrix_names(layer)[1])
+        weight = weights.get(f"{layer}.weight")
+        lora_b = tensors.get(matrix_names(layer)[1])
         if weight is None or lora_b is None or not _fit(weight, lora_a, lora_b):
             raise WeightsRejected(f"{name} is no adapter of this model")
         layers[f"{layer}.weight"] = LayerMatrices(lora_a=lora_a, lora_b=lora_b)
@@ -95,10 +99,15 @@ EXACT_BITS = 53
 def merge_into(
     target: Tensor, weight: Tensor, *, lora_a: Tensor, lora_b: Tensor, scaling: float, first_row: int = 0
 ) -> None:
-    """Writes the merged weight into `target`.
+    """Writes the merged weight, weight + scaling · B · A, into `target`.
 
-    target, weight: [out, in] of one dtype, or the rows of both from `first_row` on; `target` may be `weight`.
-    lora_a: float32 [r, in]; lora_b: float32 [out, r].
+    Args:
+        target: [out, in], or its rows from `first_row` on; it may be `weight`.
+        weight: The base's weight, of the same shape and dtype.
+        lora_a: float32 [r, in].
+        lora_b: float32 [out, r].
+        scaling: alpha / r, or alpha / √r.
+        first_row: The row of the whole weight that `target` and `weight` begin with.
     """
     # A sum of r products of two numbers of `bits` bits has 2 · bits + ceil(log2 r) bits, 53 at most.
     bits = (EXACT_BITS - math.ceil(math.log2(lora_a.shape[0]))) // 2
@@ -115,6 +124,10 @@ def merge_into(
 
 
 def _integers(matrix: Tensor, bits: int) -> tuple[Tensor, int]:
-    """(float64 integers of at most `bits` bits, exponent): the matrix is about integers · 2**(exponent - bits)."""
+    """Rounds a matrix to integers over one common power of two.
+
+    Returns:
+        float64 integers of at most `bits` bits, and the exponent: the matrix is about integers · 2**(exponent - bits).
+    """
     _, exponent = math.frexp(matrix.abs().max().item())
     return (matrix.double() * math.ldexp(1.0, bits - exponent)).round_(), exponent

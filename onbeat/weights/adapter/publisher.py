@@ -25,7 +25,7 @@ BASE_NAME = "base"
 
 
 class AdapterPublisher:
-    """A WeightPublisher; another one carries the matrices."""
+    """A WeightPublisher of adapters: it hashes the merged weights, and another publisher carries the matrices."""
 
     def __init__(self, carrier: WeightPublisher, source: AdapterSource) -> None:
         self._carrier = carrier
@@ -39,8 +39,12 @@ class AdapterPublisher:
     def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
         """Begins a version.
 
-        layout: that of the merged weights, which is the base's too. They are hashed and go nowhere; with each goes its
-        layer's matrices, as they are then.
+        Args:
+            layout: The layout of the merged weights, which is the base's, too. They are hashed and go nowhere; with
+                each goes
+                its layer's matrices, as they are then.
+            policy_version: The version.
+            is_again: True for a version that was published, and that receivers refuse.
         """
         base = self._publish_base(layout) if self._base is None or is_again else self._base
         matrices = self._source.matrices()

@@ -18,7 +18,10 @@ from onbeat.weights.whole import fill_whole
 
 
 class AdapterReader:
-    """It fills an engine as `fill_whole` does, and keeps the base: each version is merged into it anew."""
+    """Fills an engine with a version of adapters, by the same call as `fill_whole`.
+
+    It keeps a copy of the base, and merges each version into that copy's weights anew. A VersionLoader creates it.
+    """
 
     def __init__(self) -> None:
         self._base: dict[str, Tensor] = {}
@@ -29,16 +32,19 @@ class AdapterReader:
         the base's."""
 
     def fill(self, files: VersionFiles, manifest: WeightManifest, engine: EngineTensors, arrival: Arrival) -> None:
+        """Fills the engine's tensors with a version: the base, and for each layer with an adapter the merged weight."""
         adapter = manifest.adapter
         assert adapter is not None
         layers = layers_of(_matrices(files, manifest, adapter), weights=engine.tensors)
         is_merged = arrival.base is not None and arrival.base == self._made.get(engine)
-        held, needed = (self._base_digest, self._base.keys()), (adapter.base.weights_digest, layers.keys())
-        if not is_merged or held != needed:
+        has_base = self._base_digest == adapter.base.weights_digest and self._base.keys() == layers.keys()
+        if not is_merged or not has_base:
             self._read_base(files.bases, adapter.base, engine, names=layers, dtype=manifest.dtype)
         arrival.hashing.add((name, tensor) for name, tensor in engine.tensors.items() if name not in layers)
         for name, layer in layers.items():
-            target, weight = engine.tensors[name], self._base[name]
+            target = engine.tensors[name]
+            # Each version is merged into the base, never into the version before: merges don't add up.
+            weight = self._base[name]
             merge_into(target, weight, lora_a=layer.lora_a, lora_b=layer.lora_b, scaling=adapter.scaling)
             arrival.hashing.add([(name, target)])
         self._made[engine] = identity(manifest)
@@ -54,23 +60,24 @@ class AdapterReader:
             files=step.files,
         )
         arrival = Arrival(policy_version=step.policy_version)
-        found = fill_and_check(fill_whole, files, whole, engine, arrival)
-        if (self._base_digest, self._base.keys()) != (found, set(names)):
+        base_digest = fill_and_check(fill_whole, files, whole, engine, arrival)
+        if (self._base_digest, self._base.keys()) != (base_digest, set(names)):
             # Other memory holds merges into another base, or of other weights.
             self._made.clear()
             self._base = {name: torch.empty_like(engine.tensors[name]) for name in names}
-        self._base_digest = found
-        for name, kept in self._base.items():
-            kept.copy_(engine.tensors[name])
+        self._base_digest = base_digest
+        for name, base_tensor in self._base.items():
+            base_tensor.copy_(engine.tensors[name])
 
 
 def _matrices(files: VersionFiles, manifest: WeightManifest, adapter: AdapterVersion) -> dict[str, Tensor]:
     matrices: dict[str, Tensor] = {}
     for file in version_files(manifest):
         matrices |= files.tensors(file)
-    if (found := tensors_digest(matrices)) != adapter.adapter_digest:
+    digest = tensors_digest(matrices)
+    if digest != adapter.adapter_digest:
         raise WeightsRejected(
-            f"the adapters of version {manifest.policy_version} have digest {found}, their manifest says "
+            f"the adapters of version {manifest.policy_version} have digest {digest}, their manifest says "
             f"{adapter.adapter_digest}"
         )
     return matrices

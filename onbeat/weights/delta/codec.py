@@ -1,4 +1,4 @@
-"""What changed between two versions, element by element, and back: lossless, in the published dtype.
+"""The delta between two versions: positions and XORs of changed elements, lossless, in the published dtype.
 
     old bits  3f80 3f80 3f80 3f80        positions 1, 3 ─▶ gaps        1, 2
     new bits  3f80 3f81 3f80 3f7f        XOR            ─▶ differences 0001, 00ff
@@ -36,7 +36,8 @@ Bytes = NDArray[np.uint8]
 def advance(name: str, old: Bytes, new: Bytes, *, item_bytes: int) -> TensorDelta | None:
     """Makes `old` equal to `new` (raw bytes of one tensor, equally long), and answers how; None if nothing changed."""
     # Bits are compared, as unsigned integers: as floats, 0.0 would equal -0.0, and no NaN itself.
-    ours, theirs = new.view(UNSIGNED[item_bytes]), old.view(UNSIGNED[item_bytes])
+    ours = new.view(UNSIGNED[item_bytes])
+    theirs = old.view(UNSIGNED[item_bytes])
     positions, differences = _take_over(ours, theirs)
     if not len(positions):
         return None
@@ -79,13 +80,13 @@ def _take_over(new: NDArray, old: NDArray) -> tuple[NDArray[np.int64], NDArray]:
     differs = np.empty(WORDS_AT_ONCE, dtype=bool)
     for start in range(0, num_words, WORDS_AT_ONCE):
         ours, theirs = (side[start : start + WORDS_AT_ONCE] for side in (new_words, old_words))
-        found = np.flatnonzero(np.not_equal(ours, theirs, out=differs[: len(ours)]))
-        if len(found):
-            changed = ours[found]
-            xors.append(changed ^ theirs[found])
-            theirs[found] = changed
-            found += start
-            words.append(found)
+        places = np.flatnonzero(np.not_equal(ours, theirs, out=differs[: len(ours)]))
+        if len(places):
+            changed = ours[places]
+            xors.append(changed ^ theirs[places])
+            theirs[places] = changed
+            places += start  # from a position in this slice to one in the tensor
+            words.append(places)
     tail = new[num_words * per_word :] ^ old[num_words * per_word :]
     in_tail = np.flatnonzero(tail)
     old[num_words * per_word :] = new[num_words * per_word :]

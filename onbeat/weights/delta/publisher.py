@@ -45,7 +45,14 @@ class DeltaPublisher(WholePublisher):
         announce: Announce,
         delta_shard_bytes: int = DELTA_SHARD_BYTES,
     ) -> None:
-        """store, announce: as for a WholePublisher. delta_shard_bytes: of the tensors that one delta file is about."""
+        """Takes the job's options and its store.
+
+        Args:
+            spec: The options of the spec's `weights`.
+            store: The store, as for a WholePublisher.
+            announce: Called with each shard before the version is whole.
+            delta_shard_bytes: Bytes of the tensors that one delta file is about.
+        """
         super().__init__(store, announce=announce)
         self._spec = spec
         self._delta_shard_bytes = delta_shard_bytes
@@ -57,22 +64,31 @@ class DeltaPublisher(WholePublisher):
         """Version → the folders that its manifest names."""
 
     def _sink(self, plan: PlannedVersion, *, is_again: bool) -> VersionSink:
-        """Begins a delta. Whole is the first version of a trainer, one in every so many, one that is there whole
-        already, and one whose delta would not be smaller.
+        """Begins a delta, or a whole version.
 
-        is_again: a whole version takes the delta's place; receivers look for one before they follow the chain.
+        The first version of a trainer is whole, one in every so many, one that is there whole already, and one whose
+        delta would not be smaller.
+
+        Args:
+            plan: The version.
+            is_again: True has a whole version take the delta's place; receivers look for one before they follow the
+                chain.
         """
-        layout, writer = plan.layout, self.store.begin(plan)
+        layout = plan.layout
+        writer = self.store.begin(plan)
         if is_again:
             return BaseSink(plan, writer, base={}, announce=self._announce, published=self._mended)
-        base, self._base = self._base or {}, None
-        fits = layout_of(base) == dict(layout) and all(one.num_items <= MAX_ELEMENTS for one in layout.values())
+        # The base counts for nothing until the new version is published: `published` gives it back.
+        base = self._base or {}
+        self._base = None
+        fits = layout_of(base) == dict(layout) and all(tensor.num_items <= MAX_ELEMENTS for tensor in layout.values())
         if not fits:
             # It holds nothing until each tensor was replaced.
-            base = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in layout.items()}
+            base = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in layout.items()}
 
         def published(manifest: WeightManifest) -> None:
-            self._base, self._chain = base, manifest.steps
+            self._base = base
+            self._chain = manifest.steps
             self._needed[plan.policy_version] = frozenset(step.directory for step in manifest.steps)
 
         # The manifest that it was announced by before, and each later one on it, list the files of a whole version.
@@ -99,12 +115,20 @@ class DeltaPublisher(WholePublisher):
 
 
 class BaseSink(WholeSink):
-    """A VersionSink: a whole version that the base follows, so that the next one can be a delta on it."""
+    """A VersionSink of a whole version that updates the base, so that the next version can be a delta on it."""
 
     def __init__(
         self, plan: PlannedVersion, writer: VersionWriter, *, base: DeltaBase, announce: Announce, published: Published
     ) -> None:
-        """base: {} where none follows."""
+        """Begins the version.
+
+        Args:
+            plan: The version.
+            writer: The version's place in the store.
+            base: The tensors that become the new version; {} where no delta follows.
+            announce: Called with each shard before the version is whole.
+            published: Called with the manifest.
+        """
         super().__init__(plan, writer, announce=announce)
         self._base = base
         self._published = published
@@ -121,7 +145,9 @@ class BaseSink(WholeSink):
 
 
 class DeltaSink(BaseSink):
-    """A VersionSink: what changed since `base`, which is the new version afterwards; whole, if that is not larger."""
+    """A VersionSink of the changes since `base`, which is the new version afterwards; a whole version, if that isn't
+    larger.
+    """
 
     def __init__(
         self,
@@ -135,7 +161,18 @@ class DeltaSink(BaseSink):
         announce: Announce,
         published: Published,
     ) -> None:
-        """chain: leads up to the version that `base` holds. transport: of the manifest of a delta."""
+        """Begins the version.
+
+        Args:
+            plan: The version.
+            writer: The version's place in the store.
+            base: The tensors of the last version; they become the new one.
+            chain: The steps that lead to the version that `base` holds.
+            transport: The transport in the manifest of a delta.
+            shard_bytes: Bytes of the tensors that one delta file is about.
+            announce: Called with each shard before the version is whole.
+            published: Called with the manifest.
+        """
         super().__init__(plan, writer, base=base, announce=announce, published=published)
         self._chain = chain
         self._transport: WeightTransport = transport
@@ -147,8 +184,9 @@ class DeltaSink(BaseSink):
 
     def put(self, name: str, tensor: Tensor) -> None:
         number = self._shard_of[name]
-        old, new = (np.frombuffer(bytes_of(one), dtype=np.uint8) for one in (self._base[name], tensor))
-        if (changed := advance(name, old, new, item_bytes=tensor.element_size())) is not None:
+        old, new = (np.frombuffer(bytes_of(values), dtype=np.uint8) for values in (self._base[name], tensor))
+        changed = advance(name, old, new, item_bytes=tensor.element_size())
+        if changed is not None:
             self._changed[number].append(changed)
         self._shards[number].discard(name)
         if not self._shards[number]:
@@ -168,7 +206,8 @@ class DeltaSink(BaseSink):
 
     def _write_delta(self, number: int) -> None:
         last = self._chain[-1]
-        changed, self._changed[number] = tuple(self._changed[number]), []
+        changed = tuple(self._changed[number])
+        self._changed[number] = []
         data = encode(WeightDelta(base_version=last.policy_version, base_digest=last.weights_digest, tensors=changed))
         name = DELTA_NAME.format(number=number + 1, count=len(self._shards))
         file = self._writer.open(name, len(data))

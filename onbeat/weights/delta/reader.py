@@ -64,10 +64,10 @@ def _go_on(files: VersionFiles, manifest: WeightManifest, engine: EngineTensors,
     return {name for names in known.values() for name in names}
 
 
-def _follow(files: VersionFiles, manifest: WeightManifest, engine: EngineTensors, held: Identity | None) -> None:
+def _follow(files: VersionFiles, manifest: WeightManifest, engine: EngineTensors, in_place: Identity | None) -> None:
     """Starts at the step that is in memory, else at the newest that the store has whole; applies the deltas since."""
     steps = manifest.steps
-    in_memory = [number for number, step in enumerate(steps) if identity(step) == held]
+    in_memory = [number for number, step in enumerate(steps) if identity(step) == in_place]
     at = in_memory[-1] if in_memory else len(steps) - 1
     while not in_memory and not _read_whole(files, steps[at], engine, whole_is_listed=at == 0):
         at -= 1
@@ -76,7 +76,17 @@ def _follow(files: VersionFiles, manifest: WeightManifest, engine: EngineTensors
 
 
 def _read_whole(files: VersionFiles, step: WeightStep, engine: EngineTensors, *, whole_is_listed: bool) -> bool:
-    """Whether the tensors hold the step now."""
+    """Copies a step in, where the store has it whole.
+
+    Args:
+        files: The store's files.
+        step: The step.
+        engine: The tensors that are filled.
+        whole_is_listed: True for the chain's first step, whose manifest lists the files of a whole version.
+
+    Returns:
+        True where the tensors hold the step now.
+    """
     # Where a delta was, a whole version may have taken its place, which no manifest lists.
     whole = version_files(step) if whole_is_listed else files.whole(step)
     if whole:

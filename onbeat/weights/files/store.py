@@ -26,7 +26,12 @@ class LocalFile:
     """A FileWriter of a new file."""
 
     def __init__(self, path: Path, errors: Errors = contextlib.nullcontext) -> None:
-        """errors: what is done with an OSError."""
+        """Begins the file at `path`.
+
+        Args:
+            path: The file.
+            errors: A context that turns an OSError into an error of the stack.
+        """
         self._errors = errors
         with errors():
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -45,12 +50,12 @@ class LocalFile:
 
 
 class FolderFiles:
-    """The VersionFiles of folders."""
+    """The VersionFiles of the weight root: a folder for each version. A generator creates it for its receivers."""
 
     announces_early = True
 
     def __init__(self, root: Path) -> None:
-        """root: the weight root."""
+        """Takes the weight root."""
         self._root = root
         self.bases: VersionFiles = self
 
@@ -92,7 +97,7 @@ class FolderFiles:
 
 
 class FolderStore:
-    """A VersionStore: a folder for each version. Raises OnbeatError naming the folder when it cannot be written."""
+    """A VersionStore with a folder for each version. Raises OnbeatError that names the folder when it can't be written."""
 
     def __init__(self, folder: RunFolder, *, wait_s: float) -> None:
         self.folder = folder
@@ -107,13 +112,15 @@ class FolderStore:
         tensor_folder.remove_folders(path for path in older if self.folder.relative(path) not in in_use)
 
     def remove_after(self, policy_version: int) -> None:
-        """A generator that still loads a version of that future is told so by its absence."""
+        """Removes newer versions. A generator that still loads one of them learns by its absence that it is gone."""
         tensor_folder.remove_folders(
             path for version, path in numbered(self.folder.weights, VERSION) if version > policy_version
         )
 
     def clear_scratch(self) -> None:
-        """Removes, in a weight root, also what jobs left that ended while they removed their versions."""
+        """Removes the scratch folders; in a weight root also the folders of jobs that ended while they removed their
+        versions.
+        """
         tensor_folder.remove_scratch(self.folder.weights)
         if self._is_elsewhere and self.folder.weight_root.is_dir():
             for job in self.folder.weight_root.iterdir():
@@ -130,7 +137,7 @@ class FolderStore:
 
 
 class FolderWriter:
-    """A VersionWriter: a scratch folder, from the first file on."""
+    """A VersionWriter into a scratch folder, which is there from the first file on."""
 
     transport: WeightTransport = "file"
 
@@ -146,14 +153,16 @@ class FolderWriter:
         return tensor_folder.read_folder(self._scratch.target)
 
     def reserve(self, num_bytes: int) -> None:
-        """Nothing: a disk says at the write that it is full."""
+        """Does nothing: a disk says at the write that it is full."""
 
     def open(self, name: str, num_bytes: int) -> FileWriter:
         self._scratch.create()
         return LocalFile(self._scratch.path / name, self._scratch.errors)
 
     def early_path(self, name: str) -> str:
-        """A process that has the file open keeps it when the folder gets its name."""
+        """Returns the path in the scratch folder: a process that has the file open keeps it when the folder gets its
+        name.
+        """
         return (self._scratch.path / name).relative_to(self._root).as_posix()
 
     def put_in_place(self) -> tuple[WeightFile, ...]:

@@ -15,7 +15,7 @@ from contracts.errors import ContractViolation
 
 
 class StoredTensors(Mapping[str, Tensor]):
-    """Safetensors files that hold the rows of each tensor one after another. Raises ContractViolation for bad ones."""
+    """Tensors by name in safetensors files that each hold some rows. Raises ContractViolation for files that don't fit."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._parts: dict[str, list[Any]] = {}
@@ -35,12 +35,12 @@ class StoredTensors(Mapping[str, Tensor]):
         return len(self._parts)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The whole tensor's shape, without reading it."""
+        """Returns the whole tensor's shape, without reading it."""
         shapes = [part.get_shape() for _, part in self._parts[name]]
         return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if shapes[0] else ()
 
     def dtype(self, name: str) -> str:
-        """As torch has it, without `torch.`."""
+        """Returns the dtype as torch names it, without `torch.`."""
         _, part = self._parts[name][0]
         return str(part[:0].dtype if part.get_shape() else part[...].dtype).removeprefix("torch.")
 
@@ -49,7 +49,8 @@ class StoredTensors(Mapping[str, Tensor]):
         if not self.shape(name):
             return self._read(name, 0, ...)
         last = self.shape(name)[0] if count is None else first + count
-        pieces, start = [], 0
+        pieces = []
+        start = 0
         # Each file holds the rows [start, start + num_rows) of the whole tensor.
         for number, (_, part) in enumerate(self._parts[name]):
             num_rows = part.get_shape()[0]

@@ -57,7 +57,8 @@ class ScratchFolder:
     def put_in_place(self, *, durable: bool) -> None:
         """Gives the folder its name, in place of what has that name now.
 
-        durable: the bytes are on disk before the name is, so that a power cut cannot leave a named, empty file.
+        Args:
+            durable: True has the bytes on disk before the name is, so that a power cut can't leave a named, empty file.
         """
         with self.errors():
             if durable:
@@ -115,24 +116,24 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 def read_folder(directory: Path) -> dict[str, Tensor]:
     """Maps the tensors of a whole version, unchecked; {} where it is absent or cannot be read."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     try:
         for path in sorted(directory.iterdir()):
-            found.update(load_file(path))
+            tensors.update(load_file(path))
     except UNREADABLE:
         return {}
-    return found
+    return tensors
 
 
-def are_same(one: Tensor, other: Tensor) -> bool:
+def are_same(first: Tensor, other: Tensor) -> bool:
     """Compares bit for bit: equal values may differ in their bits (0.0 and -0.0), and NaN is no value's equal."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+    if (first.dtype, first.shape) != (other.dtype, other.shape):
         return False
-    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+    return torch.equal(first.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
 def files_of(directory: Path) -> tuple[WeightFile, ...]:
-    """The folder's files as a manifest lists them."""
+    """Lists the folder's files as a manifest does."""
     return tuple(WeightFile(name=path.name, num_bytes=path.stat().st_size) for path in sorted(directory.iterdir()))
 
 
@@ -172,7 +173,7 @@ def put_folders_aside(folders: Iterable[Path]) -> None:
 
 
 def _put_aside(folder: Path) -> Path:
-    """Where it is now: under its own name, with a number behind it where that is taken."""
+    """Renames a folder out of the way, with a number behind its name where that is taken; returns where it is now."""
     aside = folder.parent / ASIDE
     with usable(folder, to_be="put aside", cure="make its folder writable"):
         make_missing(aside)
@@ -197,12 +198,14 @@ def remove_scratch(parent: Path) -> None:
 
 
 def _hidden(folder: Path) -> Path:
-    """A new name beside the folder, by which `remove_scratch` knows what a killed writer left."""
+    """Returns a new name next to the folder, by which `remove_scratch` knows what a killed writer left."""
     return folder.with_name(f"{HIDDEN_PREFIX}{folder.name}.{uuid.uuid4().hex[:12]}")
 
 
 def _replace(target: Path, scratch: Path) -> None:
-    """A rename cannot replace a folder that has entries: the old one steps aside and returns if the rename fails."""
+    """Puts a folder in another's place. A rename can't replace a folder that has entries: the old one steps aside, and
+    returns if the rename fails.
+    """
     if not target.exists():
         scratch.rename(target)
         return

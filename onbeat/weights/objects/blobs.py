@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class Piece(Record, frozen=True, kw_only=True):
-    """Bytes that were stored."""
+    """The digest and size of bytes that were stored."""
 
     digest: Digest
     num_bytes: int
@@ -53,8 +53,14 @@ class Piece(Record, frozen=True, kw_only=True):
 
 @dataclass(kw_only=True)
 class Blobs:
-    """One area of a job. Thread-safe. Raises ObjectsUnavailable for a store that is away past the deadline, and
-    NotFound for what no layer has."""
+    """An area of a job in the object store, read through this host's cache and other hosts' caches. Thread-safe.
+
+    `open_blobs` creates it; a job's versions and run files are written and read through it.
+
+    Raises:
+        ObjectsUnavailable: The store is away past the deadline.
+        NotFound: No layer has the bytes.
+    """
 
     bucket: Bucket
     cache: HostCache | None
@@ -68,9 +74,11 @@ class Blobs:
         self.bucket.now(self._folder)
 
     def put(self, data: bytes | memoryview, *, again: bool = False) -> str:
-        """Stores bytes, and answers their digest. What the store has already isn't sent.
+        """Stores bytes, and returns their digest. Bytes that the store has already aren't sent.
 
-        again: it is sent all the same, as where readers find it damaged.
+        Args:
+            data: The bytes.
+            again: True sends them all the same, as where readers find them damaged.
         """
         digest = content_digest(data)
         if again or not self._is_fresh(digest, len(data)):
@@ -118,9 +126,13 @@ class Blobs:
         self.bucket.delete([self._key(digest) for digest in digests])
 
     def sweep(self, keep: Collection[str], *, older_than_s: float) -> None:
-        """Deletes what was written before that, by the store's clock, and isn't to be kept."""
+        """Deletes the objects that were written longer ago than `older_than_s`, by the store's clock, except for
+        `keep`.
+        """
         keys = {self._key(digest) for digest in keep}
-        if others := {key: at for key, at in self.bucket.objects(self._folder).items() if key not in keys}:
+        others = {key: at for key, at in self.bucket.objects(self._folder).items() if key not in keys}
+        if others:
+            # Ages are measured by the store's own clock, which wrote the times of the objects.
             before = self.bucket.now(self._folder) - timedelta(seconds=older_than_s)
             self.bucket.delete([key for key, written_at in others.items() if written_at < before])
 
@@ -133,11 +145,11 @@ class Blobs:
         return self.bucket.create(self._pointer(name), data)
 
     def pointers(self) -> list[str]:
-        """The names that are given, sorted."""
+        """Returns the names that point to bytes, sorted."""
         return sorted(key.rpartition("/")[2] for key in self.bucket.objects(f"{self.job_id}/pointers"))
 
     def get_pointer(self, name: str) -> bytes:
-        """The bytes that a name was given to, at most a MiB; nothing says what they must be."""
+        """Returns the bytes that a name was given to, at most a MiB; no digest says what they must be."""
         return self.bucket.get(self._pointer(name), most_bytes=1024**2)
 
     @property
@@ -159,7 +171,14 @@ class Blobs:
         return there == num_bytes and time.time() - written_at.timestamp() < REFRESHED_S
 
     def _read(self, digest: str, num_bytes: int, file: IO[bytes], keep: Callable[[HostCache], None]) -> None:
-        """keep: gives the cache what came into the file from another layer."""
+        """Reads bytes into a file from the nearest layer that has them.
+
+        Args:
+            digest: The bytes' digest.
+            num_bytes: Their number.
+            file: The file.
+            keep: Puts bytes that came from another layer into the cache.
+        """
         check_name(digest, DIGEST)
         if self.cache is None:
             self._verified(digest, num_bytes, file)
@@ -170,14 +189,26 @@ class Blobs:
                     keep(self.cache)
 
     def _verified(self, digest: str, num_bytes: int, file: IO[bytes]) -> None:
-        """Reads until the bytes are those of the digest, from other hosts, then from the store. What comes wrong
-        from there twice alike is stored so, and is deleted, if the store gives right what it is given now: else a proxy
-        answers. What differs was spoilt on its way. What is more than was asked for stays: the caller may be wrong, and
-        who puts it again sees that its size is another."""
+        """Reads bytes into a file until they have the digest: from other hosts, then from the store.
+
+        Bytes that come wrong from the store twice alike are stored wrong. They are deleted, if the store gives back
+        correctly what it is given now: else a proxy answers in its place. Bytes that come wrong in two ways were
+        spoilt on their way. An object of more bytes than `num_bytes` stays: the caller may be mistaken, and a writer
+        that puts it again sees that its size is another.
+
+        Args:
+            digest: The blake3 digest of the bytes.
+            num_bytes: Their number.
+            file: The file, which is emptied before each try.
+
+        Raises:
+            NotFound: No layer has the bytes as they were put.
+        """
 
         def came(source: Bucket | CacheHost) -> str:
-            """The digest of what came, "" for more."""
-            hasher, take = blake3(), _emptied(file)
+            """Reads the bytes from a source; returns their digest, "" where there are more than `num_bytes`."""
+            hasher = blake3()
+            take = _emptied(file)
 
             def take_hashed(piece: memoryview) -> None:
                 hasher.update(piece)
@@ -193,19 +224,19 @@ class Blobs:
                 WRONG_READS["host"] += 1
         wrong: set[str] = set()
         for _ in range(MOST_READS):
-            found = came(self.bucket)
-            if found == digest:
+            came_as = came(self.bucket)
+            if came_as == digest:
                 return
             WRONG_READS["store"] += 1
-            log.warning("%s came from the object store as %s", self._key(digest), found or "more bytes")
-            if not found or found in wrong:
+            log.warning("%s came from the object store as %s", self._key(digest), came_as or "more bytes")
+            if not came_as or came_as in wrong:
                 break
-            wrong.add(found)
+            wrong.add(came_as)
         else:
-            found = ""
+            came_as = ""
         try:
             self.bucket.now(self._folder)
-            self.drop([digest] if found else [])
+            self.drop([digest] if came_as else [])
         except InvalidInput as error:
             log.warning("%s came wrong, and stays: %s", self._key(digest), error)
         raise NotFound("is in no layer as it was put", field=self._key(digest))
@@ -214,10 +245,17 @@ class Blobs:
 def open_blobs(
     settings: StackSettings, job_id: str, area: Area, *, deadline_s: float, sleep: Callable[[float], None] = time.sleep
 ) -> Blobs:
-    """Opens an area of a job; asks nothing of the store.
+    """Opens an area of a job; sends no request to the store.
 
-    deadline_s: the longest that each call goes on without a byte from the store. sleep: pauses meanwhile; it may raise.
-    Raises InvalidInput that names the setting for no URL of a store, and a cache or hosts that can't be used.
+    Args:
+        settings: The stack's settings.
+        job_id: The job.
+        area: The area.
+        deadline_s: The longest that each call goes on without a byte from the store, in seconds.
+        sleep: Pauses between tries; it may raise.
+
+    Raises:
+        InvalidInput: The setting, which it names, is no URL of a store, or a cache or hosts that can't be used.
     """
     return Blobs(
         bucket=Bucket(settings.objects, deadline_s=deadline_s, sleep=sleep),

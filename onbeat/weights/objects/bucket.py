@@ -45,7 +45,8 @@ ACCOUNT_S = 20.0
 """Longest that the machine's own account is asked for, by a process that was given none."""
 NO_ACCOUNT = re.compile(r"//169\.254\.|//metadata\.google|/latest/api/token")
 """What an error says that came of asking for it."""
-PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
+PAUSE_S = 0.2
+LONGEST_PAUSE_S = 2.0
 """Pauses between requests while the store is away, by chance up to the first, then up to twice as long each."""
 
 T = TypeVar("T")
@@ -56,9 +57,15 @@ class Bucket:
     InvalidInput that names ONBEAT_OBJECTS where no wait helps."""
 
     def __init__(self, url: str, *, deadline_s: float, sleep: Callable[[float], None] = time.sleep) -> None:
-        """sleep: pauses while the store is away; it may raise. Asks nothing of the store.
+        """Opens the bucket; sends no request to the store.
 
-        Raises InvalidInput for what is no URL of a store, and where obstore isn't installed.
+        Args:
+            url: The bucket's URL.
+            deadline_s: The longest that a call goes on without a byte from the store, in seconds.
+            sleep: Pauses while the store is away; it may raise.
+
+        Raises:
+            InvalidInput: It is no URL of a store, or obstore isn't installed.
         """
         self.url = url
         self._deadline_s = deadline_s
@@ -75,7 +82,13 @@ class Bucket:
         )
 
     def put_parts(self, key: str, parts: Callable[[int], Iterator[bytes | memoryview]], *, num_bytes: int) -> None:
-        """Writes an object of several pieces, whole or not at all. parts: the bytes of each → all of them, anew."""
+        """Writes an object of several parts, whole or not at all.
+
+        Args:
+            key: The object's key.
+            parts: Takes the size of a part, and yields all parts from the first one on; called again for another try.
+            num_bytes: The object's size.
+        """
         part_bytes = max(PART_BYTES, -(-num_bytes // MOST_PARTS))
         furthest = 0
 
@@ -139,22 +152,22 @@ class Bucket:
         return self._ask(f"give {most_bytes} bytes", key, read)
 
     def get(self, key: str, *, most_bytes: int) -> bytes:
-        """An object's bytes, cut behind so many. Raises NotFound."""
+        """Returns the bytes of an object, cut after `most_bytes`. Raises NotFound."""
         data = bytearray()
         self.stream(key, data.extend, most_bytes=most_bytes)
         return bytes(data)
 
     def size_and_age(self, key: str) -> tuple[int, datetime]:
-        """Bytes of an object, and when the store says that it was written. Raises NotFound."""
+        """Returns the bytes of an object, and the time at which the store says that it was written. Raises NotFound."""
         meta = self._ask("say what it has", key, lambda _: self._store.head(key))
         return meta["size"], meta["last_modified"]
 
     def objects(self, prefix: str) -> dict[str, datetime]:
-        """Key → when it was written, by the store's clock, below a prefix that ends where a name does."""
+        """Lists the objects below a prefix that ends where a name does: key → time of writing, by the store's clock."""
         return {key: written_at for key, (_, written_at) in self.sizes_and_ages(prefix).items()}
 
     def sizes_and_ages(self, prefix: str) -> dict[str, tuple[int, datetime]]:
-        """Key → bytes of the object, and when it was written, as `objects` has it."""
+        """Lists objects as `objects` does: key → size in bytes, and time of writing."""
         furthest = 0
 
         def listed(waiting: Waiting) -> dict[str, tuple[int, datetime]]:
@@ -170,7 +183,7 @@ class Bucket:
         return self._ask("say what it has", prefix, listed)
 
     def folders(self) -> list[str]:
-        """The first parts of the keys of all objects that lie in a folder, sorted."""
+        """Returns the first parts of the keys of all objects that lie in a folder, sorted."""
         return self._ask(
             "say which folders it has",
             "",
@@ -182,15 +195,16 @@ class Bucket:
         left = list(keys)
 
         def delete_each(waiting: Waiting) -> None:
-            while some := left[:DELETED_AT_ONCE]:
+            while left:
+                batch = left[:DELETED_AT_ONCE]
                 try:
-                    self._store.delete(some)
+                    self._store.delete(batch)
                 except FileNotFoundError:
-                    # A folder stops at the first one that isn't there.
-                    for key in some:
+                    # A store of local files stops at the first key that isn't there, so the keys are tried singly.
+                    for key in batch:
                         with contextlib.suppress(FileNotFoundError):
                             self._store.delete(key)
-                del left[: len(some)]
+                del left[: len(batch)]
                 waiting.progress()
 
         self._ask(f"delete {len(keys)} objects", "", delete_each)
@@ -200,9 +214,10 @@ class Bucket:
         self.delete([key for prefix in prefixes for key in self.objects(prefix)])
 
     def now(self, prefix: str) -> datetime:
-        """The store's clock, by an object that it takes below the prefix, gives back, and that goes again.
+        """Reads the store's clock from an object that it writes below the prefix, reads back and deletes.
 
-        Raises ObjectsUnavailable where other bytes come back each time: a proxy answers, and not the store.
+        Raises:
+            ObjectsUnavailable: Other bytes come back each time: a proxy answers, and not the store.
         """
         key = f"{prefix}/.{uuid.uuid4().hex}"
         self.put(key, key.encode())
@@ -240,9 +255,14 @@ class Bucket:
 
 
 def open_store(url: str, *, still_s: float) -> ObjectStore:
-    """Opens what the URL names; credentials and an endpoint come by the provider's own variables. Raises InvalidInput.
+    """Opens the store of a URL; credentials and an endpoint come from the provider's own variables.
 
-    still_s: the longest that a request waits for a byte. Nothing is repeated below this module.
+    Args:
+        url: The URL.
+        still_s: The longest that a request waits for a byte, in seconds. No request is repeated below this module.
+
+    Raises:
+        InvalidInput: It is no URL of a store.
     """
     if not url:
         raise InvalidInput("no object store is named", field=SETTING, cure=FORMS)
@@ -275,7 +295,15 @@ def open_store(url: str, *, still_s: float) -> ObjectStore:
 
 
 def check_name(name: str, form: str) -> str:
-    """Returns a name that becomes a key. Raises ContractViolation. form: a regular expression."""
+    """Returns a name that becomes a key.
+
+    Args:
+        name: The name.
+        form: A regular expression that the whole name must match.
+
+    Raises:
+        ContractViolation: It has another form.
+    """
     if not re.fullmatch(form, name):
         raise ContractViolation(f"`{name[:80]!a}` is no name of an object", field="name")
     return name

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class Owner(Record, frozen=True, kw_only=True):
-    """Whose folder it is."""
+    """The stack that a cache's folder belongs to."""
 
     host: str
     boot_id: str
@@ -60,12 +60,18 @@ class HostCache:
         self._blobs = folder / "blobs"
         self._locks = folder / "locks"
         self._most_bytes = most_bytes
-        for made in (self._blobs, self._locks):
-            make_private(made)
+        for subfolder in (self._blobs, self._locks):
+            make_private(subfolder)
 
     def read(self, digest: str, take: Callable[[memoryview], object]) -> bool:
-        """Hands on the bytes, and answers whether they were at hand and what their name says; else what came counts for
-        nothing. Also False where `take` raises OSError."""
+        """Hands on the bytes of a digest.
+
+        Bytes that don't have the digest, or that `take` raises an OSError for, count for nothing, though some were
+        handed on.
+
+        Returns:
+            True where the cache had the bytes and they have their digest.
+        """
         path = self._blobs / digest
         hasher = blake3()
         try:
@@ -86,7 +92,7 @@ class HostCache:
         return False
 
     def whole_file(self, digest: str) -> Path | None:
-        """The file of the bytes, as they were a moment ago; None as `read` answers False."""
+        """Returns the file of the bytes, as they were a moment ago; None where `read` would return False."""
         return self._blobs / digest if self.read(digest, lambda _: None) else None
 
     def put(self, digest: str, data: bytes | memoryview) -> None:
@@ -126,16 +132,18 @@ class HostCache:
             file.truncate(num_bytes)
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
-        """When each file was used last, its bytes, and where it is."""
+        """Yields for each file the time of its last use, its bytes, and its path."""
         with os.scandir(self._blobs) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
-                    found = entry.stat(follow_symlinks=False)
-                    yield found.st_mtime, found.st_size, Path(entry.path)
+                    state = entry.stat(follow_symlinks=False)
+                    yield state.st_mtime, state.st_size, Path(entry.path)
 
     @contextlib.contextmanager
     def locked(self, name: str, *, wait_s: float) -> Iterator[None]:
-        """Inside it no other process of this host is at what has this name; past wait_s without the lock, one might."""
+        """Keeps other processes of this host from the same name during the block; past `wait_s` without the lock it
+        goes on.
+        """
         try:
             descriptor = os.open(self._locks / name, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
@@ -181,7 +189,8 @@ def _claim(folder: Path, own: Callable[[], Owner] = this_host) -> None:
         is_alone = lock(descriptor, fcntl.LOCK_EX, wait_s=0.0)
         if not is_alone and not lock(descriptor, fcntl.LOCK_SH, wait_s=OWNER_S):
             raise InvalidInput(f"{folder} is held by a process that doesn't say whose it is", field=SETTING, cure=CURE)
-        here, owner = own(), None
+        here = own()
+        owner = None
         with contextlib.suppress(InvalidInput):  # it isn't said yet, or not whole
             owner = decode_json(path.read_bytes(), Owner)
         if owner is not None and owner.boot_id != here.boot_id and not (is_alone and owner.host == here.host):
@@ -199,7 +208,16 @@ def _claim(folder: Path, own: Callable[[], Owner] = this_host) -> None:
 
 
 def lock(descriptor: int, kind: int, *, wait_s: float) -> bool:
-    """Whether it was had in time. kind: of `fcntl.flock`; it goes with the descriptor."""
+    """Tries to lock a file until `wait_s` is over; the lock ends with the descriptor.
+
+    Args:
+        descriptor: The open file.
+        kind: The operation of `fcntl.flock`: LOCK_SH or LOCK_EX.
+        wait_s: The longest wait, in seconds.
+
+    Returns:
+        True where it was locked in time.
+    """
     until_s = time.monotonic() + wait_s
     while True:
         try:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class CacheHost:
-    """One host. Thread-safe."""
+    """Another host's cache, read over HTTP. CacheHosts creates it. Thread-safe."""
 
     def __init__(self, url: str, key: str) -> None:
         """Raises InvalidInput for what is no URL."""
@@ -47,7 +47,7 @@ class CacheHost:
         self.asked_from_s = 0.0
 
     def stream(self, key: str, take: Callable[[memoryview], None], *, most_bytes: int) -> int:
-        """As `Bucket.stream`. Raises NotFound also for a host that is away, or too slow."""
+        """Streams bytes as `Bucket.stream` does. Raises NotFound also for a host that is away, or too slow."""
         timeout = httpx.Timeout(ANSWER_S + most_bytes / LEAST_BYTES_PER_S, connect=CONNECT_S)
         num_taken = 0
         try:
@@ -70,7 +70,9 @@ class CacheHost:
 
 
 class CacheHosts:
-    """Those that are worth asking."""
+    """The other hosts' caches, without those that failed lately. `open_blobs` creates it, and iterating over it yields
+    hosts.
+    """
 
     def __init__(self, settings: StackSettings) -> None:
         """Raises InvalidInput that names the setting."""

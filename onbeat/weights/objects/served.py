@@ -34,7 +34,7 @@ router = APIRouter(prefix="/v1/blobs")
 
 @router.get("/{digest}", response_class=Response)
 async def blob(request: Request, digest: str) -> Response:
-    """The bytes of a digest."""
+    """Answers the bytes of a digest."""
     path: Path | None = None
     if re.fullmatch(DIGEST, digest):
         path = await run_in_threadpool(request.app.state.cache.whole_file, digest)
@@ -55,11 +55,11 @@ def create_app(settings: StackSettings) -> FastAPI:
     app.state.served = Counter("onbeat_cache_served", "Blobs that other hosts were given.", registry=registry)
 
     async def ready(_: Request) -> None:
-        """It needs nothing but its folder, which it has opened."""
+        """Does nothing: the service needs only its folder, which it has opened."""
 
     routers = (router, process_routes(require_ready=ready, exposition=lambda _: generate_latest(registry)))
-    for one in routers:
-        app.include_router(one)
+    for part in routers:
+        app.include_router(part)
     answer_with_problems(app, routers, service="the cache")
     app.add_middleware(Access, rules)
     return app

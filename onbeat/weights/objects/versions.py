@@ -46,13 +46,19 @@ log = logging.getLogger(__name__)
 
 
 class ObjectVersion:
-    """A VersionWriter."""
+    """A VersionWriter into the object store."""
 
     transport: WeightTransport = "object"
     holds_whole = False
 
     def __init__(self, store: ObjectVersions, plan: PlannedVersion, *, again: bool) -> None:
-        """again: this trainer has published the version before, and readers refuse it."""
+        """Begins a version.
+
+        Args:
+            store: The store.
+            plan: The version.
+            again: True where this trainer has published the version before, and readers refuse it.
+        """
         self._store = store
         self._directory = plan.directory
         self._again = again
@@ -60,14 +66,14 @@ class ObjectVersion:
         """Name of a file, as it was opened → as a manifest lists it."""
 
     def stored(self) -> Mapping[str, Tensor]:
-        """Nothing: what the store has already isn't sent again."""
+        """Returns {}: bytes that the store has already aren't sent again."""
         return {}
 
     def reserve(self, num_bytes: int) -> None:
-        """Nothing: a bucket has no size."""
+        """Does nothing: a bucket has no size."""
 
     def open(self, name: str, num_bytes: int) -> ChunkedFile:
-        """Its last byte sends it."""
+        """Opens a file, which is sent with its last byte."""
 
         def send(_number: int, data: bytearray) -> None:
             digest = self._store.send(memoryview(data), again=self._again)
@@ -77,7 +83,7 @@ class ObjectVersion:
         return ChunkedFile(num_bytes, send, chunk_bytes=num_bytes)
 
     def early_path(self, name: str) -> str:
-        """By its content a file can be read as soon as it is there, and it never moves."""
+        """Returns the file's place: named by its content, it can be read as soon as it is there, and never moves."""
         return f"{self._directory}/{self._files[name].name}"
 
     def put_in_place(self) -> tuple[WeightFile, ...]:
@@ -91,7 +97,7 @@ class ObjectVersion:
 
 
 class ObjectVersions:
-    """A VersionStore: objects by content, and for each version a list of its own."""
+    """A VersionStore of objects named by their content, and of a list for each version."""
 
     def __init__(
         self, spec: JobSpec, folder: RunFolder, *, pause: Callable[[float], None], settings: StackSettings
@@ -146,7 +152,8 @@ class ObjectVersions:
 
     def let_go(self) -> None:
         """Deletes what was sent of a version that will not be, as far as the store is there: else a sweep does."""
-        sent, self._sent = self._sent, set()
+        sent = self._sent
+        self._sent = set()
         try:
             self._blobs.drop(sent - self._listed())
         except Unavailable as error:
@@ -185,7 +192,11 @@ class ObjectVersions:
         return {digest for digests in self._known().values() for digest in digests}
 
     def _remove(self, goes: Callable[[int, str], bool]) -> None:
-        """goes: takes a version's number and its name. The base of adapters has no number, and stays."""
+        """Removes versions: first the objects that no list of another version names, then the lists.
+
+        Args:
+            goes: Takes a version's number and its name. The base of adapters has no number, and stays.
+        """
         lists = self._known()
         names = {key: key.rpartition("/")[2].partition(".")[0] for key in lists}
         numbers = {key: number_of(name, VERSION) for key, name in names.items()}
@@ -197,7 +208,9 @@ class ObjectVersions:
 
 
 class ObjectFiles(CopiedFiles):
-    """A VersionFiles. Raises ObjectsUnavailable for a store that is away, which says nothing about the version."""
+    """The VersionFiles of the object store. Raises ObjectsUnavailable for a store that is away, which says nothing
+    about the version.
+    """
 
     announces_early = True
 
@@ -208,8 +221,9 @@ class ObjectFiles(CopiedFiles):
         )
 
     def whole(self, step: WeightStep) -> list[VersionFile]:
-        """The files of the list that was written last: the version's digest says whether they are it."""
-        blobs, lists = self._blobs_of(step.directory.partition("/")[0]), _lists_of(step.directory)
+        """Returns the files of the list that was written last; the version's digest shows whether they are the version."""
+        blobs = self._blobs_of(step.directory.partition("/")[0])
+        lists = _lists_of(step.directory)
         there = blobs.bucket.objects(lists.rpartition("/")[0])
         wholes = {key: at for key, at in there.items() if key.startswith(f"{lists}.") and key.endswith(WHOLE)}
         if not wholes:
@@ -229,7 +243,7 @@ class ObjectFiles(CopiedFiles):
 
 
 def files_in(bucket: Bucket, key: str) -> tuple[WeightFile, ...]:
-    """The files of a list; none of one that is gone, or can't be read."""
+    """Returns the files of a list; () of a list that is gone, or can't be read."""
     try:
         files = decode_json(bucket.get(key, most_bytes=2**24), tuple[WeightFile, ...])
         _digests(files)  # names of another kind would be keys
@@ -240,7 +254,7 @@ def files_in(bucket: Bucket, key: str) -> tuple[WeightFile, ...]:
 
 
 def _lists_of(directory: str) -> str:
-    """What the keys of a version's lists begin with."""
+    """Returns the prefix of the keys of a version's lists."""
     job_id, _, rest = directory.partition("/")
     return f"{job_id}/versions/{rest.rpartition('/')[2]}"
 
@@ -250,7 +264,8 @@ def _digests(files: tuple[WeightFile, ...]) -> list[str]:
 
 
 def digest_in(name: str) -> str:
-    """The digest that a file's name has in it. Raises ContractViolation for another store's name."""
-    if (found := NAME.fullmatch(name)) is None:
+    """Returns the digest in a file's name. Raises ContractViolation for a name of another store."""
+    match = NAME.fullmatch(name)
+    if match is None:
         raise ContractViolation("has no digest in its name", field=name)
-    return found["digest"]
+    return match["digest"]

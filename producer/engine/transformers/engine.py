@@ -33,7 +33,7 @@ from onbeat.base.process.host_memory import give_free_memory_back
 from onbeat.base.process.launcher import check_threads_stand_still
 from onbeat.weights.held_versions import HeldVersions
 from onbeat.weights.model_folder import (
-    compute_as_asked,
+    configure_computation,
     empty_model,
     end_of_sequence_ids,
     load_tokenizer,
@@ -90,7 +90,7 @@ class TransformersEngine(base.GenerationEngine):
             self._model = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device=setup.device)
             tokenizer = load_tokenizer(folder, needs_end=False)
             end_ids = end_of_sequence_ids(folder, self._model.config, tokenizer=tokenizer)
-        compute_as_asked(self._model, setup.model)
+        configure_computation(self._model, setup.model)
         give_head_whole_inputs(self._model)
         self._weights = HeldVersions(
             dict(weight_tensors(self._model)), setup.stores, beside_bytes=setup.held_weights_bytes

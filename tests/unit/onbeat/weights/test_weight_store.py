@@ -49,10 +49,9 @@ class FakeChunks:
             raise BrokerFull("full")
         self.data[policy_version, name, number] = data
 
-    def drop_chunks_before(self, policy_version: int, kept_versions: Collection[int] = ()) -> None:
-        self.data = {
-            key: data for key, data in self.data.items() if key[0] >= policy_version or key[0] in kept_versions
-        }
+    def drop_chunks_before(self, policy_version: int, except_versions: Collection[int] = ()) -> None:
+        stays = {*except_versions}
+        self.data = {key: data for key, data in self.data.items() if key[0] >= policy_version or key[0] in stays}
 
     def get(self, policy_version: int, name: str, number: int) -> bytes | None:
         return self.data.get((policy_version, name, number))
