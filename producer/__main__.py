@@ -65,8 +65,13 @@ def _wired(
         return GeneratorSide(broker, job_id, generator_id, engine=engine_kind)
 
     def not_reproducible() -> str:
-        why = model.not_reproducible
-        return f"{engine.name} ({why})" if why else "" if engine.is_reproducible else engine.name
+        """Names the engine, with the reason where one is known; "" for an engine whose bytes are reproducible."""
+        reason = model.not_reproducible
+        if reason:
+            return f"{engine.name} ({reason})"
+        if engine.is_reproducible:
+            return ""
+        return engine.name
 
     return Generator(
         generator_id=generator_id,

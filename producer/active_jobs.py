@@ -1,4 +1,4 @@
-"""Which jobs a generator serves, and whose turn it is: generators belong to the stack, and serve its jobs in turn."""
+"""The jobs that a generator serves, and their order: generators belong to the stack, and serve its jobs in turn."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ASK_AGAIN_S = 10.0
 
 
 class FairShare:
-    """Puts the least recently served job first. Times are monotonic seconds."""
+    """Orders jobs by fair share: the least recently served comes first. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._served_s: dict[str, float] = {}
@@ -43,7 +43,7 @@ class FairShare:
         self._loaded_s = 0.0
 
     def order(self, active: Mapping[str, ModelSpec], now_s: float) -> list[str]:
-        """Ids of the active jobs in the order in which they should be asked for work."""
+        """Returns the ids of the active jobs in the order in which they are asked for work."""
         never = float("-inf")
         turns = sorted(active, key=lambda job_id: (self._served_s.get(job_id, never), job_id))
         if now_s - self._loaded_s < MODEL_SLICE_S:
@@ -64,9 +64,10 @@ class FairShare:
 
 @dataclass(eq=False)
 class ActiveJobs:
-    """The stack's active jobs, but for those that this generator can't serve: by their spec, or for its engine.
+    """The stack's active jobs, except for those that this generator can't serve: by their spec, or with its engine.
 
-    One that it can't load is left alone (onbeat/work/declined_work.py), and costs its batches no attempt.
+    The generator creates it; its serve loop refreshes it, and asks it for the next job. A job that the generator can't
+    load is left alone (onbeat/work/declined_work.py), and its batches lose no attempt by that.
     """
 
     store: JobStore
@@ -116,7 +117,8 @@ class ActiveJobs:
                 log.warning("leaves %s alone, whose spec can't be read: %s", job_id, error)
                 self._left_alone[job_id] = ""
                 continue
-            if reason := self._never_served(spec):
+            reason = self._never_served(spec)
+            if reason:
                 log.warning("leaves %s alone: %s", job_id, reason)
                 self._left_alone[job_id] = reason
                 self._jobs.pop(job_id, None)
@@ -146,9 +148,11 @@ class ActiveJobs:
         return True
 
     def _never_served(self, spec: JobSpec) -> str:
-        """Why the engine can serve no such job; "" where it can."""
-        if spec.deterministic and (reason := self.not_reproducible()):
-            return f"it is deterministic, {reason} is not"
+        """Returns the reason why the engine can serve no such job; "" where it can."""
+        if spec.deterministic:
+            reason = self.not_reproducible()
+            if reason:
+                return f"it is deterministic, {reason} is not"
         truncation = spec.rollout.sampling.unbounded_truncation
         if truncation and self.no_kept_sets:
             return f"{self.no_kept_sets} doesn't say which tokens rollout.sampling.{truncation} keeps without a top_k"
@@ -161,8 +165,13 @@ class ActiveJobs:
         self._refused[job.job_id] = (error.job_engine, self.clock())
 
     def leave_alone(self, job: ActiveJob, error: Exception, manifest: WeightManifest | None) -> None:
-        """Leaves the job to generators that can serve it, until `serve_again`; says so once. manifest: what was to be
-        loaded."""
+        """Leaves the job to other generators until `serve_again`, and logs that once.
+
+        Args:
+            job: The job.
+            error: The failure of this generator.
+            manifest: The version that could not be loaded.
+        """
         if self._alone.leave(job.job_id, error, manifest):
             log.warning("leaves %s alone until it can serve it: %s", job.job_id, error)
 
@@ -179,7 +188,7 @@ class ActiveJobs:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Why each job that is left alone is."""
+        """The reason for each job that is left alone."""
         return {job_id: why for job_id, why in sorted((self._left_alone | self._alone.reasons).items()) if why}
 
     @property
@@ -188,7 +197,7 @@ class ActiveJobs:
         return tuple(sorted(self._refused))
 
     def side_of(self, job_id: str) -> GeneratorSide | None:
-        """This generator's side of a job; None once it has ended."""
+        """Returns this generator's side of a job; None once it has ended."""
         job = self._jobs.get(job_id)
         return job.side if job else None
 
@@ -196,7 +205,9 @@ class ActiveJobs:
     def lone_lagging(self) -> ActiveJob | None:
         """The one active job, if it lags: only then does the next batch need a version of the same job."""
         jobs = [job for job in self._jobs.values() if job.job_id not in self._refused]
-        return jobs[0] if len(jobs) == 1 and jobs[0].spec.schedule_rule.lags else None
+        if len(jobs) == 1 and jobs[0].spec.schedule_rule.lags:
+            return jobs[0]
+        return None
 
     def share(self, num_generators: int) -> int:
         """Batches that one of so many generators has in its engine at most: its part of an iteration, rounded up."""
@@ -204,10 +215,10 @@ class ActiveJobs:
         return math.ceil(most / num_generators)
 
     def in_turn(self, now_s: float) -> list[ActiveJob]:
-        """The jobs in the order in which they should be asked for work; those that were refused lately are not.
+        """Returns the jobs in the order in which they are asked for work, without those that were refused lately.
 
-        Those that are left alone come last, when it is time to try them again, for that may cost the engine its model;
-        and first where work of others has kept them from it for too long.
+        Jobs that are left alone come last, when it is time to try them again, for a try may cost the engine its model;
+        they come first where the work of others has kept them from it for too long.
         """
         clock_s = self.clock()
         not_now = {job_id for job_id, (_, at_s) in self._refused.items() if clock_s - at_s < ASK_AGAIN_S}

@@ -1,4 +1,4 @@
-"""What this generator does and did: for its presence, for the timelines of its jobs, for its metrics.
+"""The record of this generator's work: for its presence, for the timelines of its jobs, for its metrics.
 
 serve loop, receipt, carrier ─ record ─▶ Activity ─┬─▶ Spans ─▶ Reports (onbeat/work/spans.py)
                                                    ├─▶ the process's metrics
@@ -77,16 +77,18 @@ class Activity:
         self._rounds.append((started_s, ended_s, num_tokens))
 
     def waits(self) -> None:
-        """From now on there is nothing to do, unless that was so already."""
+        """Begins a wait, unless one goes on: there is nothing to do."""
         if self._waits_since_s is None:
             self._waits_since_s = self.now_s()
             self.spans.idle.set()
 
     def claimed(self, claim: Claim) -> None:
-        """The wait, if there was one, ends with this batch."""
-        since_s, self._waits_since_s = self._waits_since_s, None
+        """Ends a wait with this batch, if there was one."""
+        since_s = self._waits_since_s
+        self._waits_since_s = None
         self.spans.idle.clear()
-        now_s, batch = self.now_s(), claim.prompt_batch
+        now_s = self.now_s()
+        batch = claim.prompt_batch
         if since_s is not None and now_s - since_s >= LEAST_S:
             self.record(batch.job_id, "wait", iteration=batch.iteration, started_s=since_s, ended_s=now_s)
 
@@ -96,4 +98,6 @@ class Activity:
         since_s = self.now_s() - RATE_S
         recent = [(started_s, ended_s, number) for started_s, ended_s, number in self._rounds if ended_s >= since_s]
         seconds = covered_s((started_s, ended_s) for started_s, ended_s, _ in recent)
-        return sum(number for _, _, number in recent) / seconds if seconds > 0.0 else 0.0
+        if seconds > 0.0:
+            return sum(number for _, _, number in recent) / seconds
+        return 0.0

@@ -29,7 +29,11 @@ WEIGHTS_WAIT_S = 1.0
 
 
 class Receipt:
-    """`run` receives until it is cancelled; it dies of a broker, or a storage, that stays away."""
+    """Receives versions of a lagging job while batches are sampled.
+
+    The generator creates it and tells it the job by `follow`. `run` receives until it is cancelled; it dies of a
+    broker, or a storage, that stays away.
+    """
 
     def __init__(self, *, calls: BrokerCalls, model: ServedModel, activity: Activity) -> None:
         self._calls = calls
@@ -76,7 +80,7 @@ class Receipt:
     async def _receive(
         self, job: ActiveJob, versions: tuple[WeightManifest, ...], shards: tuple[WeightShard, ...]
     ) -> bool:
-        """Whether there was a version to read."""
+        """Receives the next version; returns True where there was one to read."""
         if not versions:
             return await self._model.receive(job.spec, versions, shards)
         with self._activity.span(job.job_id, "load", iteration=versions[-1].policy_version):

@@ -30,7 +30,7 @@ Detokenizer = Callable[[Sequence[Completion]], list[str]]
 
 
 class FolderDetokenizer:
-    """The tokenizer of a model folder."""
+    """Turns token ids into texts by the tokenizer of a model folder. LoadedModel creates and calls it."""
 
     def __init__(self, model: ModelSpec, *, settings: StackSettings) -> None:
         """Blocks for seconds (it imports transformers). Raises InvalidInput that names model.path."""
@@ -39,7 +39,7 @@ class FolderDetokenizer:
 
     def __call__(self, completions: Sequence[Completion]) -> list[str]:
         # Cleaning up spaces would change what is scored: "1 ." is not "1.".
-        turns = [unpack_int32(one.token_ids)[slice(*one.spans[-1])] for one in completions]
+        turns = [unpack_int32(completion.token_ids)[slice(*completion.spans[-1])] for completion in completions]
         return self._tokenizer.batch_decode(turns, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
@@ -53,7 +53,7 @@ def folder_renderer(model: ModelSpec, environment: EnvironmentSpec, *, settings:
 
 @dataclass(frozen=True, kw_only=True)
 class _NamedFolder:
-    """A model's folder and what is in it: a folder whose files have changed is another key of a cache."""
+    """A model's folder and its files: a folder whose files have changed is another key of a cache."""
 
     folder: Path
     path: str
@@ -77,9 +77,10 @@ def _renderer(named: _NamedFolder, kind: RendererKind, chat_format: str) -> Rend
 
 @functools.lru_cache(maxsize=1)
 def _tokenizer(named: _NamedFolder) -> PreTrainedTokenizerBase:
-    """The one that was loaded last is kept: a job's detokenizer and its renderer read the same.
+    """Loads a tokenizer. The last one stays in a cache: a job's detokenizer and its renderer read the same.
 
-    Raises InvalidInput that names model.path where the folder has other files than are named.
+    Raises:
+        InvalidInput: The folder has other files than are named; the error names model.path.
     """
     from onbeat.weights.model_folder import load_tokenizer
 

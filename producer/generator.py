@@ -66,7 +66,10 @@ STOP_GRACE_S = 10.0
 
 
 class Generator(Worker[Claim]):
-    """One generator process."""
+    """A generator process: it claims batches of the stack's jobs, samples and scores them, and publishes the rollouts.
+
+    `producer.__main__` creates it; `run` ends after `stop`.
+    """
 
     def __init__(
         self,
@@ -83,7 +86,21 @@ class Generator(Worker[Claim]):
         stop_grace_s: float = STOP_GRACE_S,
         metrics: ProcessMetrics | None = None,
     ) -> None:
-        """services: what batches need beside the engine. metrics: of the process."""
+        """Takes the process's parts.
+
+        Args:
+            generator_id: The generator's id.
+            jobs: The jobs that it serves.
+            presence: Its place in Redis.
+            calls: Calls of the broker, with repeats.
+            model: The model in memory.
+            rewards: The client of the reward service.
+            players: The players of environments.
+            services: Services that batches need besides the engine.
+            clock: Monotonic seconds.
+            stop_grace_s: Seconds that batches in hand may take after a stop.
+            metrics: The process's metrics.
+        """
         self._activity = Activity(generator_id, metrics=metrics)
         super().__init__(
             worker_id=generator_id,
@@ -121,8 +138,9 @@ class Generator(Worker[Claim]):
         return [claim for claim in self._leases if claim.hedged]
 
     def _report(self, job_id: str, spans: Sequence[TimelineSpan]) -> None:
-        """Tells spans to an active job; those of another are of no use."""
-        if (side := self._jobs.side_of(job_id)) is not None:
+        """Reports spans to an active job; those of another job are of no use."""
+        side = self._jobs.side_of(job_id)
+        if side is not None:
             side.report_spans(spans)
 
     @property
@@ -134,7 +152,8 @@ class Generator(Worker[Claim]):
         return f"prompts of {self._jobs}" if self._jobs else "a job"
 
     def _seen(self) -> GeneratorSeen:
-        loaded, jobs = self._model.loaded, self._jobs
+        loaded = self._model.loaded
+        jobs = self._jobs
         weights = loaded.engine.policy_version if loaded else None
         return GeneratorSeen(
             worker_id=self._worker_id,
@@ -157,7 +176,7 @@ class Generator(Worker[Claim]):
         )
 
     def _doing(self) -> str:
-        """As `GeneratorSeen.doing` has it."""
+        """Describes the work in hand, as `GeneratorSeen.doing` has it."""
         if self._model.loading_weights:
             return f"loading {self._model.loading_weights[-1].rpartition('/')[2]}"
         away = [f"waiting for the {service.name}" for service in self._services if service.is_away]
@@ -183,17 +202,24 @@ class Generator(Worker[Claim]):
         super()._end(claim)
 
     def _is_full(self) -> bool:
-        """Whether the engine takes no other batch, or the reward service has enough to do; never after a stop."""
+        """Returns True where the engine takes no other batch, or the reward service has enough to do; never after a
+        stop.
+        """
         if self._stopping.is_set():
             return False
-        loaded, num_sampling = self._model.loaded, self._held.num_sampling
+        loaded = self._model.loaded
+        num_sampling = self._held.num_sampling
         is_busy = loaded is not None and num_sampling >= loaded.engine.max_concurrent_completions
         # A batch that shares the engine here would have it for itself in a generator that is idle.
         has_share = num_sampling > 0 and self._held.num_in_engine >= self._jobs.share(self._heartbeat.num_live)
         return is_busy or has_share or self._held.num_finishing >= MAX_FINISHING
 
     async def _claim_next(self) -> tuple[ActiveJob, Claim] | None:
-        """A batch of the job whose turn it is, under a lease that the heartbeat keeps; None if there is no work."""
+        """Claims a batch of the job whose turn it is, under a lease that the heartbeat keeps.
+
+        Returns:
+            The job and its claim; None if there is no work.
+        """
         await self._jobs.refresh()
         self._receipt.follow(self._jobs.lone_lagging)
         jobs = self._jobs.in_turn(self._clock())
@@ -203,10 +229,17 @@ class Generator(Worker[Claim]):
                 return None
             if not await self._may_claim(job):
                 continue
-            lease_s, held = job.spec.timeouts.generator_lease_s, self._model.newest_ready(job.spec)
-            told = {"oldest_only": self._held.lacks_room, "is_idle": not self._held.num_sampling}
+            lease_s = job.spec.timeouts.generator_lease_s
+            claim_batch = partial(
+                job.side.claim,
+                lease_s,
+                hedge=hedge,
+                loaded=self._model.newest_ready(job.spec),
+                oldest_only=self._held.lacks_room,
+                is_idle=not self._held.num_sampling,
+            )
             try:
-                claim = await self._calls(partial(job.side.claim, lease_s, hedge=hedge, loaded=held, **told))
+                claim = await self._calls(claim_batch)
             except WrongEngine as error:
                 self._jobs.refuse(job, error)
                 continue
@@ -221,7 +254,8 @@ class Generator(Worker[Claim]):
         return None
 
     async def _may_claim(self, job: ActiveJob) -> bool:
-        """Whether this generator can do a batch of the job: it reaches what that needs, and could load it.
+        """Returns True where this generator can do a batch of the job: it reaches the services, and could load the
+        weights.
 
         Where the engine has yet to prove itself, or could not load the job, that is tried without a claim, with the
         newest version that there is, or the one that it could not load.
@@ -235,11 +269,14 @@ class Generator(Worker[Claim]):
         if not announced:
             return False
         refused = alone.tried if alone is not None else None
+        manifest = announced[-1]
+        if refused is not None and refused in announced:
+            manifest = refused
         await self._until_freed(lambda: self._held.need_weights)
         try:
-            await self._load(job, refused if refused in announced else announced[-1], lambda: False)
+            await self._load(job, manifest, lambda: False)
         except (BatchFailed, WeightsRejected, InvalidInput) as error:
-            self._jobs.leave_alone(job, error, refused if refused in announced else announced[-1])
+            self._jobs.leave_alone(job, error, manifest)
         else:
             self._jobs.serve_again(job)
         self._heartbeat.changed.set()
@@ -287,10 +324,15 @@ class Generator(Worker[Claim]):
         return True
 
     async def _ready(self, job: ActiveJob, claim: Claim) -> LoadedModel | None:
-        """The model with the claim's weights in it, or None where this generator can't have it: then the claim is given
-        back, for the batch is not the cause, and the job left alone."""
+        """Loads the claim's weights, and returns the model with them.
+
+        Returns:
+            The model; None where this generator can't load it: then the claim is given back, for the batch is not the
+            cause, and the job left alone.
+        """
         try:
-            is_held, had_turn_of = self._model.holds(job.spec, claim.manifest), self._model.awake_for
+            is_held = self._model.holds(job.spec, claim.manifest)
+            had_turn_of = self._model.awake_for
             if not is_held:
                 await self._until_freed(lambda: self._held.need_weights)
                 # The trainer keeps what is said to be loading.
@@ -314,7 +356,8 @@ class Generator(Worker[Claim]):
 
     def _sample(self, job: ActiveJob, claim: Claim, loaded: LoadedModel) -> CarriedBatch:
         """Puts a claimed batch into the engine."""
-        weights, play = loaded.verified, self._players.play_for(job.spec, loaded)
+        weights = loaded.verified
+        play = self._players.play_for(job.spec, loaded)
         self._activity.holds(weights.policy_version)
         batch = CarriedBatch(job=job, claim=claim, loaded=loaded, weights=weights, play=play)
         batch.sample(started_s=self._activity.now_s())

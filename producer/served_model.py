@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class MakeEngine(Protocol):
-    """Blocks while it loads; raises InvalidInput that names model.path."""
+    """Makes an engine. It blocks while it loads, and raises InvalidInput that names model.path."""
 
     def __call__(self, model: ModelSpec, *, deterministic: bool) -> GenerationEngine: ...
 
@@ -59,7 +59,7 @@ class LoadedModel:
 
     @property
     def verified(self) -> VerifiedWeights:
-        """What the engine holds, once `ServedModel.ready_for` has answered."""
+        """The version that the engine holds, once `ServedModel.ready_for` has returned."""
         weights = self.engine.policy_version
         if weights is None:
             raise AssertionError("an engine without verified weights is not ready")
@@ -102,7 +102,10 @@ class LoadedModel:
 
 @dataclass(eq=False)
 class ServedModel:
-    """The model in memory. The serve loop alone loads; `receive` and `let_go` may run beside it, and beside batches."""
+    """The model in memory, and its engine. `wiring.served_model` creates it.
+
+    The serve loop alone loads; `receive` and `let_go` may run meanwhile, and while batches are sampled.
+    """
 
     make_engine: MakeEngine
     make_detokenizer: Callable[[ModelSpec], Detokenizer]
@@ -137,19 +140,24 @@ class ServedModel:
         """Deadline of the held job for a load."""
 
     def holds(self, spec: JobSpec, manifest: WeightManifest) -> bool:
-        """Whether `ready_for` has nothing to load: only then may it be called while the engine generates."""
+        """Returns True where `ready_for` has nothing to load: only then may it be called while the engine generates."""
         return self._has_model(spec) and self._has_weights(manifest) and self._is_awake(spec)
 
     async def ready_for(
         self, spec: JobSpec, manifest: WeightManifest, *, still_needed: Callable[[], bool] = lambda: True
     ) -> LoadedModel:
-        """Answers the job's model with the manifest's weights in it; replaces either where it holds another.
+        """Returns the job's model with the manifest's weights in it; replaces either where it holds another.
 
-        still_needed: whether a version that is refused is worth another load.
+        Args:
+            spec: The job.
+            manifest: The version.
+            still_needed: Returns True while a version that is refused is worth another load.
 
-        Raises InvalidInput for a bad model folder, WeightsRejected for weights that stay bad for a while, BatchFailed
-        where the canary of a deterministic job fails, or anything else that this process can't load, and
-        EngineUnavailable past timeouts.generation_s, or where the engine has ended.
+        Raises:
+            InvalidInput: The model's folder is bad.
+            WeightsRejected: The weights stay bad for a while.
+            BatchFailed: The canary of a deterministic job fails, or anything else that this process can't load.
+            EngineUnavailable: timeouts.generation_s is over, or the engine has ended.
         """
         self.loading_weights = tuple(step.directory for step in manifest.steps)
         try:
@@ -171,7 +179,9 @@ class ServedModel:
         return loaded
 
     def must_prove(self, spec: JobSpec) -> bool:
-        """Whether nothing of this job may be claimed before `ready_for` has shown that its engine is reproducible."""
+        """Returns True where nothing of this job may be claimed before `ready_for` has shown that its engine is
+        reproducible.
+        """
         return self.has_to_prove and spec.deterministic and spec.model not in self._proven
 
     async def _prove(self, loaded: LoadedModel, spec: JobSpec) -> None:
@@ -186,25 +196,39 @@ class ServedModel:
         log.info("a batch of %s has the same bytes alone and in company", spec.model.path)
 
     def newest_ready(self, spec: JobSpec) -> tuple[int, str] | None:
-        """Version and digest of the newest version that a batch could be sampled with at once; None without a lag,
-        where the iteration alone says which version samples it."""
+        """Returns version and digest of the newest version that a batch could be sampled with at once.
+
+        Returns:
+            The version; None without a lag, where the iteration alone says which version samples it.
+        """
         if self.loaded is None or not self._has_model(spec) or not spec.schedule_rule.lags:
             return None
         ready = [(version.policy_version, version.weights_digest) for version in self.loaded.engine.ready_versions]
         return max(ready, default=None)
 
     async def receive(self, spec: JobSpec, announced: Sequence[WeightManifest], shards: Sequence[WeightShard]) -> bool:
-        """Reads the next of a lagging job's announced versions beside the one that samples; whether there was one.
+        """Reads the next of a lagging job's announced versions into memory next to the version that samples.
 
-        announced: oldest first. Raises WeightsRejected, BatchFailed for whatever else the engine raises, and
-        EngineUnavailable past timeouts.generation_s.
+        Args:
+            spec: The job.
+            announced: Its versions, oldest first.
+            shards: Files of the version after them.
+
+        Returns:
+            True where there was a version to read.
+
+        Raises:
+            WeightsRejected: The version is damaged.
+            BatchFailed: The engine raised something else.
+            EngineUnavailable: timeouts.generation_s is over.
         """
         if not announced or self.loaded is None or self._held_job != announced[0].job_id:
             return False
         num_versions = spec.num_open
         if spec.schedule == "bounded":
             # A batch takes the newest version that is ready: any between that one and the one in use is of no use.
-            announced, num_versions = announced[-1:], 2
+            announced = announced[-1:]
+            num_versions = 2
         ready = {(version.policy_version, version.weights_digest) for version in self.loaded.engine.ready_versions}
         missing = [version for version in announced if (version.policy_version, version.weights_digest) not in ready]
         self.receiving_weights = tuple(step.directory for version in missing for step in version.steps)
@@ -234,7 +258,8 @@ class ServedModel:
 
     async def sleep(self) -> None:
         """Ends the turn of a colocated job: its trainer has the machine until the next claim."""
-        loaded, self.awake_for = self.loaded, ""
+        loaded = self.loaded
+        self.awake_for = ""
         if loaded is not None and loaded.is_awake:
             loaded.is_awake = False
             async with loaded.within(self._deadline_s, "giving memory back"):
@@ -261,7 +286,8 @@ class ServedModel:
         return self.loaded is not None and self.loaded.engine.policy_version == weights
 
     async def aclose(self) -> None:
-        loaded, self.loaded = self.loaded, None
+        loaded = self.loaded
+        self.loaded = None
         if loaded is not None and not loaded.hangs:
             await loaded.engine.aclose()
 

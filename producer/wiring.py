@@ -1,4 +1,4 @@
-"""What samples a batch, as a process's settings say: the served model, the players, the kind of engine.
+"""The objects that sample a batch, made from a process's settings: the served model, the players, the engine.
 
 A batch is sampled by one call of the engine, or turn by turn where its spec has an environment.
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Players:
-    """`play_for` is called for each batch."""
+    """Makes the player of a batch's environments. `play_for` is called for each batch."""
 
     make_client: Callable[[JobSpec], EnvironmentCalls]
     make_renderer: Callable[[ModelSpec, EnvironmentSpec], Renderer]
@@ -85,7 +85,13 @@ class Players:
 def served_model(
     settings: StackSettings, engine: Engine, *, chunks: Callable[[str], ChunkReader] | None = None
 ) -> ServedModel:
-    """chunks: job id → its versions in Redis; None where there is no Redis."""
+    """Makes the model in memory, which is empty at first.
+
+    Args:
+        settings: The stack's settings.
+        engine: The engine's options.
+        chunks: Job id → its versions in Redis; None where there is no Redis.
+    """
     return ServedModel(
         partial(make_engine, options=engine, settings=settings, chunks=chunks),
         partial(FolderDetokenizer, settings=settings),
@@ -95,7 +101,13 @@ def served_model(
 
 
 def players(settings: StackSettings, environments: httpx.AsyncClient, service: Dependency) -> Players:
-    """environments: connections to the reward service, which `service` tells of."""
+    """Makes the players of environments.
+
+    Args:
+        settings: The stack's settings.
+        environments: Connections to the reward service.
+        service: The reward service as this process meets it.
+    """
 
     def make_client(spec: JobSpec) -> EnvironmentClient:
         slowest = max(spec.environments.values(), key=lambda environment: environment.request_timeout_s)
@@ -105,12 +117,14 @@ def players(settings: StackSettings, environments: httpx.AsyncClient, service: D
 
 
 def fingerprint_for(spec: JobSpec, *, engine: Engine, settings: StackSettings) -> str:
-    """What the bits of this process's completions of a job depend on (I7). Blocks for seconds: it imports torch."""
+    """Returns the fingerprint of this process's completions of a job (I7). Blocks for seconds: it imports torch."""
     threads = threads_for(spec, settings=settings)
     fingerprint = fingerprint_of_job(engine, spec.model, device=settings.device, num_threads=threads)
     return fingerprint + engine.of_turns if spec.environments else fingerprint
 
 
 def threads_for(spec: JobSpec, *, settings: StackSettings) -> int | None:
-    """A colocated job's engine has the whole of this process's share while its trainer is idle."""
-    return settings.colocated_threads_each() if spec.schedule_rule.takes_turns else None
+    """Returns the threads of a colocated job's engine: all cores of this process, while its trainer is idle."""
+    if spec.schedule_rule.takes_turns:
+        return settings.colocated_threads_each()
+    return None

@@ -33,7 +33,9 @@ class VerifiedWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSetup:
-    """What every engine is made from; its own options come beside it."""
+    """The inputs of every engine; its own options come separately. ServedModel creates it for the first batch of a
+    model.
+    """
 
     model: ModelSpec
     model_root: SpecRoot
@@ -51,12 +53,15 @@ class EngineSetup:
 
 @dataclass(eq=False, kw_only=True)
 class Trajectories:
-    """The trajectories of one batch while their turns are sampled, with what the engine keeps of them in between."""
+    """The trajectories of one batch while their turns are sampled, with what the engine keeps of them in between.
+
+    The player of turns creates it; the engine puts pasts in and takes them out.
+    """
 
     opening: PromptBatch
     """The batch of their first turn; row p·G + g of it is sample g of prompt p."""
-    kept: dict[int, Any] = field(default_factory=dict)
-    """Row → what the engine makes of it; to other engines it means nothing."""
+    pasts: dict[int, Any] = field(default_factory=dict)
+    """Row → its past, in the form of the engine that put it there; to other engines it means nothing."""
 
 
 @dataclass(kw_only=True)
@@ -71,10 +76,11 @@ class Turn:
 
 
 class GenerationEngine(ABC):
-    """One model in memory, which samples one batch at a time, or several.
+    """A model in memory that samples one batch at a time, or several.
 
-    An engine has to sample, to load a version and to end; the rest is for those that can more. Every implementation
-    passes tests/contract/test_engines.py; its own options are a record in contracts/engines.py.
+    ServedModel creates it and calls it from the event loop. An engine has to sample, to load a version and to end; the
+    other methods are for engines that can do more. Every implementation passes tests/contract/test_engines.py; its own
+    options are a record in contracts/engines.py.
     """
 
     _held: VerifiedWeights | None = None
@@ -92,18 +98,28 @@ class GenerationEngine(ABC):
     @property
     @abstractmethod
     def max_concurrent_completions(self) -> int:
-        """Number of completions below which another batch is claimed; 1 is one batch at a time."""
+        """The number of completions below which another batch is claimed; 1 means one batch at a time."""
 
     @abstractmethod
     async def generate(self, batch: PromptBatch, turn: Turn | None = None) -> list[list[Completion]]:
-        """Samples completions [k][G], in the order of the prompts and of the sample numbers.
+        """Samples the completions of a batch.
 
-        The same batch under the same weights gives the same bytes, whatever ran before (I7), unless
-        `is_reproducible` of its options says otherwise. turn: the turn that the batch is, if it is one. Its bytes are a
-        function of the opening and of the rows' tokens, whatever an engine that keeps something has kept.
-        A call that is cancelled ends at its next token, and the next one is as good as ever.
-        Raises BatchFailed: no verified weights or others than the batch asks for, a prompt that does not fit
-        the model's context or vocabulary, logits that are not finite. EngineUnavailable where the engine is gone.
+        The same batch under the same weights gives the same bytes, whatever ran before (I7), unless `is_reproducible`
+        of its options is False. The bytes of a turn are a function of the opening and of the rows' tokens, whatever an
+        engine has kept of earlier turns. A call that is cancelled ends at its next token, and doesn't harm the next
+        call.
+
+        Args:
+            batch: The batch.
+            turn: The turn of trajectories that the batch is; None for a batch without an environment.
+
+        Returns:
+            Completions [k][G], in the order of the prompts and of the sample numbers.
+
+        Raises:
+            BatchFailed: The engine holds no verified weights or others than the batch asks for, a prompt doesn't fit
+                the model's context or vocabulary, or logits are not finite.
+            EngineUnavailable: The engine is gone.
         """
 
     async def difference(self) -> str:
@@ -129,7 +145,8 @@ class GenerationEngine(ABC):
     @property
     def ready_versions(self) -> tuple[VerifiedWeights, ...]:
         """The versions that `load_weights` has nothing to read for: each was read whole, and its digest computed over
-        the memory that it is in (I2). An engine that holds one version has no other."""
+        the memory that it is in (I2). An engine with memory for one version has no other.
+        """
         return () if self._held is None else (self._held,)
 
     async def receive_weights(
@@ -137,13 +154,19 @@ class GenerationEngine(ABC):
     ) -> bool:
         """Reads the next version of a job with a lag into memory of its own, also while a batch is sampled.
 
-        announced: all versions of the job that may be asked for; others that are held beside the one in use are let go.
-        shards: files of the version after them, which may be read already.
-        num_versions: the most to hold, the one in use among them; 1 gives the memory of all others back.
-        Answers whether a version was received, and another may follow. An engine that holds one version does nothing:
-        it reads the next one between two batches.
+        An engine with memory for one version does nothing: it reads the next one between two batches.
 
-        Raises WeightsRejected as `load_weights` does; what the engine samples with stays as it is.
+        Args:
+            announced: All versions of the job that may be asked for; other versions are dropped, except for the one in
+                use.
+            shards: Files of the version after them, which may be read already.
+            num_versions: The most versions in memory, the one in use included; 1 frees the memory of all others.
+
+        Returns:
+            True where a version was received, so that another may follow.
+
+        Raises:
+            WeightsRejected: As `load_weights` raises it; the weights that the engine samples with stay as they are.
         """
         return False
 
@@ -172,8 +195,17 @@ async def all_or_none(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
 
 
 def check_fits(batch: PromptBatch, *, context_tokens: float, vocabulary_tokens: int) -> None:
-    """Raises BatchFailed unless the longest prompt and its completion fit the model's context, and for a token that the
-    model lacks: a GPU is lost to the process that looks one up."""
+    """Checks that a batch fits the model.
+
+    Args:
+        batch: The batch.
+        context_tokens: The longest prompt with its completion, in tokens.
+        vocabulary_tokens: The number of the model's tokens.
+
+    Raises:
+        BatchFailed: The longest prompt and its completion are longer than the context, or a token isn't in the
+            vocabulary. A process that looks such a token up on a GPU can't use the GPU any more.
+    """
     longest = max(len(prompt.token_ids) for prompt in batch.prompts) // ITEM_BYTES
     needed = longest + batch.sampling.max_new_tokens
     if needed > context_tokens:
@@ -181,8 +213,10 @@ def check_fits(batch: PromptBatch, *, context_tokens: float, vocabulary_tokens: 
             f"batch {batch.batch_id} needs {needed} tokens of context, the model has {context_tokens}",
             cure="lower rollout.max_prompt_tokens or rollout.sampling.max_new_tokens",
         )
-    if unknown := batch.sampling.unknown_token(vocabulary_tokens):
-        raise BatchFailed(f"batch {batch.batch_id}: {unknown[1]}", cure=f"correct rollout.sampling.{unknown[0]}")
+    unknown = batch.sampling.unknown_token(vocabulary_tokens)
+    if unknown:
+        setting, problem = unknown
+        raise BatchFailed(f"batch {batch.batch_id}: {problem}", cure=f"correct rollout.sampling.{setting}")
     for prompt in batch.prompts:
         tokens = unpack_int32(prompt.token_ids)
         if not 0 <= min(tokens) <= max(tokens) < vocabulary_tokens:
@@ -191,12 +225,12 @@ def check_fits(batch: PromptBatch, *, context_tokens: float, vocabulary_tokens: 
             )
 
 
-def check_version(held: VerifiedWeights | None, batch: PromptBatch) -> None:
-    """Raises BatchFailed unless the engine holds exactly the weights that the batch asks for (I2)."""
-    asked = VerifiedWeights(policy_version=batch.policy_version, weights_digest=batch.weights_digest)
-    if held != asked:
-        has = "no verified weights" if held is None else f"version {held.policy_version} ({held.weights_digest})"
+def check_version(loaded: VerifiedWeights | None, batch: PromptBatch) -> None:
+    """Raises BatchFailed unless the engine has loaded exactly the weights that the batch asks for (I2)."""
+    needed = VerifiedWeights(policy_version=batch.policy_version, weights_digest=batch.weights_digest)
+    if loaded != needed:
+        has = "no verified weights" if loaded is None else f"version {loaded.policy_version} ({loaded.weights_digest})"
         raise BatchFailed(
-            f"batch {batch.batch_id} asks for version {asked.policy_version} ({asked.weights_digest}), "
+            f"batch {batch.batch_id} asks for version {needed.policy_version} ({needed.weights_digest}), "
             f"the engine has {has}"
         )

@@ -1,4 +1,4 @@
-"""Whether an engine's bytes depend on what it samples beside a batch: tried before its first deterministic batch (I7).
+"""The trial, before an engine's first deterministic batch, of whether other batches change a batch's bytes (I7).
 
     a small batch ─▶ alone, twice │ before and behind others, few and many │ with its prompts in another order
                          └──────────── the same bytes each time, or the engine serves no deterministic job
@@ -35,10 +35,10 @@ async def difference(engine: GenerationEngine) -> str:
 
     The engine holds verified weights and samples nothing else. Raises what `generate` raises.
     """
-    held = engine.policy_version
-    if held is None:
+    version = engine.policy_version
+    if version is None:
         raise AssertionError("an engine without verified weights samples nothing")
-    canary = _batch(held, 0, PROMPT_TOKENS)
+    canary = _batch(version, 0, PROMPT_TOKENS)
     alone = await engine.generate(canary)
     if await engine.generate(canary) != alone:
         return "sampled twice, one after the other"
@@ -47,7 +47,7 @@ async def difference(engine: GenerationEngine) -> str:
         return "with its prompts in another order"
     most = engine.max_concurrent_completions // canary.num_completions - 1
     for size in (size for size in COMPANIES if size <= most):
-        company = [_batch(held, number, (number % 11 + 1,) * (number % 3 + 1)) for number in range(1, size + 1)]
+        company = [_batch(version, number, (number % 11 + 1,) * (number % 3 + 1)) for number in range(1, size + 1)]
         for place in (0, size // 2, size):
             if await _in_company(engine, canary, company, place) != alone:
                 return f"beside {size} other batches, {place} of them before it"
@@ -57,15 +57,22 @@ async def difference(engine: GenerationEngine) -> str:
 async def _in_company(
     engine: GenerationEngine, canary: PromptBatch, company: Sequence[PromptBatch], place: int
 ) -> Answer:
-    """The canary's completions, as the batch that comes after so many of the others."""
+    """Samples the canary with other batches in the engine; returns its completions.
+
+    Args:
+        engine: The engine.
+        canary: The batch that is compared.
+        company: The other batches.
+        place: The number of other batches that come before the canary.
+    """
     batches = [*company[:place], canary, *company[place:]]
     async with asyncio.TaskGroup() as tasks:
         answers = [tasks.create_task(engine.generate(batch)) for batch in batches]
     return answers[place].result()
 
 
-def _batch(held: VerifiedWeights, number: int, prompt_tokens: Sequence[int]) -> PromptBatch:
-    """A batch that no job has; `number` makes its prompts and its seed its own."""
+def _batch(version: VerifiedWeights, number: int, prompt_tokens: Sequence[int]) -> PromptBatch:
+    """Makes a batch that no job has. `number` gives it prompts and a seed of its own."""
     prompts = [
         Prompt(
             prompt_id=f"canary-{number}-{index}",
@@ -81,8 +88,8 @@ def _batch(held: VerifiedWeights, number: int, prompt_tokens: Sequence[int]) -> 
         batch_id=f"0/train/{number}",
         iteration=0,
         purpose="train",
-        policy_version=held.policy_version,
-        weights_digest=held.weights_digest,
+        policy_version=version.policy_version,
+        weights_digest=version.weights_digest,
         group_size=GROUP_SIZE,
         sampling=SamplingParams(max_new_tokens=NEW_TOKENS + number % 5),
         seed=number,

@@ -1,4 +1,4 @@
-"""What both engines share: they sample several batches beside each other, in another process.
+"""The common part of the two engines that sample several batches at once, in another process.
 
 PromptBatch ─ check_… ─▶ a request for each prompt, all_or_none ─▶ Answer ─▶ checked_group
 """
@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.engines import BatchingOptions
@@ -29,7 +29,7 @@ LEAST_TEMPERATURE = 0.01
 
 
 class BatchingEngine(GenerationEngine):
-    """Generations run side by side, a load waits for them. An implementation adds the calls."""
+    """An engine that samples several batches at once; a load of weights waits for them. Subclasses add the calls."""
 
     def __init__(self, options: BatchingOptions) -> None:
         self._timeout_s = options.timeout_s
@@ -38,7 +38,7 @@ class BatchingEngine(GenerationEngine):
     @property
     @abstractmethod
     def _context_tokens(self) -> int:
-        """Longest prompt with its completion."""
+        """The longest prompt with its completion, in tokens."""
 
     @property
     @abstractmethod
@@ -57,7 +57,7 @@ class BatchingEngine(GenerationEngine):
 
     @abstractmethod
     def _not_done(self, problem: str) -> EngineUnavailable:
-        """The error of a call that outlasts its deadline."""
+        """Makes the error of a call that outlasts its deadline."""
 
     @property
     def max_concurrent_completions(self) -> int:
@@ -72,7 +72,8 @@ class BatchingEngine(GenerationEngine):
                 field="rollout.sampling.temperature",
                 cure="raise it, or set evaluation.greedy",
             )
-        if batch.has_kept_sets and (truncation := batch.sampling.unbounded_truncation):
+        truncation = batch.sampling.unbounded_truncation
+        if batch.has_kept_sets and truncation:
             raise BatchFailed(
                 f"batch {batch.batch_id}: vLLM doesn't say which tokens {truncation} keeps without a top_k",
                 field="rollout.sampling.top_k",
@@ -87,9 +88,9 @@ class BatchingEngine(GenerationEngine):
             return
         self._held = None
         async with self._within(f"loading version {weights.policy_version}"):
-            held = await self._replace_weights(weights)
+            verified = await self._replace_weights(weights)
         reach("producer.loading_weights")
-        self._held = held
+        self._held = verified
 
     @contextlib.asynccontextmanager
     async def _within(self, what: str) -> AsyncIterator[None]:
@@ -105,12 +106,19 @@ class BatchingEngine(GenerationEngine):
 
 
 def num_samples(batch: PromptBatch) -> int:
-    """The samples to ask for: one where they are greedy and so all the same, of which vLLM refuses to make several."""
+    """Returns the number of samples to request: 1 where they are greedy, and so equal; vLLM refuses several."""
     return 1 if batch.sampling.temperature == 0.0 else batch.group_size
 
 
 def request_of(batch: PromptBatch, prompt: Prompt, end_ids: Sequence[int], *, vocabulary_tokens: int) -> dict[str, Any]:
-    """Returns vLLM's parameters of a prompt's samples, by the names that its server knows too. end_ids: the model's."""
+    """Makes vLLM's parameters of a prompt's samples, by the names that its server knows, too.
+
+    Args:
+        batch: The batch.
+        prompt: The prompt.
+        end_ids: The model's own tokens that end a completion.
+        vocabulary_tokens: The number of the model's tokens.
+    """
     sampling = batch.sampling
     return {
         "n": num_samples(batch),
@@ -136,7 +144,7 @@ def refusal_of(answer: Mapping[str, str]) -> WeightsRejected:
 
 
 class Answer(NamedTuple):
-    """A sample, as vLLM answers it."""
+    """A sample as vLLM gives it: tokens, their log-probs, the reason of its end, and the most likely tokens at each."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float | None]
@@ -165,7 +173,8 @@ def _completion(batch: PromptBatch, answer: Answer, *, vocabulary_tokens: int) -
             f"batch {batch.batch_id}: the engine answered {len(token_ids)} tokens and {len(logprobs)} log-probs, "
             f"asked for at most {batch.sampling.max_new_tokens}"
         )
-    if finish_reason == "stop" and len(token_ids) <= (least := batch.sampling.min_new_tokens or 0):
+    least = batch.sampling.min_new_tokens or 0
+    if finish_reason == "stop" and len(token_ids) <= least:
         raise BatchFailed(
             f"batch {batch.batch_id}: the engine ended a completion after {len(token_ids)} tokens, and knows no "
             f"min_new_tokens = {least}",
@@ -174,11 +183,12 @@ def _completion(batch: PromptBatch, answer: Answer, *, vocabulary_tokens: int) -
     values = [math.nan if value is None else value for value in logprobs]
     if not all(map(math.isfinite, values)):
         raise BatchFailed("the model's log-probs are not finite", cure="the weights of this version have diverged")
+    sets: bytes | UnsetType = UNSET
+    if batch.has_kept_sets:
+        sets = kept_sets(batch, token_ids, likely, vocabulary_tokens=vocabulary_tokens)
     return Completion(
         token_ids=pack_int32(token_ids),
         generator_logprobs=pack_float32(values),
         finish_reason="stop" if finish_reason == "stop" else "length",
-        kept_sets=kept_sets(batch, token_ids, likely, vocabulary_tokens=vocabulary_tokens)
-        if batch.has_kept_sets
-        else UNSET,
+        kept_sets=sets,
     )

@@ -1,4 +1,4 @@
-"""What the bits of an engine's completions depend on, beside the batch and the weights (I7): its fingerprint.
+"""The fingerprint of an engine: all that its completions' bits depend on, apart from batch and weights (I7).
 
 Two generators whose fingerprints have the same text give a batch the same bytes. The fence keeps the text that a
 deterministic job was first claimed with, and lets no other kind of engine sample it (broker/scripts/generator.lua).
@@ -25,7 +25,7 @@ to 1.6 times what 16 do."""
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFingerprint:
-    """`str` of it is its text, for people and for the fence."""
+    """The fingerprint of an engine's kind. `str` gives its text, which people and the fence compare."""
 
     engine: str
     """Name and version, as "vllm 0.32.0"."""
@@ -43,17 +43,24 @@ class EngineFingerprint:
 def fingerprint_of(options: Engine, model: ModelSpec, *, device: str, num_threads: int) -> EngineFingerprint:
     """Returns the fingerprint of the engine that a generator would make for this model.
 
-    device: cpu or cuda, of an engine that computes in this process. num_threads: that it computes with on a CPU.
+    Args:
+        options: The engine's options.
+        model: The spec's model.
+        device: "cpu" or "cuda", of an engine that computes in this process.
+        num_threads: The threads that it computes with on a CPU.
     """
     on_cuda = isinstance(options, VllmOptions) or device == "cuda"
     details: tuple[str, ...] = ()
     if isinstance(options, VllmOptions):
         kernels = "batch-invariant" if options.batch_invariant else "not batch-invariant"
         details = (attention_backend(model), kernels, "tensor parallel 1", f"triton {_version('triton')}")
-        details += ("products by IEEE 754",) if model.dtype == "float32" else ()
+        if model.dtype == "float32":
+            details += ("products by IEEE 754",)
     elif isinstance(options, TransformersOptions):
         at_a_time = block_rows(getattr(torch, model.dtype), device)
-        details = (f"decoding steps {DECODING_STEPS[device]}", *([f"{at_a_time} rows a product"] if at_a_time else ()))
+        details = (f"decoding steps {DECODING_STEPS[device]}",)
+        if at_a_time:
+            details += (f"{at_a_time} rows a product",)
         if model.is_by_onednn and device == "cpu" and has_onednn():
             details += ("products by oneDNN",)
     return EngineFingerprint(
@@ -66,11 +73,16 @@ def fingerprint_of(options: Engine, model: ModelSpec, *, device: str, num_thread
 
 
 def block_rows(dtype: torch.dtype, device: str) -> int:
-    """Rows of a matrix product of a decoding step (producer/engine/transformers/packed_products.py); 0 for all of them.
+    """Returns the rows of a matrix product in a decoding step (producer/engine/transformers/packed_products.py); 0 for
+    all.
 
-    device: cpu or cuda.
+    Args:
+        dtype: The products' dtype.
+        device: "cpu" or "cuda".
     """
-    return BLOCK_ROWS if dtype == torch.bfloat16 and device == "cpu" and has_amx() else 0
+    if dtype == torch.bfloat16 and device == "cpu" and has_amx():
+        return BLOCK_ROWS
+    return 0
 
 
 def has_amx() -> bool:
@@ -78,7 +90,7 @@ def has_amx() -> bool:
 
 
 def attention_backend(model: ModelSpec) -> str:
-    """vLLM's backend of a batch-invariant engine, by its name there: FlashAttention has no float32."""
+    """Returns vLLM's name of the attention backend of a batch-invariant engine: FlashAttention has no float32."""
     return "TRITON_ATTN" if model.dtype == "float32" else "FLASH_ATTN"
 
 

@@ -30,7 +30,7 @@ Places = NDArray[np.int64]
 
 @dataclass(eq=False, kw_only=True)
 class GrowingBatch:
-    """A batch of which some rows are held, or have ended; row p·G + g is sample g of prompt p."""
+    """A batch of which some rows are sampled, or have ended; row p·G + g is sample g of prompt p."""
 
     batch: PromptBatch
     turn: Turn | None = None
@@ -62,7 +62,7 @@ class Moves:
 
 
 class HeldRows:
-    """N rows at the places 0 … N-1, without a hole."""
+    """N rows at the places 0 … N-1, without a hole. A decoder creates it, and adds, draws and removes rows."""
 
     def __init__(self, ends: Ends) -> None:
         self._ends = ends
@@ -90,7 +90,7 @@ class HeldRows:
 
     @property
     def batches(self) -> list[GrowingBatch]:
-        """Those with a row that has not ended, in the order of their first places."""
+        """The batches with a row that has not ended, in the order of their first places."""
         return list(dict.fromkeys(self._owners[: self._num_rows]))
 
     def join(self, growing: GrowingBatch) -> Places:
@@ -112,16 +112,24 @@ class HeldRows:
         return places
 
     def append(self, logits: Logits, places: Places | None = None) -> tuple[NDArray[np.int64], Places]:
-        """[N, V] logits of the rows at these places, of all by default → [N] tokens, and the places of rows that ended.
+        """Draws a token for each row from its logits, and appends it.
 
-        Raises BatchFailed for logits that are not finite; nothing is changed then.
+        Args:
+            logits: [N, V] of the rows at these places.
+            places: [N] the places; None for all rows.
+
+        Returns:
+            [N] the tokens, and the places of the rows that ended with them.
+
+        Raises:
+            BatchFailed: Logits are not finite; nothing is changed then.
         """
         at = np.arange(self._num_rows) if places is None else places
         steps = self._steps[at]
         drawn = self._sample(logits, at, self._uniforms[at, steps])
         self._tokens[at, steps] = tokens = drawn.tokens
         self._logprobs[at, steps] = drawn.logprobs
-        for row, ids in drawn.kept.items():
+        for row, ids in drawn.kept_ids.items():
             of_place: list[NDArray[np.int32]] = self._kept[int(at[row])]
             of_place.append(ids)
         self._steps[at] = steps + 1
@@ -140,11 +148,11 @@ class HeldRows:
         return np.flatnonzero(self._owners[: self._num_rows] == growing)
 
     def owner_of(self, place: int) -> tuple[GrowingBatch, int]:
-        """The batch of the row at a place, and the row's number in it."""
+        """Returns the batch of the row at a place, and the row's number in it."""
         return self._owners[place], int(self._rows[place])
 
     def has_ended(self) -> NDArray[np.bool_]:
-        """[N] whether the row at each place has ended, and is held all the same."""
+        """Returns [N] bools: True where the row at a place has ended, and still has its place."""
         rows = zip(self._owners[: self._num_rows], self._rows[: self._num_rows].tolist(), strict=True)
         return np.array([row in growing.ended for growing, row in rows])
 
@@ -157,7 +165,8 @@ class HeldRows:
         gone = np.zeros(self._num_rows, dtype=bool)
         gone[places] = True
         num_rows = self._num_rows - len(places)
-        target, source = np.flatnonzero(gone[:num_rows]), num_rows + np.flatnonzero(~gone[num_rows:])
+        target = np.flatnonzero(gone[:num_rows])
+        source = num_rows + np.flatnonzero(~gone[num_rows:])
         return self._move(Moves(source=source, target=target, num_rows=num_rows))
 
     def _move(self, moves: Moves) -> Moves:
@@ -179,8 +188,10 @@ class HeldRows:
                 of_kind = logits if len(rows) == len(at) else logits[rows]
                 contexts = self._contexts(sampling, at[rows]) if sampling.processing else None
                 part = sample(of_kind, sampling, uniforms[rows], contexts)
-                drawn.tokens[rows], drawn.logprobs[rows] = part.tokens, part.logprobs
-                drawn.kept.update((int(rows[row]), ids) for row, ids in part.kept.items())
+                drawn.tokens[rows] = part.tokens
+                drawn.logprobs[rows] = part.logprobs
+                # A part counts its rows from 0: `rows` maps them to rows of the whole draw.
+                drawn.kept_ids.update((int(rows[row]), ids) for row, ids in part.kept_ids.items())
         return drawn
 
     def _contexts(self, sampling: SamplingParams, at: Places) -> Contexts:
@@ -210,7 +221,8 @@ class HeldRows:
         )
 
     def _make_room(self, num_places: int, num_tokens: int) -> None:
-        places, tokens = len(self._rows), self._tokens.shape[1]
+        places = len(self._rows)
+        tokens = self._tokens.shape[1]
         if num_places <= places and num_tokens <= tokens:
             return
         more = ((0, max(0, num_places - places)), (0, max(0, num_tokens - tokens)))

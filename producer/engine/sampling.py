@@ -44,20 +44,27 @@ Tail = Callable[[int, int], NDArray[np.integer]]
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """A token of each of N rows."""
+    """A token for each of N rows. `sample` creates it; HeldRows reads it."""
 
     tokens: NDArray[np.int64]
     """[N]"""
     logprobs: Floats
     """[N] of those tokens."""
-    kept: dict[int, NDArray[np.int32]] = field(default_factory=dict)
+    kept_ids: dict[int, NDArray[np.int32]] = field(default_factory=dict)
     """Row → the ids that it was drawn from, ascending, none for the whole vocabulary; empty without truncation."""
 
 
 def sample(logits: Logits, sampling: SamplingParams, uniforms: Floats, contexts: Contexts | None = None) -> Drawn:
-    """Draws from [N, V] logits by [N] uniforms, where the logits are. Raises BatchFailed unless they are finite.
+    """Draws a token for each row, on the device that has the logits.
 
-    contexts: what stands before the tokens, where the logits are changed by it.
+    Args:
+        logits: [N, V].
+        sampling: The parameters of the distribution.
+        uniforms: [N] in [0, 1).
+        contexts: The tokens before, where the logits are changed by them.
+
+    Raises:
+        BatchFailed: Logits are not finite.
     """
     num_rows, vocab_size = logits.shape
     drawn = Drawn(tokens=np.empty(num_rows, dtype=np.int64), logprobs=np.empty(num_rows))
@@ -71,7 +78,7 @@ def sample(logits: Logits, sampling: SamplingParams, uniforms: Floats, contexts:
         drawn.tokens[rows] = _on_host(tokens)
         drawn.logprobs[rows] = _on_host(logprobs[list(range(len(tokens))), tokens])
         if sampling.truncation:
-            drawn.kept.update(enumerate(_kept_sets(_on_host(logprobs > -np.inf)), start=start))
+            drawn.kept_ids.update(enumerate(_kept_sets(_on_host(logprobs > -np.inf)), start=start))
     if not np.isfinite(drawn.logprobs).all():
         raise not_finite()
     return drawn
@@ -86,18 +93,30 @@ def not_finite() -> BatchFailed:
 
 
 def log_distribution(logits: Logits, sampling: SamplingParams, contexts: Contexts | None = None) -> Any:
-    """[N, V] logits → [N, V] log-probs of the distribution that tokens are drawn from; -inf where filtered out.
+    """Computes the log-probs of the distribution that tokens are drawn from.
 
-    What the contexts change first, then the temperature, then top-k, then top-p over what is left, then min-p. At
-    temperature 0 (greedy) the log-probs are those of temperature 1. Raises BatchFailed for logits that are not finite;
-    on a device, which nothing waits for, a row of them is NaN.
+    The changes come in this order: by the contexts, the temperature, top-k, top-p over what is left, min-p. At
+    temperature 0 (greedy) the log-probs are those of temperature 1.
+
+    Args:
+        logits: [N, V].
+        sampling: The parameters.
+        contexts: The tokens before, where the logits are changed by them.
+
+    Returns:
+        [N, V] log-probs; -inf where filtered out. On a device, which nothing waits for, a row of logits that are not
+        finite is NaN.
+
+    Raises:
+        BatchFailed: Logits on the host are not finite.
     """
     if not isinstance(logits, Tensor) and not np.isfinite(logits.max(axis=-1)).all():
         raise not_finite()
     # No filter below removes the arg-max, which is 0.
     values = scaled(logits, sampling.temperature, contexts)
     if 0 < sampling.top_k < values.shape[-1]:
-        # Exactly k tokens a row stay; the lower id wins a tie, so that the choice does not depend on the sort.
+        # Exactly k tokens a row stay. The sort is of the negated values, so the most likely come first, and it is
+        # stable: the lower id wins a tie, so that the choice does not depend on the sort.
         order = library_of(values).argsort(-values, axis=-1, stable=True)
         _put(values, order[:, sampling.top_k :], -np.inf)
     if sampling.top_p < 1.0:
@@ -109,10 +128,17 @@ def log_distribution(logits: Logits, sampling: SamplingParams, contexts: Context
 
 
 def draw(logprobs: Floats, uniforms: Floats) -> NDArray[np.int64]:
-    """Draws by the inverse CDF: [N, V] log-probs and [N] uniforms in [0, 1) → [N] token ids.
+    """Draws by the inverse CDF.
 
     The token is the first whose cumulative probability exceeds the uniform, so none of probability 0 is ever drawn. The
     uniform is scaled by the rounded total, so a total just below 1.0 leaves no gap at the end.
+
+    Args:
+        logprobs: [N, V].
+        uniforms: [N] in [0, 1).
+
+    Returns:
+        [N] token ids.
     """
     cumulative = np.exp(logprobs)
     np.cumsum(cumulative, axis=-1, out=cumulative)
@@ -122,41 +148,63 @@ def draw(logprobs: Floats, uniforms: Floats) -> NDArray[np.int64]:
 
 
 def draw_on_device(logprobs: Tensor, uniforms: NDArray[np.float64]) -> Tensor:
-    """[N, V] log-probs and [N] uniforms in [0, 1) → [N] the first token whose cumulative probability exceeds the
-    uniform's share of their total.
+    """Draws on the device that has the log-probs: the first token whose cumulative probability exceeds the uniform's
+    share.
 
     Where blocks meet, a sum may be a rounding error above the one before it: a token of probability 0 is passed over.
+
+    Args:
+        logprobs: [N, V].
+        uniforms: [N] in [0, 1), scaled by each row's total.
+
+    Returns:
+        [N] token ids.
     """
     probabilities = logprobs.exp()
     cumulative = cumulative_sums(probabilities).masked_fill_(probabilities == 0.0, 0.0)
+    # The greatest sum is the total, also where the last tokens have probability 0 and were set to 0.0.
     targets = torch.from_numpy(uniforms).to(logprobs.device)[:, None] * cumulative.amax(dim=-1, keepdim=True)
     # argmax answers the first of equal ones.
     return (cumulative > targets).byte().argmax(dim=-1)
 
 
 def cumulative_sums(values: Tensor) -> Tensor:
-    """[N, V] → [N, V] sums up to each: one product for those inside the blocks, and the same again for the blocks."""
+    """Sums each row up to each place: one matrix product for the sums inside blocks, and the same again for the blocks.
+
+    Args:
+        values: [N, V].
+
+    Returns:
+        [N, V]; element j is the sum of the row's elements 0 … j.
+    """
     num_rows, width = values.shape
+    # Ones on and above the diagonal: column j of a row · ones is the sum of the row's elements 0 … j.
     ones = torch.ones(BLOCK, BLOCK, dtype=values.dtype, device=values.device).triu()
     blocks = functional.pad(values, (0, -width % BLOCK)).view(num_rows, -1, BLOCK)
     inside = blocks @ ones
     if blocks.shape[1] > 1:
         of_blocks = cumulative_sums(inside[:, :, -1])
+        # Each block but the first is raised by the total of all blocks before it.
         inside[:, 1:] += of_blocks[:, :-1, None]
     return inside.flatten(1)[:, :width]
 
 
 def choose(logprobs: Any, sampling: SamplingParams, uniforms: Floats) -> Any:
-    """[N] tokens: the arg-max (lowest id on a tie) at temperature 0, else one draw a row."""
+    """Chooses [N] tokens: the arg-max (lowest id on a tie) at temperature 0, else one draw a row."""
     if sampling.temperature == 0.0:
         return logprobs.argmax(axis=-1)
-    return draw_on_device(logprobs, uniforms) if isinstance(logprobs, Tensor) else draw(logprobs, uniforms)
+    if isinstance(logprobs, Tensor):
+        return draw_on_device(logprobs, uniforms)
+    return draw(logprobs, uniforms)
 
 
 def completion_uniforms(batch: PromptBatch) -> Floats:
-    """[k·G, max_new_tokens] uniforms in [0, 1): row p·G + g is sample g of prompt p, column t draws its token t.
+    """Makes the uniforms of a batch's completions.
 
-    Philox is counter-based: each row is its stream from the start, under the 128-bit hash of what the completion is.
+    Philox is counter-based: each row is its stream from the start, under the 128-bit hash of the completion's name.
+
+    Returns:
+        [k·G, max_new_tokens] in [0, 1): row p·G + g is sample g of prompt p, column t draws its token t.
     """
     # The key of one generator is set for each row: to make a generator for each row takes several times as long.
     philox = np.random.Philox(key=0)
@@ -173,13 +221,14 @@ def completion_uniforms(batch: PromptBatch) -> Floats:
 
 
 def _kept_sets(is_kept: NDArray[np.bool_]) -> list[NDArray[np.int32]]:
-    """The ids of each row that have a probability."""
+    """Returns the ids of each row that have a probability, ascending; an empty array where all of them have one."""
     rows, ids = np.nonzero(is_kept)
     sets = np.split(ids.astype(np.int32), np.flatnonzero(np.diff(rows)) + 1)
     return [of_row if len(of_row) < is_kept.shape[-1] else of_row[:0] for of_row in sets]
 
 
 def _key(batch: PromptBatch, prompt: Prompt, sample: int) -> NDArray[np.uint64]:
+    """Hashes the name of a completion to Philox's 128-bit key, as two little-endian words."""
     name = f"{batch.seed}/{batch.iteration}/{batch.purpose}/{prompt.index}/{sample}"
     if prompt.sampler_seed is not UNSET:
         name = f"{prompt.sampler_seed}/{sample}"
@@ -187,13 +236,18 @@ def _key(batch: PromptBatch, prompt: Prompt, sample: int) -> NDArray[np.uint64]:
 
 
 def _put(values: Any, ids: Any, new: Any) -> None:
-    # A deterministic job's tensors would be put at indices by a sort of them.
-    values.scatter_(1, ids, new) if isinstance(values, Tensor) else np.put_along_axis(values, ids, new, axis=-1)
+    """Sets values [N, V] at ids [N, …] of each row to `new`, in place."""
+    if isinstance(values, Tensor):
+        # Not by indexing, which a deterministic job's tensors do by a sort of the indices.
+        values.scatter_(1, ids, new)
+    else:
+        np.put_along_axis(values, ids, new, axis=-1)
 
 
 def _keep_top_p(values: Any, top_p: float) -> None:
-    """Lets the fewest most likely tokens with a mass of at least top_p stay: at least one."""
+    """Sets all but the fewest most likely tokens with a mass of at least top_p to -inf; at least one token stays."""
     library = library_of(values)
+    # Descending: the sort is of the negated values, and stable, so that the lower id wins a tie.
     order = library.argsort(-values, axis=-1, stable=True)
     ordered = values.gather(1, order) if isinstance(values, Tensor) else np.take_along_axis(values, order, axis=-1)
     probabilities = library.exp(ordered)
@@ -204,18 +258,33 @@ def _keep_top_p(values: Any, top_p: float) -> None:
 
 
 class Ends:
-    """Where completions end before their longest: at a token of the model's or the job's, or at a text of the job's.
+    """The ends of completions before their greatest length: at a token of the model or the job, or at a text of the
+    job.
 
-    Whether a row ends is a function of its tokens alone (I7).
+    Whether a row ends is a function of its tokens alone (I7). An engine creates it; HeldRows asks it at each step.
     """
 
     def __init__(self, eos_ids: frozenset[int], decode: Decode | None = None) -> None:
-        """decode: tokens → their text without special tokens, as rewards see it; None where no job has stop texts."""
+        """Takes the ends.
+
+        Args:
+            eos_ids: The model's end-of-sequence tokens.
+            decode: Tokens → their text without special tokens, as rewards see it; None where no job has stop texts.
+        """
         self.eos_ids = np.array(sorted(eos_ids), dtype=np.int64)
         self._decode = decode
 
     def reached(self, tokens: NDArray[np.int64], sampling: SamplingParams, tail: Tail) -> NDArray[np.bool_]:
-        """[N] the token that each row has got → [N] whether it ends the row."""
+        """Finds the rows that end.
+
+        Args:
+            tokens: [N] the token that each row has got.
+            sampling: The parameters, with the job's own ends.
+            tail: Returns the last tokens of a row.
+
+        Returns:
+            [N] bools.
+        """
         ended = (tokens[:, None] == self.eos_ids).any(axis=1)
         if sampling.stop_token_ids:
             ended |= np.isin(tokens, sampling.stop_token_ids)
@@ -228,7 +297,15 @@ class Ends:
         return ended
 
     def _completes(self, tokens: list[int], stop: Sequence[str], *, is_first: bool) -> bool:
-        """Whether the last token completes a text. is_first: whether none can stand before it."""
+        """Returns True where the last token completes a stop text.
+
+        Args:
+            tokens: The last tokens of a row, the new one among them.
+            stop: The stop texts.
+            is_first: True where no text can have been complete before the new token: a row ends with its first one.
+        """
         assert self._decode is not None, "an engine that reads no text was given a job with stop texts"
-        text, before = self._decode(tokens), "" if is_first else self._decode(tokens[:-1])
+        text = self._decode(tokens)
+        before = "" if is_first else self._decode(tokens[:-1])
+        # Counts are compared, since an earlier occurrence below min_new_tokens didn't end the row.
         return any(text.count(text_of_stop) > before.count(text_of_stop) for text_of_stop in stop)

@@ -24,7 +24,7 @@ Likely = tuple[Sequence[int], Sequence[float]]
 
 
 def num_logprobs(batch: PromptBatch, *, vocabulary_tokens: int) -> int:
-    """How many log-probs to ask for beside that of each sampled token."""
+    """Returns the number of log-probs to ask for at each token, besides the sampled token's own."""
     if not batch.has_kept_sets:
         return 0
     # vLLM's kernel keeps exactly k. On a CPU ties of the k-th stay as well, and bfloat16 has many.
@@ -35,21 +35,34 @@ def num_logprobs(batch: PromptBatch, *, vocabulary_tokens: int) -> int:
 def kept_sets(
     batch: PromptBatch, token_ids: Sequence[int], likely: Sequence[Likely], *, vocabulary_tokens: int
 ) -> bytes:
-    """[T] tokens and what was likely at each → their kept sets, packed. Raises BatchFailed for one that isn't whole."""
+    """Packs the kept sets of a completion: at each token the ids that it could have been drawn from.
+
+    Args:
+        batch: The batch.
+        token_ids: [T] the sampled tokens.
+        likely: [T] the most likely tokens at each, with their log-probs.
+        vocabulary_tokens: The number of the model's tokens.
+
+    Returns:
+        The T sets, packed; a set of the whole vocabulary is packed as an empty one.
+
+    Raises:
+        BatchFailed: A set isn't whole.
+    """
     num_asked = num_logprobs(batch, vocabulary_tokens=vocabulary_tokens)
     if len(likely) != len(token_ids):
         raise BatchFailed(f"batch {batch.batch_id}: {len(token_ids)} tokens, and log-probs at {len(likely)} of them")
     sets = []
     for token, (ids, logprobs) in zip(token_ids, likely, strict=True):
-        # Not counted, but collected: the sampled token may stand twice.
-        found = set(ids)
-        kept = {one for one, logprob in zip(ids, logprobs, strict=True) if logprob > LEAST}
+        # Sets, since the sampled token may stand twice: once as sampled, once among the most likely.
+        known = set(ids)
+        drawable = {token_id for token_id, logprob in zip(ids, logprobs, strict=True) if logprob > LEAST}
         problem = ""
-        if len(found) < num_asked:
-            problem = f"{len(found)} of the {num_asked} most likely tokens"
-        elif len(kept) >= num_asked < vocabulary_tokens:
-            problem = f"{len(kept)} tokens that may be drawn, and not whether there are more"
-        elif token not in kept:
+        if len(known) < num_asked:
+            problem = f"{len(known)} of the {num_asked} most likely tokens"
+        elif len(drawable) >= num_asked < vocabulary_tokens:
+            problem = f"{len(drawable)} tokens that may be drawn, and not whether there are more"
+        elif token not in drawable:
             problem = f"kept tokens, and the sampled one, {token}, is none of them"
         if problem:
             raise BatchFailed(
@@ -57,5 +70,8 @@ def kept_sets(
                 field="rollout.sampling.top_k",
                 cure="take vLLM 0.32, or generators with transformers",
             )
-        sets.append(np.array(sorted(kept) if len(kept) < vocabulary_tokens else [], dtype=np.int64))
+        if len(drawable) >= vocabulary_tokens:
+            # An empty set stands for the whole vocabulary.
+            drawable = set()
+        sets.append(np.array(sorted(drawable), dtype=np.int64))
     return pack_kept_sets(sets)

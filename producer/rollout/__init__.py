@@ -1,1 +1,1 @@
-"""One prompt batch on its way to a published rollout batch."""
+"""The way of a prompt batch to a published rollout batch: sampling, turns of an environment, scores, publication."""

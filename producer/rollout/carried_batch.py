@@ -35,10 +35,17 @@ class CarriedBatch(SampledBatch):
 
 
 class HeldBatches:
-    """Claims are told apart by identity: a rewind brings the same batch again while the first copy is in the engine."""
+    """The claims that this generator carries, each from its claim to its end. The generator creates and asks it.
+
+    Claims are told apart by identity: a rewind brings the same batch again while the first copy is in the engine.
+    """
 
     def __init__(self, freed: Callable[[], None]) -> None:
-        """freed: called when a batch needs its engine no more."""
+        """Begins without a batch.
+
+        Args:
+            freed: Called when a batch needs its engine no more.
+        """
         self._freed = freed
         self._carried: dict[int, CarriedBatch] = {}
         """Every batch that may be in the engine: what is not here may have another version loaded under it."""
@@ -46,7 +53,7 @@ class HeldBatches:
         """The claims whose batches are needed no more; each is on its way to its end."""
 
     def is_settled(self, claim: Claim) -> bool:
-        """Whether the batch was settled before it was in the engine: then there is nothing to put into it."""
+        """Returns True where the batch was settled before it was in the engine: nothing has to be put into it then."""
         return id(claim) in self._settled
 
     def carry(self, batch: CarriedBatch) -> None:
@@ -59,13 +66,14 @@ class HeldBatches:
     def settle(self, claim: Claim) -> None:
         """Drops the generation of a batch that is settled: an engine that was late, or hedged in vain, is free."""
         self._settled.add(id(claim))
-        if batch := self._carried.get(id(claim)):
+        batch = self._carried.get(id(claim))
+        if batch is not None:
             batch.settle()
             self._freed()
 
     @property
     def in_words(self) -> str:
-        """What is in the engine and what is out of it; "" where there is nothing."""
+        """The batches in the engine and those out of it, for people; "" where there are none."""
         of_each: dict[str, list[str]] = {"generating": [], "scoring": []}
         for batch in self._carried.values():
             of_each["generating" if batch.num_sampling else "scoring"].append(batch.claim.prompt_batch.batch_id)
@@ -91,12 +99,12 @@ class HeldBatches:
 
     @property
     def lacks_room(self) -> bool:
-        """Whether a batch waits for a commit to make room in Redis."""
+        """True while a batch waits for a commit to make room in Redis."""
         return any(batch.lacks_room for batch in self._carried.values())
 
     @property
     def need_weights(self) -> bool:
-        """Whether a batch is in the engine, or may come back to it: until then the engine must hold what it holds."""
+        """True while a batch is in the engine, or may come back to it: until then the engine must keep its version."""
         return any(
             batch.generation is not None or (batch.places.may_go_on and not batch.is_settled)
             for batch in self._carried.values()
@@ -104,6 +112,6 @@ class HeldBatches:
 
 
 def name_of(claim: Claim) -> str:
-    """A claim's name for people."""
+    """Returns a claim's name for people."""
     batch = claim.prompt_batch
     return f"{batch.job_id} {batch.batch_id} (attempt {claim.attempt}{', a hedge' if claim.hedged else ''})"

@@ -43,7 +43,10 @@ NO_ROOM = {
 
 @dataclass(frozen=True, kw_only=True)
 class Carrier(Rounds):
-    """`carry` runs once for each batch, several at a time."""
+    """Carries claimed batches to their publication: `carry` runs once for each batch, several at a time.
+
+    The generator creates it.
+    """
 
     calls: BrokerCalls
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -53,8 +56,11 @@ class Carrier(Rounds):
         try:
             record = await self.complete(batch)
         except (RewardUnavailable, EnvironmentUnavailable) as error:
-            may_be_its_own = error.is_doubtful
-            await (self.fail if may_be_its_own else self.release)(batch.job, batch.claim, error)
+            # In doubt the batch itself may be the cause: that costs it an attempt.
+            if error.is_doubtful:
+                await self.fail(batch.job, batch.claim, error)
+            else:
+                await self.release(batch.job, batch.claim, error)
         except (Unavailable, FenceViolation):
             raise
         except BaseException as error:
@@ -81,7 +87,9 @@ class Carrier(Rounds):
         log.warning("%s is given back (%s): %s", name_of(claim), outcome.value, error)
 
     async def _publish(self, batch: CarriedBatch, record: RolloutBatch) -> None:
-        job, claim, prompts = batch.job, batch.claim, batch.claim.prompt_batch
+        job = batch.job
+        claim = batch.claim
+        prompts = batch.claim.prompt_batch
         try:
             with self.activity.span(job.job_id, "publish", iteration=prompts.iteration, batch_id=prompts.batch_id):
                 outcome = await self._publish_when_room(batch, record)

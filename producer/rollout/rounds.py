@@ -28,7 +28,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """`complete` runs once for each batch, several at a time."""
+    """Samples and scores the rounds of batches: `complete` runs once for each batch, several at a time.
+
+    A generator's Carrier and the replay of a recorded batch are its users.
+    """
 
     generator_id: str
     rewards: RewardClient
@@ -67,19 +70,25 @@ class Rounds:
         )
 
     async def _fill(self, batch: SampledBatch, generation: Generation) -> bool:
-        """Samples and scores a round; False if it was dropped, since it is not needed any more.
+        """Samples and scores a round.
 
-        Raises BatchFailed, RewardUnavailable or EnvironmentUnavailable: a batch without all its turns and scores is
-        failed, never published (I1, I6).
+        Returns:
+            False if the round was dropped, since the batch is not needed any more.
+
+        Raises:
+            BatchFailed: A completion, a turn or a score is missing: such a batch is failed, never published (I1, I6).
+            RewardUnavailable: The reward service stays away.
+            EnvironmentUnavailable: The environments' service stays away.
         """
-        asked, answer = generation.asked, generation.answer
+        sub_batch = generation.sub_batch
+        answer = generation.answer
         try:
             await asyncio.wait({answer})
             if answer.cancelled() and batch.is_settled:
                 # The heartbeat cancelled it.
                 return False
             if answer.cancelled():
-                raise BatchFailed(f"batch {asked.batch_id} was given up by its engine")
+                raise BatchFailed(f"batch {sub_batch.batch_id} was given up by its engine")
             completions = list(chain.from_iterable(answer.result()))
             reach("producer.after_generation")
         finally:
@@ -87,11 +96,11 @@ class Rounds:
             batch.generation = None
             self.freed()
         scoring_started_s = self.activity.now_s()
-        num_tokens = 0 if asked.is_given else sum(completion.num_sampled for completion in completions)
+        num_tokens = 0 if sub_batch.is_given else sum(completion.num_sampled for completion in completions)
         self.activity.sampled(num_tokens, started_s=generation.started_s, ended_s=scoring_started_s)
         self.activity.went_on(batch.loaded.context_tokens)
         texts = batch.loaded.detokenizer(completions)
-        scored = await self._score(batch, asked, completions=completions, texts=texts)
+        scored = await self._score(batch, sub_batch, completions=completions, texts=texts)
         reach("producer.after_scoring")
         timings = BatchTimings(
             generation_started_s=generation.started_s,
@@ -102,22 +111,27 @@ class Rounds:
         self.activity.observe("score", timings.scoring_ended_s - scoring_started_s)
         batch.rounds.append(timings)
         groups = rollout_groups(
-            asked, batch.spec, completions=completions, texts=texts, scored=scored, num_resamples=len(batch.rounds) - 1
+            sub_batch,
+            batch.spec,
+            completions=completions,
+            texts=texts,
+            scored=scored,
+            num_resamples=len(batch.rounds) - 1,
         )
         batch.places.fill(groups)
         self.freed()
         return True
 
     async def _score(
-        self, batch: SampledBatch, asked: PromptBatch, *, completions: list[Completion], texts: list[str]
+        self, batch: SampledBatch, sub_batch: PromptBatch, *, completions: list[Completion], texts: list[str]
     ) -> list[Scored]:
         spec = batch.spec
-        if asked.is_given:
+        if sub_batch.is_given:
             return [Scored(reward=0.0, breakdown={}) for _ in completions]
         return await self.rewards.score(
             spec.reward,
-            reward_items(spec.reward.components, asked, completions, texts),
-            group_size=asked.group_size,
+            reward_items(spec.reward.components, sub_batch, completions, texts),
+            group_size=sub_batch.group_size,
             job_id=batch.prompt_batch.job_id,
             tries=tries_of(spec),
             dependency_s=spec.timeouts.dependency_s,

@@ -40,37 +40,42 @@ class Places:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is another round to sample."""
+        """True while there is another round to sample."""
         return bool(self._open)
 
     @property
     def may_go_on(self) -> bool:
-        """Whether the rewards of the round that was taken last can make another one necessary."""
+        """True while the rewards of the round that was taken last can make another one necessary."""
         return self.is_open and self._num_rounds <= len(self._batch.reserves)
 
     @property
     def groups(self) -> tuple[RolloutGroup, ...]:
-        """[k], in the order of the batch, once no place is open."""
+        """The groups [k] in the order of the batch, once no place is open."""
         return tuple(self._groups[place] for place in range(len(self._batch.prompts)))
 
     def take_round(self) -> PromptBatch:
-        """The batch to sample now: the prompts of the open places."""
+        """Returns the batch to sample now: the prompts of the open places."""
         prompts = [self._batch.prompts, *self._batch.reserves][self._num_rounds]
         self._num_rounds += 1
         return replace(self._batch, prompts=tuple(prompts[place] for place in self._open), reserves=())
 
     def fill(self, groups: Sequence[RolloutGroup]) -> None:
-        """The round's groups, in its order. Those of equal reward leave their places open while a reserve is left."""
+        """Takes the round's groups, in its order. Those of equal reward leave their places open while a reserve is
+        left.
+        """
         filled = list(zip(self._open, groups, strict=True))
-        self._open = [place for place, group in filled if group.has_equal_rewards] if self.may_go_on else []
+        still_open: list[int] = []
+        if self.may_go_on:
+            still_open = [place for place, group in filled if group.has_equal_rewards]
+        self._open = still_open
         self._groups |= {place: group for place, group in filled if place not in self._open}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One round of a batch in the engine."""
+    """A round of a batch in the engine. SampledBatch creates it when the engine is called."""
 
-    asked: PromptBatch
+    sub_batch: PromptBatch
     started_s: float
     """Unix time."""
     answer: asyncio.Future[list[list[Completion]]]
@@ -111,13 +116,16 @@ class SampledBatch:
     @property
     def num_sampling(self) -> int:
         """Completions that are in the engine."""
-        return self.generation.asked.num_completions if self.generation else 0
+        if self.generation:
+            return self.generation.sub_batch.num_completions
+        return 0
 
     def sample(self, *, started_s: float) -> None:
         """Hands the next round to the engine."""
         prompts = self.places.take_round()
-        answer = asyncio.ensure_future(self._generate(prompts) if self.play is None else self.play(prompts))
-        self.generation = Generation(asked=prompts, started_s=started_s, answer=answer)
+        completions = self._generate(prompts) if self.play is None else self.play(prompts)
+        answer = asyncio.ensure_future(completions)
+        self.generation = Generation(sub_batch=prompts, started_s=started_s, answer=answer)
 
     async def _generate(self, prompts: PromptBatch) -> list[list[Completion]]:
         if prompts.is_given:

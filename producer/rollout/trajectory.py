@@ -1,4 +1,4 @@
-"""One trajectory while it is played: its tokens, its turns, and whether another turn has room.
+"""A trajectory while it is played: its tokens, its turns, and whether another turn has room.
 
     take(sampled) ─▶ message ─▶ (the environment) ─┬▶ reply(…) ─▶ goes_on() ─▶ context of the next turn
                                                    └▶ fail(…): it ends here, with the score that is stated for that
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_int32, unpack_int32
 from contracts.encoding.digests import content_digest
-from contracts.environments.messages import Message, Sampled, Tool
+from contracts.environments.messages import EnvironmentNumbers, Message, Sampled, Tool
 from contracts.environments.service import Played, Reply, Task, reply_digest
 from contracts.errors import BatchFailed, InvalidInput, PrefixBroken
 from contracts.rewards import StatedReason
@@ -28,7 +28,10 @@ from onbeat.data.rendering.base import Renderer
 
 @dataclass(kw_only=True)
 class PlayedTrajectory:
-    """Grows by a turn and an observation at a time, until `goes_on` answers False."""
+    """A trajectory that grows by a turn and an observation at a time, until `goes_on` returns False.
+
+    The player of turns creates and changes it; its session reads it.
+    """
 
     task: Task
     environment: EnvironmentSpec
@@ -63,7 +66,18 @@ class PlayedTrajectory:
     def of(
         cls, prompt: Prompt, batch: PromptBatch, environment: EnvironmentSpec, renderer: Renderer, *, attempt: int = 1
     ) -> PlayedTrajectory:
-        """prompt: one of the batch. Raises BatchFailed for a prompt that no environment opened."""
+        """Begins the trajectory of a prompt.
+
+        Args:
+            prompt: A prompt of the batch.
+            batch: The batch.
+            environment: The prompt's environment.
+            renderer: Renders messages to tokens.
+            attempt: The number of the try, from 1 on.
+
+        Raises:
+            BatchFailed: The prompt is none that an environment opened.
+        """
         if prompt.environment is UNSET:
             raise BatchFailed(f"{prompt.prompt_id} has no task of an environment")
         prompt_ids = tuple(unpack_int32(prompt.token_ids))
@@ -85,12 +99,12 @@ class PlayedTrajectory:
 
     @property
     def seen(self) -> list[int]:
-        """What the model sees: all tokens, or those since it began anew."""
+        """The tokens that the model sees: all of them, or those since it began anew."""
         return self.context[self._begins :] if self._begins else self.context
 
     @property
     def message(self) -> Message:
-        """What the model said in its last turn."""
+        """The model's message of its last turn."""
         if self._message is None:
             raise AssertionError("no turn was sampled yet")
         return self._message
@@ -108,11 +122,17 @@ class PlayedTrajectory:
         self.context += turn
 
     def reply(self, reply: Reply) -> None:
-        """Records what the environment said to the turn. Raises InvalidInput for messages that nothing can begin with;
-        then nothing is recorded."""
-        self._opening = self.renderer.open(reply.messages, self.tools) if reply.begins_anew and not reply.done else []
-        if reply.begins_anew and not reply.done and not self._opening:
-            raise InvalidInput("the messages with which it begins anew have no tokens", field="messages")
+        """Records the environment's reply to the turn.
+
+        Raises:
+            InvalidInput: The context can't begin anew with the reply's messages; nothing is recorded then.
+        """
+        opening: list[int] = []
+        if reply.begins_anew and not reply.done:
+            opening = self.renderer.open(reply.messages, self.tools)
+            if not opening:
+                raise InvalidInput("the messages with which it begins anew have no tokens", field="messages")
+        self._opening = opening
         digest = reply_digest(reply)
         self._close_turn(reward=reply.reward, digest=digest)
         self._reply = reply
@@ -125,12 +145,14 @@ class PlayedTrajectory:
         """
         self._turns = [replace(turn, reward=0.0) for turn in self._turns]
         self._close_turn(reward=score, digest=content_digest(reason.encode()))
-        self._stop, self._failure = "failed", reason
+        self._stop = "failed"
+        self._failure = reason
 
     def _close_turn(self, *, reward: float, digest: str) -> None:
         if self._open_turn is None:
             raise AssertionError("a reply follows a turn")
-        (start, finish_reason), self._open_turn = self._open_turn, None
+        start, finish_reason = self._open_turn
+        self._open_turn = None
         self._turns.append(
             Turn(
                 start=start,
@@ -148,14 +170,17 @@ class PlayedTrajectory:
         if self._stop is not None or self._reply is None:
             return False
         start = len(self.prompt_ids) + self._turns[-1].start
-        begins, said = self._begins, self._reply.messages
+        begins = self._begins
+        messages = self._reply.messages
         if self._reply.begins_anew:
-            begins, observation = len(self.context), self._opening
+            begins = len(self.context)
+            observation = self._opening
         else:
-            observation = self.renderer.go_on(self.context[begins:start], self.context[start:], said, self.tools)
+            observation = self.renderer.go_on(self.context[begins:start], self.context[start:], messages, self.tools)
         added = len(observation) + self.max_new_tokens
         num_seen = len(self.context) - (begins or len(self.prompt_ids))
-        most, (_, most_seen) = self.environment.max_tokens, self.environment.seen_bound
+        most = self.environment.max_tokens
+        _, most_seen = self.environment.seen_bound
         if self._num_tokens + added > most or num_seen + added > most_seen:
             self._stop = "max_tokens"
             return False
@@ -166,10 +191,12 @@ class PlayedTrajectory:
         return True
 
     def completion(self) -> Completion:
-        """The whole trajectory, which ends with its last turn."""
+        """Returns the whole trajectory, which ends with its last turn."""
         if self._stop is None:
             raise AssertionError("a trajectory that goes on is no completion")
-        metrics = self._reply.metrics if self._reply is not None and self._failure is None else {}
+        metrics: EnvironmentNumbers = {}
+        if self._reply is not None and self._failure is None:
+            metrics = self._reply.metrics
         return Completion(
             token_ids=pack_int32(self.context[len(self.prompt_ids) :]),
             generator_logprobs=b"".join(self._logprobs),
@@ -185,7 +212,7 @@ class PlayedTrajectory:
         )
 
     def _sampled(self, completion: Completion) -> Sampled:
-        """What is told of a turn before it is appended."""
+        """Returns the facts of a turn before it is appended."""
         return Sampled(
             token_ids=completion.token_ids,
             logprobs=completion.generator_logprobs,
@@ -196,14 +223,16 @@ class PlayedTrajectory:
 
     @property
     def _num_tokens(self) -> int:
-        """Tokens after the prompt."""
+        """The number of tokens after the prompt."""
         return len(self.context) - len(self.prompt_ids)
 
     def _stop_reason(self) -> StopReason | None:
-        """Why there is no other turn, of what is known before its observation is rendered."""
+        """Returns the reason why there is no other turn, as far as it is known before the observation is rendered."""
         if self._reply is not None and self._reply.done:
             return "truncated" if self._reply.truncated else "done"
         if self._turns[-1].finish_reason == "length":
             # The model had not ended its turn: what it would have said is unknown, and so is what is answered to it.
             return "max_tokens"
-        return "max_turns" if len(self._turns) == self.environment.max_turns else None
+        if len(self._turns) == self.environment.max_turns:
+            return "max_turns"
+        return None

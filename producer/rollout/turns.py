@@ -68,7 +68,9 @@ Generate = Callable[[PromptBatch, Turn], Awaitable[list[list[Completion]]]]
 
 
 class EnvironmentCalls(Protocol):
-    """The reward service, as a generator asks it. Each raises EnvironmentUnavailable without a usable answer."""
+    """The calls of the reward service that play environments. Each raises EnvironmentUnavailable without a usable
+    answer.
+    """
 
     async def open(
         self, environment: EnvironmentSpec, sessions: Sequence[service.NewSession], *, idle_s: float, job_id: str
@@ -87,7 +89,7 @@ class EnvironmentCalls(Protocol):
 
 @dataclass(kw_only=True)
 class FailingMessage:
-    """A message of the model that the environment has failed at, and how often it has in a row."""
+    """A message of the model that the environment fails at, and the number of its failures in a row."""
 
     turn: int
     """Its turn; where trajectories begin again, what the model says at it differs, and all its messages are one."""
@@ -98,7 +100,7 @@ class FailingMessage:
 
 @dataclass(kw_only=True)
 class Session:
-    """One trajectory and the session that answers it."""
+    """A trajectory and the session that answers it. TurnPlayer creates and changes it."""
 
     session_id: str
     prompt: Prompt
@@ -118,7 +120,9 @@ class Session:
 
 @dataclass(frozen=True, kw_only=True)
 class TurnPlayer:
-    """`play` takes the place of the engine's call, once for each round of a batch."""
+    """Plays the rounds of a batch with an environment: `play` takes the place of the engine's call, once for each
+    round.
+    """
 
     environments: EnvironmentCalls
     renderers: Mapping[str, Renderer]
@@ -130,34 +134,46 @@ class TurnPlayer:
     closing: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def play(self, batch: PromptBatch) -> list[list[Completion]]:
-        """Completions [k][G], those that an environment answers with their trajectories.
+        """Plays all trajectories of a round.
 
-        Raises what the engine raises; BatchFailed where an environment fails beyond environment.max_attempts, or in a
-        way that no other attempt mends; EnvironmentUnavailable without its service; PrefixBroken (I9).
+        Returns:
+            Completions [k][G], with their trajectories.
+
+        Raises:
+            BatchFailed: An environment fails beyond environment.max_attempts, or in a way that no other attempt cures.
+            EnvironmentUnavailable: The service stays away.
+            PrefixBroken: A context doesn't begin with the context before it (I9).
+            OnbeatError: The engine raises it.
         """
-        name, environments = uuid.uuid4().hex, self.spec.environments
-        sessions = [
-            Session(
-                session_id=f"{name}/{place}/{sample}",
-                prompt=prompt,
-                sample=sample,
-                row=place * batch.group_size + sample,
-                source=source,
-                played=PlayedTrajectory.of(prompt, batch, environments[source], self.renderers[source]),
-            )
-            for place, prompt in enumerate(batch.prompts)
-            if (source := "" if "" in environments else prompt.source or "") in environments
-            for sample in range(batch.group_size)
-        ]
+        name = uuid.uuid4().hex
+        environments = self.spec.environments
+        sessions: list[Session] = []
+        for place, prompt in enumerate(batch.prompts):
+            # "" names the environment of every source.
+            source = "" if "" in environments else prompt.source or ""
+            if source not in environments:
+                continue
+            for sample in range(batch.group_size):
+                played = PlayedTrajectory.of(prompt, batch, environments[source], self.renderers[source])
+                sessions.append(
+                    Session(
+                        session_id=f"{name}/{place}/{sample}",
+                        prompt=prompt,
+                        sample=sample,
+                        row=place * batch.group_size + sample,
+                        source=source,
+                        played=played,
+                    )
+                )
         trajectories = Trajectories(opening=batch)
         async with self._living(sessions):
             # The first turn needs nothing of a session: both are asked at the same time.
             completions: list[Completion] = []
 
-            async def sample() -> None:
+            async def sample_first_turn() -> None:
                 completions.extend(itertools.chain(*await self.generate(batch, Turn(trajectories=trajectories))))
 
-            await all_or_none([sample, partial(self._open, sessions, batch.job_id)])
+            await all_or_none([sample_first_turn, partial(self._open, sessions, batch.job_id)])
             again = await self._play_on(trajectories, sessions, [completions[session.row] for session in sessions])
             while again:
                 again = await self._begin_again(trajectories, again)
@@ -185,18 +201,21 @@ class TurnPlayer:
     async def _begin_again(self, trajectories: Trajectories, sessions: list[Session]) -> list[Session]:
         batch = trajectories.opening
         for session in sessions:
-            played, prompt = session.played, session.prompt
-            environment, renderer, attempt = played.environment, played.renderer, played.attempt + 1
+            played = session.played
+            prompt = session.prompt
+            environment = played.environment
+            renderer = played.renderer
+            attempt = played.attempt + 1
             session.played = PlayedTrajectory.of(prompt, batch, environment, renderer, attempt=attempt)
         await self._open(sessions, batch.job_id)
         return await self._play_on(trajectories, sessions, await self._sample(trajectories, sessions))
 
     async def _sample(self, trajectories: Trajectories, alive: Sequence[Session]) -> list[Completion]:
-        """One turn of each, as batches whose prompts are all that stands before it."""
+        """Samples a turn of each session, as batches whose prompts are all tokens before it."""
         batch = trajectories.opening
         rows = [session.row for session in alive]
-        for row in trajectories.kept.keys() - rows:
-            del trajectories.kept[row]
+        for row in trajectories.pasts.keys() - rows:
+            del trajectories.pasts[row]
         prompts = [
             Prompt(
                 prompt_id=session.prompt.prompt_id,
@@ -235,8 +254,10 @@ class TurnPlayer:
         results = await self.environments.open(
             environment,
             [
-                service.NewSession(session_id=one.session_id, task=one.played.task, history=one.played.history)
-                for one in sessions
+                service.NewSession(
+                    session_id=session.session_id, task=session.played.task, history=session.played.history
+                )
+                for session in sessions
             ],
             # Sessions end with the lease of their batch: soon after the generator that renews both is gone.
             idle_s=self.spec.timeouts.generator_lease_s + IDLE_BEYOND_LEASE_S,
@@ -256,8 +277,10 @@ class TurnPlayer:
         waiting = list(sessions)
         while waiting:
             steps = [
-                service.Step(session_id=one.session_id, turn=one.played.num_turns - 1, message=one.played.message)
-                for one in waiting
+                service.Step(
+                    session_id=session.session_id, turn=session.played.num_turns - 1, message=session.played.message
+                )
+                for session in waiting
             ]
             results = await self.environments.step(steps)
             failed: list[Session] = []
@@ -279,11 +302,14 @@ class TurnPlayer:
             self._count(session, result)
             return False
         turn = session.played.num_turns if self.spec.deterministic else 0
-        failing = session.failing if session.failing.turn == turn else FailingMessage(turn=turn)
+        failing = session.failing
+        if failing.turn != turn:
+            failing = FailingMessage(turn=turn)
         failing.num += 1
         failing.is_luck |= result.reason in UP_TO_LUCK
         session.failing = failing
-        if failing.num < (tries := self._tries(session)):
+        tries = self._tries(session)
+        if failing.num < tries:
             log.warning("%s; time %d of %d", self._what(session, result), failing.num, tries)
             return False
         log.info("%s: it gets the score that is stated for that", self._what(session, result))
@@ -291,9 +317,14 @@ class TurnPlayer:
         return True
 
     def _tries(self, session: Session) -> int:
-        """How often the environment has to fail at a message in a row before the stated score. What isn't a function of
-        the message has to happen as often as all attempts of a deterministic job's batch would try (I7)."""
-        attempts = self.spec.rollout.max_attempts if session.failing.is_luck and self.spec.deterministic else 1
+        """Returns how often the environment has to fail at a message in a row before the stated score is given.
+
+        A failure that isn't a function of the message has to happen as often as all attempts of a deterministic job's
+        batch would try (I7).
+        """
+        attempts = 1
+        if session.failing.is_luck and self.spec.deterministic:
+            attempts = self.spec.rollout.max_attempts
         return min(MAX_ATTEMPTS, session.played.environment.max_attempts * attempts)
 
     def _what(self, session: Session, failure: service.Failure) -> str:
@@ -303,18 +334,17 @@ class TurnPlayer:
         )
 
     def _count(self, session: Session, result: service.Result) -> None:
-        """Counts a failure. Raises BatchFailed for one that another attempt can't mend, and past the attempts."""
-        failure = (
-            result
-            if isinstance(result, service.Failure)
-            else service.Failure(reason="invalid_reply", detail="there is no reply")
-        )
+        """Counts a failure. Raises BatchFailed for a failure that another attempt can't cure, and past the attempts."""
+        failure = result
+        if not isinstance(failure, service.Failure):
+            failure = service.Failure(reason="invalid_reply", detail="there is no reply")
         if failure.reason == "lost":
             session.num_losses += 1
         else:
             session.num_failures += 1
         num_failures = session.num_failures + session.num_losses // LOSSES_OF_AN_ATTEMPT
-        what, most = self._what(session, failure), session.played.environment.max_attempts
+        what = self._what(session, failure)
+        most = session.played.environment.max_attempts
         if failure.reason not in service.RETRYABLE or num_failures >= most:
             raise BatchFailed(what)
         log.warning("%s; attempt %d of %d", what, num_failures + 1, most)

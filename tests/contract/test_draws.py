@@ -58,8 +58,8 @@ def test_tokens_sets_and_log_probs_of_a_device_are_the_hosts(
     host, device = (sample(of, sampling, uniforms, contexts) for of in (logits, on_device(logits)))
     assert np.array_equal(device.tokens, host.tokens)
     assert np.abs(device.logprobs - host.logprobs).max() < 1e-12
-    assert device.kept.keys() == host.kept.keys()
-    assert all(np.array_equal(device.kept[row], host.kept[row]) for row in host.kept)
+    assert device.kept_ids.keys() == host.kept_ids.keys()
+    assert all(np.array_equal(device.kept_ids[row], host.kept_ids[row]) for row in host.kept_ids)
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, LARGEST])
@@ -131,4 +131,4 @@ def test_uniforms_are_pinned_so_that_a_library_update_cannot_change_a_run_unseen
 
 def test_a_draw_from_the_whole_vocabulary_keeps_an_empty_set() -> None:
     drawn = sample(np.log(np.array([[0.5, 0.3, 0.2], [0.98, 0.01, 0.01]])), params(top_p=0.99), np.zeros(2))
-    assert {row: ids.tolist() for row, ids in drawn.kept.items()} == {0: [], 1: [0, 1]}
+    assert {row: ids.tolist() for row, ids in drawn.kept_ids.items()} == {0: [], 1: [0, 1]}

@@ -56,12 +56,12 @@ async def nothing(trajectories: Trajectories, turn: int) -> None:
 
 
 async def all_of_it(trajectories: Trajectories, turn: int) -> None:
-    trajectories.kept.clear()
+    trajectories.pasts.clear()
 
 
 async def every_third(trajectories: Trajectories, turn: int) -> None:
-    for row in list(trajectories.kept)[turn % 3 :: 3]:
-        del trajectories.kept[row]
+    for row in list(trajectories.pasts)[turn % 3 :: 3]:
+        del trajectories.pasts[row]
 
 
 @dataclass
@@ -136,7 +136,9 @@ class Decoder:
         model, verdict = judged(name)
         assert verdict.step is not None
         bounds: dict[str, Any] = {"most_rows": most_rows, "most_bytes": 2**30}
-        self._decoding = SharedDecoding(model, verdict.step, ENDS, alike=verdict.alike, kept=KeptRows(2**30), **bounds)
+        self._decoding = SharedDecoding(
+            model, verdict.step, ENDS, alike=verdict.alike, kept_rows=KeptRows(2**30), **bounds
+        )
         self._company = company
 
     async def generate(self, batch: PromptBatch, turn: Turn) -> list[list[Completion]]:
@@ -291,7 +293,7 @@ def test_where_fed_tokens_have_other_bits_than_stepped_ones_turns_are_batches_as
     assert "are fed at once" in verdict.problem
     monkeypatch.undo()
     assert verdict.step is not None
-    decoding = SharedDecoding(model, verdict.step, ENDS, most_rows=0, most_bytes=2**30, kept=KeptRows(2**30))
+    decoding = SharedDecoding(model, verdict.step, ENDS, most_rows=0, most_bytes=2**30, kept_rows=KeptRows(2**30))
     opening = opening_of()
     trajectories, game = Trajectories(opening=opening), Game(opening)
     game.take(completions_of(decoding, GrowingBatch(batch=opening, turn=Turn(trajectories=trajectories)), ()))
@@ -299,7 +301,7 @@ def test_where_fed_tokens_have_other_bits_than_stepped_ones_turns_are_batches_as
     turn = Turn(trajectories=trajectories, rows=list(game.contexts))
     expected = decode(decoding, [[later]])[0]
     assert completions_of(decoding, GrowingBatch(batch=later, turn=turn), ()) == expected
-    assert (trajectories.kept, turn.num_kept_tokens) == ({}, 0)
+    assert (trajectories.pasts, turn.num_kept_tokens) == ({}, 0)
 
 
 @pytest.fixture(scope="module")
@@ -398,13 +400,13 @@ def test_no_option_changes_a_byte_of_a_turn(name: str, folders: Path, tmp_path: 
 
 def test_what_is_kept_stays_within_its_bound_and_ends_with_its_trajectories(folders: Path, tmp_path: Path) -> None:
     rig = transformers_rig("qwen3", folders, tmp_path, TransformersOptions(turns_cache_mb=1))
-    kept: KeptRows = rig.engine._kept  # type: ignore[attr-defined]
+    kept: KeptRows = rig.engine._kept_rows  # type: ignore[attr-defined]
     longest = [[5 + number % 40 for number in range(70)]] * 2
     opening = under(rig.load(), longest, group_size=40, sampling=SAMPLING)
     seen: list[tuple[int, int]] = []
 
     async def note(trajectories: Trajectories, turn: int) -> None:
-        seen.append((len(trajectories.kept), kept.free_bytes))
+        seen.append((len(trajectories.pasts), kept.free_bytes))
 
     rig.run(played(rig.engine, opening, note, num_turns=2))
     assert all(0 < num_rows < 80 and 0 <= free_bytes < 2**20 for num_rows, free_bytes in seen), seen
@@ -421,12 +423,12 @@ def test_other_weights_and_a_pause_end_what_was_kept(folders: Path, tmp_path: Pa
     expected, _ = rig.run(played(rig.engine, opening))
 
     async def replaced(trajectories: Trajectories, turn: int) -> None:
-        assert trajectories.kept
+        assert trajectories.pasts
         await rig.engine.load_weights(rig.publish(1, scaled(rig.tensors, 0.5)))
         await rig.engine.load_weights(first)
 
     async def paused(trajectories: Trajectories, turn: int) -> None:
-        assert trajectories.kept
+        assert trajectories.pasts
         await rig.engine.sleep()
         await rig.engine.wake(num_threads=None)
 

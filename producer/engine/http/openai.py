@@ -65,7 +65,7 @@ class _RpcAnswer(msgspec.Struct):
 
 
 class OpenaiEngine(BatchingEngine):
-    """A server of one's own: generations run side by side in it, a load waits for them."""
+    """An engine in a server of the user's own: it samples several batches at once; a load of weights waits for them."""
 
     def __init__(
         self, setup: EngineSetup, options: OpenaiOptions, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -107,7 +107,7 @@ class OpenaiEngine(BatchingEngine):
         return groups
 
     async def _group(self, batch: PromptBatch, prompt: Prompt) -> list[Completion]:
-        """The prompt's G completions. Raises BatchFailed."""
+        """Requests the prompt's G completions. Raises BatchFailed."""
         body = {
             "model": self._model,
             "prompt": unpack_int32(prompt.token_ids),
@@ -126,15 +126,16 @@ class OpenaiEngine(BatchingEngine):
 
         def answered() -> list[Completion]:
             answers = [
-                Answer(one.token_ids, one.logprobs.token_logprobs, one.finish_reason, _likely(one.logprobs))
-                for one in choices
+                Answer(choice.token_ids, choice.logprobs.token_logprobs, choice.finish_reason, _likely(choice.logprobs))
+                for choice in choices
             ]
             return checked_group(batch, answers, vocabulary_tokens=self._vocabulary_tokens)
 
         return await asyncio.to_thread(answered)
 
     async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:
-        if place := manifest.transport_kind.elsewhere:
+        place = manifest.transport_kind.elsewhere
+        if place:
             raise InvalidInput(
                 f"a server reads files, not {place}", field="weights.transport", cure='use "file" or "delta"'
             )
@@ -178,6 +179,6 @@ class OpenaiEngine(BatchingEngine):
 
 
 def _likely(logprobs: _TokenLogprobs) -> list[Likely]:
-    """The ids are behind colons."""
+    """Parses the most likely tokens at each place: each key has the id after a colon, as "token_id:7"."""
     of_tokens = [of_token or {} for of_token in logprobs.top_logprobs]
     return [([int(name.rpartition(":")[2]) for name in of_token], [*of_token.values()]) for of_token in of_tokens]

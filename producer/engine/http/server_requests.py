@@ -39,7 +39,7 @@ class _Models(msgspec.Struct):
 
 
 class ServerRequests:
-    """`post` may be called by many tasks at once."""
+    """Requests to the server, with deadlines and repeats. OpenaiEngine creates it; many tasks may post at once."""
 
     def __init__(self, options: OpenaiOptions, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._url = options.url
@@ -54,9 +54,12 @@ class ServerRequests:
         self._http = make_async_client(**self._options, max_connections=None)
 
     def served_model(self) -> str:
-        """Name of the model that the server serves. Blocks until it answers, or `timeout_s` is over.
+        """Returns the name of the model that the server serves. Blocks until it answers, or `timeout_s` is over.
 
-        Raises InvalidInput that names ONBEAT_ENGINE_API_KEY or ONBEAT_ENGINE_URL, EngineUnavailable.
+        Raises:
+            InvalidInput: The server refuses the key, or is none; the error names ONBEAT_ENGINE_API_KEY or
+                ONBEAT_ENGINE_URL.
+            EngineUnavailable: It doesn't answer in time.
         """
         waiting = Waiting(f"the server at {self._url}", deadline_s=self._timeout_s)
         with make_client(**self._options) as http:
@@ -80,10 +83,11 @@ class ServerRequests:
                 time.sleep(POLL_S)
 
     async def post(self, path: str, body: dict[str, Any] | None, kind: Any) -> Any:
-        """The answer, an instance of `kind`.
+        """Posts a request, and returns the answer, an instance of `kind`.
 
-        Raises BatchFailed for a refusal, or an answer that stays unreadable; EngineUnavailable for a server that stays
-        away.
+        Raises:
+            BatchFailed: The server refuses the request, or its answer stays unreadable.
+            EngineUnavailable: The server stays away.
         """
         pauses = (random.uniform(0.5 * pause_s, 1.5 * pause_s) for pause_s in PAUSES_S)
         ask = partial(self._post, path, body, kind)
@@ -112,5 +116,7 @@ class ServerRequests:
 
 
 def _may_pass(error: Exception, _: float) -> bool:
-    """Whether the request is worth repeating: after no answer, or one that is cut; a refusal would come again."""
+    """Returns True where the request is worth repeating: after no answer, or one that is cut; a refusal would come
+    again.
+    """
     return isinstance(error, EngineUnavailable) or isinstance(error.__cause__, UNREADABLE)

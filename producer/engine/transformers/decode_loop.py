@@ -43,7 +43,7 @@ class Request(GrowingBatch):
 
     @property
     def is_open(self) -> bool:
-        """Whether a caller still waits for the answer."""
+        """True while a caller waits for the answer."""
         return not self.answer.done()
 
     def succeed(self) -> None:
@@ -64,7 +64,7 @@ class Decoder(Protocol):
     """The rows in the model: of several batches (shared_decoding.py), or of one (decoding.py)."""
 
     def fits(self, batch: PromptBatch) -> bool:
-        """Whether a batch may join those that are held."""
+        """Returns True where a batch may join those that are decoded now."""
         ...
 
     def join(self, growing: GrowingBatch) -> None:
@@ -88,7 +88,11 @@ class DecodeLoop:
     """`run` decodes in the engine's thread; `put` and `close` are called from others."""
 
     def __init__(self, start: Callable[[Callable[[], None]], Future[None]]) -> None:
-        """start: has the engine's thread do some work. Raises RuntimeError where that thread was ended."""
+        """Begins without requests.
+
+        Args:
+            start: Has the engine's thread do some work. Raises RuntimeError where that thread was ended.
+        """
         self._start = start
         self._lock = threading.Lock()
         self._waiting: deque[Request] = deque()
@@ -125,7 +129,7 @@ class DecodeLoop:
                 running.add_done_callback(self._after_run)
 
     def close(self) -> None:
-        """Has what is decoded end at its next token."""
+        """Has the batches that are decoded end at their next token."""
         self._is_closing = True
 
     def end(self) -> None:
@@ -150,8 +154,11 @@ class DecodeLoop:
 
     def _after_run(self, running: Future[None]) -> None:
         """Answers every request where the engine's thread died of something, or never came to `_run`."""
-        # One that is cancelled belongs to an engine that is closed before its thread came to it: `end` answers.
-        if not running.cancelled() and (error := running.exception()) is not None:
+        if running.cancelled():
+            # The engine was closed before its thread came to this work: `end` answers the requests.
+            return
+        error = running.exception()
+        if error is not None:
             self._break(error)
 
     def _unstarted(self, error: RuntimeError) -> None:
@@ -183,7 +190,8 @@ class DecodeLoop:
             requests = [*joining, *self._held, *self._suspects, *self._waiting]
             self._suspects.clear()
             self._waiting.clear()
-        self._joining, self._held = None, []
+        self._joining = None
+        self._held = []
         return requests
 
     def _let_go(self) -> None:
@@ -227,7 +235,9 @@ class DecodeLoop:
             # A suspect has no company: it may be what all of them would fail of.
             if self._suspects or not self._waiting:
                 return None
-            return self._waiting.popleft() if self._rows.fits(self._waiting[0].batch) else None
+            if self._rows.fits(self._waiting[0].batch):
+                return self._waiting.popleft()
+            return None
 
     def _advance(self) -> None:
         if len(self._held) > 1:

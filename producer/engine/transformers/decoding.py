@@ -1,4 +1,4 @@
-"""One batch by itself, by transformers' own forward, over key and value tensors that are made once.
+"""Decoding of a batch by itself, by transformers' own forward, over key and value tensors that are made once.
 
     prompts [k, P] ─ prefill ─▶ keys, values [k] ─ repeat G ─▶ room for [k·G, P + T] ─▶ logits [k·G, V] ─▶ token ─┐
                                                                     ▲                                             │
@@ -33,9 +33,13 @@ LEAVE_SHARE = 0.25
 
 
 def staying(has_ended: NDArray[np.bool_]) -> Places | None:
-    """[N] whether each held row has ended → the places of those that stay, ascending; None if all stay.
+    """Chooses the rows that stay in the model.
 
-    FEWEST_ROWS stay in any case, ended ones among them.
+    Args:
+        has_ended: [N] True where a row has ended.
+
+    Returns:
+        The places of those that stay, ascending; None if all stay. FEWEST_ROWS stay in any case, ended ones among them.
     """
     num_kept = max(FEWEST_ROWS, len(has_ended) - int(has_ended.sum()))
     if len(has_ended) - num_kept < LEAVE_SHARE * len(has_ended):
@@ -63,7 +67,9 @@ class RoomLayer(DynamicLayer):
         """Takes [N, H, S, D] new keys and values; answers views of all so far. The prompts' are held as they are."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self.keys, self.values, self._used = key_states, value_states, key_states.shape[-2]
+            self.keys = key_states
+            self.values = value_states
+            self._used = key_states.shape[-2]
             return key_states, value_states
         end = self._used + key_states.shape[-2]
         self.keys[:, :, self._used : end] = key_states
@@ -75,7 +81,10 @@ class RoomLayer(DynamicLayer):
         return self._used
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """[k, H, P, D] → [k·repeats, H, P + T, D], of which P are used; called once, after the prompts."""
+        """Repeats the prompts' keys and values [k, H, P, D] to [k·repeats, H, P + T, D], of which P columns are used.
+
+        It is called once, after the prompts.
+        """
         self.keys, self.values = (self._with_room(half, repeats) for half in (self.keys, self.values))
 
     def batch_select_indices(self, indices: Tensor) -> None:
@@ -83,7 +92,8 @@ class RoomLayer(DynamicLayer):
         # The right side is a copy, so no row is overwritten before it is read; columns to come hold nothing yet.
         for half in (self.keys, self.values):
             half[: len(indices), :, : self._used] = half[indices, :, : self._used]
-        self.keys, self.values = self.keys[: len(indices)], self.values[: len(indices)]
+        self.keys = self.keys[: len(indices)]
+        self.values = self.values[: len(indices)]
 
     def _with_room(self, half: Tensor, repeats: int) -> Tensor:
         num_prompts, num_heads, used, head_dim = half.shape
@@ -97,7 +107,14 @@ class Decoding:
     """The rows of one batch in the model. Runs under torch.inference_mode."""
 
     def __init__(self, model: PreTrainedModel, token_ids: Tensor, mask: Tensor, *, max_new_tokens: int) -> None:
-        """token_ids, mask: [k, P] with the prompts at the right edge; the mask is 0 left of them."""
+        """Takes the prompts.
+
+        Args:
+            model: The model.
+            token_ids: [k, P] with the prompts at the right edge.
+            mask: [k, P]; 0 left of the prompts.
+            max_new_tokens: The most tokens that follow.
+        """
         self._model = model
         self._prompt_ids = token_ids
         self._mask = mask
@@ -109,14 +126,18 @@ class Decoding:
         ]
 
     def prefill(self, group_size: int) -> Logits:
-        """Logits [k·G, V] after the prompts: each goes through the model once, and its G rows follow one another."""
+        """Sends each prompt through the model once, and repeats it for its G rows, which follow one another.
+
+        Returns:
+            Logits [k·G, V] after the prompts.
+        """
         logits = forward(self._model, self._prompt_ids, self._mask, self._cache)
         self._cache.batch_repeat_interleave(group_size)
         self._mask = self._mask.repeat_interleave(group_size, dim=0)
         return to_draw_from(logits.repeat_interleave(group_size, dim=0))
 
     def step(self, next_tokens: np.ndarray) -> Logits:
-        """[N] next tokens → [N, V] logits after them."""
+        """Sends a token of each row through the model: [N] tokens → [N, V] logits after them."""
         tokens = torch.from_numpy(next_tokens).to(self._mask.device)
         # [N, P + t] → [N, P + t + 1]: the new token is attended to, also in rows that are padded on the left.
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
@@ -140,7 +161,7 @@ class LoneDecoding:
         self._tokens: np.ndarray
 
     def fits(self, batch: PromptBatch) -> bool:
-        """Nothing joins another batch."""
+        """Returns False: no batch joins another."""
         return False
 
     def join(self, growing: GrowingBatch) -> None:

@@ -99,7 +99,7 @@ class TransformersEngine(base.GenerationEngine):
         self._vocabulary_tokens: int = self._model.config.get_text_config().vocab_size
         self._context_tokens: float = getattr(self._model.config, "max_position_embeddings", math.inf)
         self._loop = decode_loop.DecodeLoop(self._thread.submit)
-        self._kept = KeptRows(self._options.turns_cache_mb * 2**20)
+        self._kept_rows = KeptRows(self._options.turns_cache_mb * 2**20)
         self._verdicts: dict[int, Verdict] = {}
         """Number of threads → how to decode with them."""
         self._verdict: Verdict | None = None
@@ -129,7 +129,10 @@ class TransformersEngine(base.GenerationEngine):
     def ready_versions(self) -> tuple[base.VerifiedWeights, ...]:
         if self._closing.is_set():
             return ()
-        return tuple(base.VerifiedWeights(policy_version=one, weights_digest=of) for one, of in self._weights.held)
+        return tuple(
+            base.VerifiedWeights(policy_version=version, weights_digest=digest)
+            for version, digest in self._weights.held
+        )
 
     async def receive_weights(
         self, announced: Sequence[WeightManifest], shards: Sequence[WeightShard] = (), *, num_versions: int
@@ -168,7 +171,7 @@ class TransformersEngine(base.GenerationEngine):
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(by_name, work, what=what))
 
     def _load(self, manifest: WeightManifest) -> str:
-        self._kept.clear()
+        self._kept_rows.clear()
         digest = self._weights.load(manifest)
         self._judge()
         return digest
@@ -216,7 +219,7 @@ class TransformersEngine(base.GenerationEngine):
             most_rows=0 if verdict.problem else self._most_rows,
             most_bytes=self._options.shared_cache_mb * 2**20,
             alike=verdict.alike,
-            kept=self._kept,
+            kept_rows=self._kept_rows,
         )
 
     def _release_packed(self) -> None:
@@ -225,7 +228,7 @@ class TransformersEngine(base.GenerationEngine):
 
     def _give_memory_back(self) -> None:
         self._loop.free()
-        self._kept.clear()
+        self._kept_rows.clear()
         self._release_packed()
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""One token a row goes through a Llama-shaped model: the same kernels as transformers' forward, and little else.
+"""A decoding step of a Llama-shaped model, one token a row: transformers' kernels in transformers' order, no more.
 
 For a small model most of a step of transformers' forward is not arithmetic: module calls, masks and keyword arguments
 for one token. Here the operations stand alone, in the same order on the same numbers, so logits are equal bit for bit
@@ -39,11 +39,11 @@ class RotaryTable:
     signed_sin: Tensor
 
     def at(self, positions: Tensor) -> RotaryTable:
-        """[N] positions → [N, 1, D]: the same for every head."""
+        """Returns the rows of [N] positions as [N, 1, D]: the same for every head."""
         return RotaryTable(cos=self.cos[positions, None], signed_sin=self.signed_sin[positions, None])
 
     def rotate(self, heads: Tensor) -> Tensor:
-        """[N, H, D] queries or keys."""
+        """Rotates [N, H, D] queries or keys."""
         half = heads.shape[-1] // 2
         swapped = torch.cat((heads[..., half:], heads[..., :half]), dim=-1)
         return heads * self.cos + swapped * self.signed_sin
@@ -51,7 +51,9 @@ class RotaryTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """x / sqrt(mean(x²) + epsilon), in float32 as transformers computes it, and back in the input's dtype; weighted."""
+    """The RMS norm x / sqrt(mean(x²) + epsilon), weighted: in float32 as transformers computes it, then in the input's
+    dtype.
+    """
 
     weight: Tensor
     epsilon: float
@@ -61,7 +63,7 @@ class Norm:
         return cls(weight=module.weight, epsilon=module.variance_epsilon)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """[…, D]"""
+        """Normalises the last axis of […, D]."""
         if hidden.is_cuda:
             # The same numbers by one kernel, also inside of a lower precision.
             return self.weight * functional.rms_norm(hidden, hidden.shape[-1:], eps=self.epsilon)
@@ -73,12 +75,18 @@ class Norm:
 
 
 class LeanStep:
-    """A RowStep of a model that it knows: rows of any batches, each at its own position."""
+    """A RowStep of the models in FAMILIES: rows of any batches, each at its own position."""
 
     most_fed = MOST_ROWS
 
     def __init__(self, model: Any, packing: Packing, *, num_layers: int | None = None) -> None:
-        """num_layers: so many of the model's first layers, all of them by default; the canary asks for few."""
+        """Looks up the model's layers.
+
+        Args:
+            model: The model.
+            packing: The way of its products.
+            num_layers: The number of first layers that are used, all by default; the canary uses few.
+        """
         self._decoder = model.model
         self.is_on_gpu: bool = model.device.type == "cuda"
         self._head = Product((model.lm_head,), packing)
@@ -99,7 +107,7 @@ class LeanStep:
             layer.release()
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
-        """[N] tokens at [N] positions → [N, V] logits after them; the cache has begun the step."""
+        """Computes a step: [N] tokens at [N] positions → [N, V] logits after them; the cache has begun the step."""
         hidden, rotary = self._before_last(tokens, positions, cache)
         hidden = self._layers[-1](hidden, len(self._layers) - 1, rotary=rotary, cache=cache)
         return self._head(self._norm(hidden).to(self._head.dtype))
@@ -110,7 +118,7 @@ class LeanStep:
         self._layers[-1].extend(hidden, len(self._layers) - 1, rotary=rotary, cache=cache)
 
     def _before_last(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> tuple[Tensor, RotaryTable]:
-        """What the last layer takes."""
+        """Computes all layers but the last; returns that layer's input, and the rotary table of the positions."""
         rotary = self._table(cache.num_columns).at(positions)
         hidden = functional.embedding(tokens, self._decoder.embed_tokens.weight)
         for index, layer in enumerate(self._layers[:-1]):
@@ -123,16 +131,18 @@ class LeanStep:
             weight = self._decoder.embed_tokens.weight
             cos, sin = self._decoder.rotary_emb(weight[:1], torch.arange(num_positions, device=weight.device)[None])
             half = sin.shape[-1] // 2
+            # The minus of rotate_half stands here, at the first half: `rotate` only swaps.
             signed_sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
             self._rotary = RotaryTable(cos=cos[0], signed_sin=signed_sin)
         return self._rotary
 
 
 class LeanLayer:
-    """One decoder layer, whose modules are looked up once: a lookup takes as long as a small operation."""
+    """A decoder layer, whose modules are looked up once: a lookup takes as long as a small operation."""
 
     def __init__(self, layer: Any, packing: Packing) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
+        mlp = layer.mlp
         self._attention = attention
         self._layer = layer
         # Queries, keys and values are projections of the same rows: one product.
@@ -173,13 +183,19 @@ class LeanLayer:
     def extend(
         self, hidden: Tensor, index: int, *, rotary: RotaryTable, cache: RowCache
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Has the layer's cache take the tokens' keys and values; returns [N, Hq, 1, D] queries, and all that the rows
-        have: keys and values [row, head, column, D]."""
+        """Writes the tokens' keys and values into the layer's cache.
+
+        Returns:
+            [N, Hq, 1, D] queries, and all keys and values of the rows [row, head, column, D].
+        """
         before_attention, _ = self._norms
-        num_query_heads, num_rotated = self._num_query_heads, self._num_rotated_heads
+        num_query_heads = self._num_query_heads
+        num_rotated = self._num_rotated_heads
         projected = self._heads(before_attention(hidden)).view(hidden.shape[0], -1, self._head_dim)
-        # [N, Hq + Hk, D]: query heads first. Both are normalised and rotated alike, so one operation does for both.
-        heads, values = projected[:, :num_rotated], projected[:, num_rotated:]
+        # Heads stand in the order of the product's layers: Hq of queries, Hk of keys, Hk of values. Those of queries
+        # and keys, [N, Hq + Hk, D], are normalised and rotated alike, so one operation does for both.
+        heads = projected[:, :num_rotated]
+        values = projected[:, num_rotated:]
         if self._head_norm is not None:
             heads = self._head_norm(heads)
         heads = rotary.rotate(heads)
@@ -190,8 +206,13 @@ class LeanLayer:
         return queries, *cache.extend(index, heads[:, num_query_heads:], values)
 
     def _attended(self, queries: Tensor, keys: Tensor, values: Tensor, masks: Sequence[Tensor]) -> Tensor:
-        """[N, Hq, 1, D] → [N, hidden]. Each mask is of one token a row: a token's bits depend on how many it attends
-        beside, so each attends alone."""
+        """Attends: [N, Hq, 1, D] queries → [N, hidden].
+
+        Each mask is of one token a row: a token's bits depend on the number of tokens that attend with it, so each
+        attends alone.
+        """
+        # Masks are added to the scores: 0.0 where a column is attended to, -inf where it isn't. Chunk t of the queries
+        # is token t of each row, as `RowCache.begin_step` orders them.
         attended = [
             functional.scaled_dot_product_attention(
                 of_token, keys, values, attn_mask=mask, scale=self._scaling, enable_gqa=not queries.is_cuda
@@ -203,7 +224,7 @@ class LeanLayer:
 
 
 def is_lean(model: Any) -> bool:
-    """Whether LeanStep computes it: an exact class, full attention by SDPA, fixed rotary frequencies, plain linears."""
+    """Returns True where LeanStep computes the model: an exact class, SDPA, fixed rotary frequencies, plain linears."""
     if type(model) not in FAMILIES:
         return False
     config = model.config
@@ -222,7 +243,7 @@ def is_lean(model: Any) -> bool:
 
 
 def _query_and_key_norm(attention: Any) -> Norm | None:
-    """Qwen3's norms of queries and keys, with weights [Hq + Hk, D] head by head; None in a model without."""
+    """Joins Qwen3's norms of queries and keys, with weights [Hq + Hk, D] head by head; None for a model without any."""
     if not hasattr(attention, "q_norm"):
         return None
     num_query_heads = attention.q_proj.out_features // attention.head_dim

@@ -44,7 +44,7 @@ Parts = tuple[Tensor, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What the bits of a product depend on, beside its numbers."""
+    """The facts that the bits of a product depend on, besides its numbers."""
 
     dtype: torch.dtype
     num_inputs: int
@@ -86,7 +86,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How the products of a shape are computed from packed weights."""
+    """The way in which the products of a shape are computed from packed weights."""
 
     pack: Callable[[Tensor], Parts]
     """[outputs, K] weights → what `multiply` takes."""
@@ -97,7 +97,7 @@ class Way:
 
 
 class Packing:
-    """How the products of one step are computed on this machine, within a limit for the memory of packed weights."""
+    """The ways of the products of one step on this machine, within a limit for the memory of packed weights."""
 
     def __init__(self, most_bytes: int, ways: dict[Shape, Way | None] | None = None) -> None:
         self._most_bytes = most_bytes
@@ -105,7 +105,9 @@ class Packing:
         self._ways = {} if ways is None else ways
 
     def way_of(self, layers: Sequence[nn.Linear]) -> Way | None:
-        """The way for a product by these layers, if it has one and memory for it is left, which is taken then."""
+        """Returns the way for a product by these layers, if there is one and memory for it is left, which is taken
+        then.
+        """
         shape = Shape.of(layers)
         num_bytes = shape.num_weights * shape.dtype.itemsize
         if num_bytes > self._bytes_left or layers[0].weight.device.type != "cpu":
@@ -119,11 +121,11 @@ class Packing:
 
     @property
     def packed_bytes(self) -> int:
-        """Memory of what is packed for the step."""
+        """The memory of what is packed for the step."""
         return self._most_bytes - self._bytes_left
 
     def again(self) -> Packing:
-        """The same ways and limit for another step."""
+        """Returns the same ways and limit for another step."""
         return Packing(self._most_bytes, self._ways)
 
 
@@ -131,7 +133,8 @@ class Product:
     """Rows, of its dtype, times the weights of one layer, or of several that read the same rows, side by side."""
 
     def __init__(self, layers: Sequence[nn.Linear], packing: Packing) -> None:
-        self._layers, self.dtype = tuple(layers), _dtype(layers[0])
+        self._layers = tuple(layers)
+        self.dtype = _dtype(layers[0])
         self._block_rows = block_rows(self.dtype, layers[0].weight.device.type)
         self._way = packing.way_of(layers)
         self.release()
@@ -141,7 +144,7 @@ class Product:
         self._packed: tuple[Parts, Tensor | None] | None = None
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """[N, K] → [N, outputs of all layers]"""
+        """Multiplies [N, K] rows → [N, outputs of all layers]."""
         if self._block_rows and rows.shape[0] != self._block_rows:
             return self._by_blocks(rows)
         way = self._way
@@ -153,9 +156,11 @@ class Product:
         return way.multiply(rows, *self._packed)
 
     def _by_blocks(self, rows: Tensor) -> Tensor:
+        """Multiplies [N, K] rows in blocks of `block_rows`, the last one filled up with zeros."""
         num_rows = rows.shape[0]
         missing = -num_rows % self._block_rows
         if missing:
+            # Zeros below the last row; pad() counts axes from the last one: (left, right, above, below).
             rows = functional.pad(rows, (0, 0, 0, missing))
         if num_rows <= self._block_rows:
             return self(rows)[:num_rows]
@@ -163,26 +168,29 @@ class Product:
 
 
 def pack(way: Way, layers: Sequence[nn.Linear]) -> tuple[Parts, Tensor | None]:
-    """Packed weights and bias, side by side where there are several layers."""
-    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    """Packs weights and bias, next to each other where there are several layers."""
+    weights = [layer.weight for layer in layers]
+    biases = [layer.bias for layer in layers]
     dtype = _dtype(layers[0])
     bias = None if biases[0] is None else _side_by_side(biases).to(dtype)
     return way.pack(_side_by_side(weights).to(dtype)), bias
 
 
 def linear(rows: Tensor, layers: Sequence[nn.Linear]) -> Tensor:
-    """What a Product computes, by functional.linear."""
+    """Computes a Product's result by functional.linear: the reference that packed products are compared with."""
     products = [layer.forward(rows) for layer in layers]
     return products[0] if len(products) == 1 else torch.cat(products, dim=-1)
 
 
 def _dtype(layer: nn.Linear) -> torch.dtype:
-    """The dtype of its product."""
-    return torch.float32 if isinstance(layer, Float32Head) else layer.weight.dtype
+    """Returns the dtype of a layer's product."""
+    if isinstance(layer, Float32Head):
+        return torch.float32
+    return layer.weight.dtype
 
 
 def _proven_way(shape: Shape) -> Way | None:
-    """The first way whose products of made-up numbers have functional.linear's bytes at each number of rows."""
+    """Finds the first way whose products of made-up numbers have functional.linear's bytes at each number of rows."""
     layers, rows = shape.with_numbers()
     for way in _ways(shape):
         try:
@@ -195,6 +203,7 @@ def _proven_way(shape: Shape) -> Way | None:
 
 
 def _ways(shape: Shape) -> list[Way]:
+    """Lists the ways to try for a shape, in this order."""
     of_block = block_rows(shape.dtype, "cpu")
     most = MOST_ROWS_OF_SMALL[shape.kind] if shape.num_weights <= SMALL else MOST_ROWS
     rows = range(of_block, of_block + 1) if of_block else range(FEWEST_ROWS, most + 1, ROWS)
@@ -208,6 +217,7 @@ def _ways(shape: Shape) -> list[Way]:
 
 
 def _gives_the_same(way: Way, layers: Sequence[nn.Linear], rows: Tensor) -> bool:
+    """Returns True where a way's products have functional.linear's bytes at each number of rows that it is for."""
     packed = pack(way, layers)
     return all(
         same_bytes(way.multiply(rows[:number], *packed), linear(rows[:number], layers))
@@ -215,13 +225,13 @@ def _gives_the_same(way: Way, layers: Sequence[nn.Linear], rows: Tensor) -> bool
     )
 
 
-def same_bytes(found: Tensor, expected: Tensor) -> bool:
-    """Equal numbers, and zeros of equal sign."""
-    return bool(torch.equal(found, expected)) and bool(torch.equal(found.signbit(), expected.signbit()))
+def same_bytes(actual: Tensor, expected: Tensor) -> bool:
+    """Returns True for equal numbers and zeros of equal sign; NaN is unequal to itself."""
+    return bool(torch.equal(actual, expected)) and bool(torch.equal(actual.signbit(), expected.signbit()))
 
 
 def _transposed(cut: int) -> Callable[[Tensor], Parts]:
-    """[outputs, K] → [cut, outputs], and [K - cut, outputs] where that is not empty."""
+    """Makes a function from [outputs, K] to [cut, outputs], and [K - cut, outputs] where that isn't empty."""
 
     def pack(weight: Tensor) -> Parts:
         turned = weight.t().contiguous()
@@ -231,26 +241,33 @@ def _transposed(cut: int) -> Callable[[Tensor], Parts]:
 
 
 def _multiply(rows: Tensor, packed: Parts, bias: Tensor | None) -> Tensor:
+    """Multiplies rows [N, K] by transposed weights, cut along K, in the order in which MKL sums the whole product."""
+    # Sums go in this order: the bias, the first `cut` inputs, the inputs after them. Another order has other bits.
     first = packed[0]
     begin = rows if len(packed) == 1 else rows[:, : first.shape[0]]
     product = torch.mm(begin, first) if bias is None else torch.addmm(bias, begin, first)
-    return product if len(packed) == 1 else product.addmm_(rows[:, first.shape[0] :], packed[1])
+    if len(packed) == 1:
+        return product
+    return product.addmm_(rows[:, first.shape[0] :], packed[1])
 
 
 def _in_the_order_of_onednn(weight: Tensor) -> Parts:
+    """Packs weights in the order in which oneDNN reads them."""
     return (kernels.pack(weight),)
 
 
 def _multiply_by_onednn(rows: Tensor, packed: Parts, bias: Tensor | None) -> Tensor:
+    """Multiplies rows [N, K] by weights in oneDNN's order."""
     return kernels.multiply(rows, packed[0], bias)
 
 
 def _side_by_side(tensors: Sequence[Tensor]) -> Tensor:
+    """Joins weights [outputs, K], or biases [outputs], along the outputs."""
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
 def _parameter(numbers: Tensor, dtype: torch.dtype, *shape: int) -> nn.Parameter:
-    """A tensor that repeats the numbers."""
+    """Makes a tensor that repeats the numbers."""
     size = 1
     for length in shape:
         size *= length

@@ -28,7 +28,7 @@ MOST_IDLE = 4
 
 @dataclass(frozen=True, kw_only=True)
 class CacheShape:
-    """What a model keeps of a token."""
+    """The shape of a token's keys and values in a model."""
 
     num_layers: int
     num_heads: int
@@ -39,16 +39,22 @@ class CacheShape:
 
 
 class RowCache:
-    """Room for `num_places` rows of `num_columns` tokens. Runs under torch.inference_mode."""
+    """Keys and values with room for `num_places` rows of `num_columns` tokens. Runs under torch.inference_mode.
+
+    A decoder creates it, and replaces it by a larger or smaller one; layers write and read it at each step.
+    """
 
     def __init__(self, shape: CacheShape, *, num_places: int, num_columns: int) -> None:
         self.shape = shape
-        self.num_places, self.num_columns = num_places, rounded_up(num_columns)
+        self.num_places = num_places
+        self.num_columns = rounded_up(num_columns)
+        # Axes: [row, layer, keys or values, column, head, head dimension].
         self._store = torch.zeros(
             (num_places, shape.num_layers, 2, self.num_columns, shape.num_heads, shape.head_dim),
             dtype=shape.dtype,
             device=shape.device,
         )
+        # Added to attention's scores: 0.0 at a row's tokens, -inf at columns that hold none.
         self._mask = torch.full((num_places, self.num_columns), float("-inf"), dtype=shape.dtype, device=shape.device)
         self._all_columns = self._store.flatten(0, 3)
         """[place · layer · 2 · column, head, head dimension]"""
@@ -67,19 +73,32 @@ class RowCache:
         """[row, 1, 1, column] of each token that the step has of a row."""
 
     def bytes_of(self, num_places: int, num_columns: int) -> int:
-        """Memory of a cache of another size."""
+        """Returns the memory of a cache of another size."""
         return self._store[0, :, :, 0].nbytes * num_places * rounded_up(num_columns)
 
     def suits(self, num_places: int, num_columns: int, *, exactly: bool) -> bool:
-        """Whether so many rows fit, and don't leave most of it idle; exactly: or none of it."""
+        """Returns True where so many rows fit and don't leave most of the cache idle.
+
+        Args:
+            num_places: Rows.
+            num_columns: Tokens of the longest row.
+            exactly: True accepts only a cache of just this size.
+        """
         if exactly:
             return (num_places, rounded_up(num_columns)) == (self.num_places, self.num_columns)
         fits = num_places <= self.num_places and num_columns <= self.num_columns
         return fits and self.num_places * self.num_columns <= MOST_IDLE * num_places * num_columns
 
     def put(self, first: int, prompts: Tensor, lengths: Sequence[int], *, group_size: int) -> None:
-        """Writes prompts [k, layer, 2, column, head, head dimension], whose last columns are theirs, at the places from
-        `first` on: the rows of a prompt follow one another. They attend to nothing else then."""
+        """Writes prompts at the places from `first` on: the rows of a prompt follow one another. They attend to no
+        other column.
+
+        Args:
+            first: The first place.
+            prompts: [k, layer, 2, column, head, head dimension]; a prompt's tokens are its last columns.
+            lengths: [k] the prompts' tokens.
+            group_size: The rows of each prompt.
+        """
         rows = self._store[first : first + len(lengths) * group_size].unflatten(0, (-1, group_size))
         mask = self._mask[first : first + len(lengths) * group_size].unflatten(0, (-1, group_size))
         mask.fill_(float("-inf"))
@@ -89,24 +108,36 @@ class RowCache:
             mask[:, :, :width] = 0.0
             return
         for index, length in enumerate(lengths):
+            # From the right edge, where prompts are padded on the left, to the columns 0 … length - 1.
             rows[index, :, :, :, :length] = prompts[index, None, :, :, width - length :]
             mask[index, :, :length] = 0.0
 
     def held(self, place: int, num_tokens: int) -> Tensor:
-        """A copy of a row's first tokens: [layer, 2, column, head, head dimension]."""
+        """Copies a row's first tokens: [layer, 2, column, head, head dimension]; of the second axis 0 is keys and 1
+        values.
+        """
         return self._store[place, :, :, :num_tokens].clone()
 
     def begin_step(self, positions: Tensor, num_columns: int, *, first: int = 0) -> None:
-        """Begins a step of N places from `first` on, whose tokens go to the columns `positions` [N]; num_columns are
-        read. Of T tokens a row, positions are [T, N], and the step takes T·N tokens in that order."""
+        """Begins a step of N places from `first` on.
+
+        Args:
+            positions: [N] the column that each row's token goes to; [T, N] for T tokens a row, which the step takes as
+                T·N
+                tokens in that order.
+            num_columns: The number of columns that are read.
+            first: The first place.
+        """
         num_rows = positions.shape[-1]
         places = slice(first, first + num_rows)
         self._mask.view(-1).index_fill_(0, (self._first_columns[places] + positions).flatten(), 0.0)
+        # [layer · 2, T·N]: a first column of each layer's keys (even rows) and values (odd rows), plus the place in it.
         self._written = (self._first_of_layer + (self._first_of_place[places] + positions).flatten()).unbind()
         if self._read != (first, num_rows, num_columns):
             self._read = (first, num_rows, num_columns)
             # [row, head, column, head dimension] of each layer's keys and values.
             halves = self._store[places, :, :, :num_columns].transpose(3, 4).flatten(1, 2).unbind(1)
+            # Layer and half are one axis now: the even ones are keys, the odd ones values.
             self._views = list(zip(halves[::2], halves[1::2], strict=True))
         if positions.dim() == 1:
             self.step_masks = (self._mask[places, None, None, :num_columns],)
@@ -116,7 +147,7 @@ class RowCache:
             self.step_masks = hidden.masked_fill_(hidden > 0.0, float("-inf"))[:, :, None, None].unbind()
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Takes the step's keys and values [N, head, head dimension]; answers all that its rows have."""
+        """Writes the step's keys and values [N, head, head dimension] of a layer; returns all that its rows have."""
         self._all_columns.index_copy_(0, self._written[2 * layer], keys)
         self._all_columns.index_copy_(0, self._written[2 * layer + 1], values)
         return self._views[layer]
@@ -124,7 +155,8 @@ class RowCache:
     def move(self, source: Sequence[int], target: Sequence[int], num_columns: int) -> None:
         """Copies the rows at places `source` to places `target`, which are others; num_columns are in use."""
         # One by one: an operation on rows by their indices takes several times as long.
-        rows, mask = self._store[:, :, :, :num_columns].unbind(), self._mask.unbind()
+        rows = self._store[:, :, :, :num_columns].unbind()
+        mask = self._mask.unbind()
         for here, there in zip(source, target, strict=True):
             rows[there].copy_(rows[here])
             mask[there].copy_(mask[here])
@@ -135,7 +167,7 @@ class RowCache:
             self._store[place].zero_()
 
     def picked(self, places: Sequence[int], *, num_columns: int) -> RowCache:
-        """Another cache, with the rows at these places in this order."""
+        """Makes another cache, with the rows at these places in this order."""
         cache = RowCache(self.shape, num_places=len(places), num_columns=num_columns)
         for target, source in enumerate(places):
             cache._store[target, :, :, : self.num_columns] = self._store[source]
@@ -143,7 +175,7 @@ class RowCache:
         return cache
 
     def grown(self, *, num_places: int, num_columns: int) -> RowCache:
-        """A larger cache that holds what this one does."""
+        """Makes a larger cache with the same rows."""
         larger = RowCache(self.shape, num_places=num_places, num_columns=num_columns)
         larger._store[: self.num_places, :, :, : self.num_columns] = self._store
         larger._mask[: self.num_places, : self.num_columns] = self._mask
@@ -153,7 +185,7 @@ class RowCache:
     def random(
         cls, shape: CacheShape, lengths: Sequence[int], *, num_columns: int, generator: torch.Generator
     ) -> RowCache:
-        """Rows of these lengths with made-up keys and values."""
+        """Makes a cache with rows of these lengths and made-up keys and values."""
         cache = cls(shape, num_places=len(lengths), num_columns=num_columns)
         cache._store.copy_(torch.randn(cache._store.shape, generator=generator))
         for place, length in enumerate(lengths):
@@ -162,11 +194,12 @@ class RowCache:
 
 
 class RowLayer(CacheLayerMixin):
-    """One layer of a RowCache, as transformers' own forward asks for it."""
+    """A layer of a RowCache in the form that transformers' own forward asks for."""
 
     def __init__(self, cache: RowCache, layer: int) -> None:
         super().__init__()
-        self._cache, self._layer = cache, layer
+        self._cache = cache
+        self._layer = layer
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:

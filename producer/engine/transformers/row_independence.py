@@ -1,4 +1,4 @@
-"""Whether batches may share steps here: rows alone and in company, compared by bytes, before any batch relies on it.
+"""The trial of whether batches may share steps here: rows alone and in company are compared by bytes beforehand.
 
     reference: all rows in one step ─┐
                                      ├─ the same bytes for each row? ─▶ shared steps, or one batch at a time
@@ -48,7 +48,9 @@ machine, model and number, and of no option that says how much is decoded at a t
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """How an engine decodes."""
+    """The way in which an engine decodes. `judge` creates it for a model in memory; the engine and its decoders read
+    it.
+    """
 
     step: RowStep | None
     """Rows' step; None where transformers' own cache and forward decode a batch (decoding.py)."""
@@ -63,10 +65,14 @@ class Verdict:
 
 
 def judge(model: PreTrainedModel, *, most_rows: int, most_packed_bytes: int = 0) -> Verdict:
-    """Says whether batches may share steps of up to `most_rows` rows; 0 stands for one batch at a time.
+    """Judges whether batches may share steps.
 
-    most_packed_bytes: memory for packed weights, which change no byte.
     The model has the weights that it samples with. Runs in the thread that will sample, under torch.inference_mode.
+
+    Args:
+        model: The model.
+        most_rows: The most rows of a step; 0 stands for one batch at a time.
+        most_packed_bytes: Memory for packed weights, which change no byte.
     """
     packing = Packing(most_packed_bytes)
     step = row_step(model, packing)
@@ -78,7 +84,7 @@ def _judge_step(model: PreTrainedModel, step: RowStep | None, packing: Packing, 
     if step is None:
         return Verdict(step=None, problem="its layers keep more of a row than keys and values")
     if has_experts(model):
-        # How many rows choose an expert is a matter of tokens, so that no comparison of some of them tells of all.
+        # The number of rows that choose an expert depends on the tokens: a comparison of some tokens proves nothing.
         return Verdict(step=None, problem="its products have as many rows as chose an expert")
     try:
         shape = _shape_where_they_agree(model, step)
@@ -98,9 +104,12 @@ def _judge_step(model: PreTrainedModel, step: RowStep | None, packing: Packing, 
         shape = replace(shape, num_layers=min(LAYERS, shape.num_layers))
     alike = functools.cache(partial(_difference, model, probed, shape))
     try:
-        if problem := alike(MOST_ROWS):
+        problem = alike(MOST_ROWS)
+        if problem:
             return Verdict(step=step if is_known else None, problem=problem)
-        problem = alike(max(MOST_ROWS, rounded_up(most_rows, ROWS))) if most_rows else "sharing is off"
+        problem = "sharing is off"
+        if most_rows:
+            problem = alike(max(MOST_ROWS, rounded_up(most_rows, ROWS)))
     except NotFinite as problem:
         return Verdict(step=step if is_known else None, problem=str(problem), is_final=False)
     # A GPU's recorded steps (step_runs.py) have other numbers of rows than those that are compared.
@@ -108,17 +117,17 @@ def _judge_step(model: PreTrainedModel, step: RowStep | None, packing: Packing, 
 
 
 def has_experts(model: PreTrainedModel) -> bool:
-    """Whether it is a mixture of experts, by the names of its modules and parameters."""
+    """Returns True for a mixture of experts, by the names of its modules and parameters."""
     names = (name for named in (model.named_modules(), model.named_parameters()) for name, _ in named)
     return any("expert" in name.lower() for name in names)
 
 
 class NotShared(Exception):
-    """Why batches may not share steps."""
+    """Says why batches may not share steps."""
 
 
 class NotFinite(NotShared, BatchFailed):
-    """Numbers that can't be compared: the weights have diverged. A batch for which that is asked fails of it."""
+    """Says that numbers can't be compared: the weights have diverged. A batch that needs the comparison fails of it."""
 
 
 def _difference(model: PreTrainedModel, step: RowStep, shape: CacheShape, most_rows: int) -> str:
@@ -143,7 +152,11 @@ def _difference(model: PreTrainedModel, step: RowStep, shape: CacheShape, most_r
 
 
 def _shape_where_they_agree(model: PreTrainedModel, step: RowStep) -> CacheShape:
-    """What the model keeps of a token. Raises NotShared unless a step of rows computes what its forward computes."""
+    """Returns the shape of what the model keeps of a token.
+
+    Raises:
+        NotShared: A step of rows doesn't compute what the model's own forward computes.
+    """
     random = torch.Generator(device="cpu").manual_seed(0)
     vocabulary: Any = model.config.vocab_size
     tokens = torch.randint(vocabulary, (1, PROMPT_TOKENS + 1), generator=random).to(model.device)
@@ -201,8 +214,10 @@ class _Probe:
 
     def compare_fed(self, num_rows: int) -> None:
         """Raises NotShared where tokens of so many rows, fed at once, leave a row other bits than one at a time."""
-        num_tokens, num_places = self._step.most_fed // num_rows, max(num_rows, FEWEST_ROWS)
-        device, width = self._shape.device, rounded_up(num_tokens + COLUMNS)
+        num_tokens = self._step.most_fed // num_rows
+        num_places = max(num_rows, FEWEST_ROWS)
+        device = self._shape.device
+        width = rounded_up(num_tokens + COLUMNS)
         tokens = torch.randint(self._vocabulary, (num_tokens, num_places), generator=self._random).to(device)
         lengths = torch.randint(1, COLUMNS, (num_places,), generator=self._random)
         fed = RowCache.random(self._shape, lengths.tolist(), num_columns=width, generator=self._random)

@@ -1,4 +1,4 @@
-"""One token for each held row through a model, over a RowCache; and the prompts of one batch, which go through alone.
+"""The steps of a model over a RowCache, one token a row; and the prefill of a batch's prompts, which go through alone.
 
     prompts [k, P] ─ prefill ─▶ logits [k, V]; keys, values ─▶ G places for each prompt
     tokens [N], positions [N] ─ RowStep ─▶ logits [N, V]
@@ -26,10 +26,10 @@ from producer.engine.transformers.row_cache import CacheShape, RowCache, as_tran
 
 
 class RowStep(Protocol):
-    """One token a row through the model."""
+    """A model's step that takes one token a row. `row_step` creates it for a model; decoders call it."""
 
     def refresh(self) -> None:
-        """Called when the weights may be others than at the last step."""
+        """Notes that the weights may be others than at the last step."""
         ...
 
     def release(self) -> None:
@@ -37,7 +37,7 @@ class RowStep(Protocol):
         ...
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
-        """[N] tokens at [N] positions → [N, V] logits after them; the cache has begun the step."""
+        """Computes a step: [N] tokens at [N] positions → [N, V] logits after them; the cache has begun the step."""
         ...
 
     most_fed: int
@@ -57,10 +57,10 @@ class OwnStep:
         self._model: Any = model
 
     def refresh(self) -> None:
-        """Nothing is made of the weights here."""
+        """Does nothing: nothing is derived from the weights here."""
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Does nothing: it has no memory of its own."""
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
         output = self._model(
@@ -78,16 +78,24 @@ class OwnStep:
 
 
 def row_step(model: PreTrainedModel, packing: Packing) -> RowStep | None:
-    """The step of a model's rows; None where its layers keep something else of a row than keys and values by token."""
+    """Returns the step of a model's rows; None where its layers keep something else of a row than keys and values by
+    token.
+    """
     if is_lean(model):
         return LeanStep(model, packing)
     config: Any = model.config
     has_plain_layers = all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
-    return OwnStep(model) if config._attn_implementation == "sdpa" and has_plain_layers else None
+    if config._attn_implementation == "sdpa" and has_plain_layers:
+        return OwnStep(model)
+    return None
 
 
 def left_padded(batch: PromptBatch, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids [k, P] and mask [k, P] with the prompts at the right edge: each ends in the last column."""
+    """Lays out the prompts at the right edge, so that each ends in the last column.
+
+    Returns:
+        Token ids [k, P] and mask [k, P]; the mask is 1 at tokens and 0 left of them.
+    """
     prompts = [np.frombuffer(prompt.token_ids, dtype="<i4") for prompt in batch.prompts]
     width = max(map(len, prompts))
     token_ids = np.zeros((len(prompts), width), dtype=np.int64)
@@ -99,13 +107,21 @@ def left_padded(batch: PromptBatch, device: torch.device) -> tuple[Tensor, Tenso
 
 
 def prompt_lengths(batch: PromptBatch) -> list[int]:
+    """Returns the length of each prompt in tokens."""
     return [len(prompt.token_ids) // ITEM_BYTES for prompt in batch.prompts]
 
 
 def forward(model: PreTrainedModel, token_ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
-    """[N, S] new tokens → [N, V] logits after the last one, by transformers' own forward.
+    """Sends new tokens through transformers' own forward.
 
-    mask: [N, P] of all tokens so far, of which the last S are new.
+    Args:
+        model: The model.
+        token_ids: [N, S] new tokens.
+        mask: [N, P] of all tokens so far, of which the last S are new.
+        cache: The keys and values of the tokens before.
+
+    Returns:
+        [N, V] logits after the last token.
     """
     # A token's position is the number of real tokens before it. Padding, which the mask hides, gets 0, not -1.
     # Only the S columns of the new tokens are needed.
@@ -126,9 +142,9 @@ def give_head_whole_inputs(model: PreTrainedModel) -> None:
     """Has the output head of a bfloat16 model take the prompts' last columns in one product.
 
     They aren't contiguous, so torch would compute a product for each prompt, and copy the head for each: 0.16 s a
-    prompt of a vocabulary of 49,152 by 576. The bits are the same (tests/contract/test_row_steps.py) up to
-    32 prompts; AMX may sum those of a larger batch in other blocks, by its number of prompts alone. The bits of float32
-    would be others, and nothing is copied there: such a model is left as it is.
+    prompt of a vocabulary of 49,152 by 576. The bits are the same (tests/contract/test_row_steps.py) up to 32 prompts;
+    AMX may sum those of a larger batch in other blocks, by its number of prompts alone. The bits of float32 would be
+    others, and nothing is copied there: such a model is left as it is.
     """
     head = model.get_output_embeddings()
     if model.dtype is torch.bfloat16 and head is not None:
@@ -136,9 +152,10 @@ def give_head_whole_inputs(model: PreTrainedModel) -> None:
 
 
 def held_prompts(prompts: DynamicCache) -> Tensor:
-    """[k, layer, 2, column, head, head dimension]: the keys and values of k prompts.
+    """Joins the keys and values of k prompts: [k, layer, 2, column, head, head dimension].
 
-    Raises ValueError where the layers don't all keep the same of a token.
+    Raises:
+        ValueError: The layers don't all keep the same of a token.
     """
     layers: list[Any] = prompts.layers
     halves = [half for layer in layers for half in (layer.keys, layer.values)]
@@ -149,7 +166,7 @@ def held_prompts(prompts: DynamicCache) -> Tensor:
 
 
 def cache_shape(prompts: Tensor) -> CacheShape:
-    """The shape of a cache for prompts as `held_prompts` has them."""
+    """Returns the shape of a cache for prompts as `held_prompts` has them."""
     _, num_layers, _, _, num_heads, head_dim = prompts.shape
     return CacheShape(
         num_layers=num_layers, num_heads=num_heads, head_dim=head_dim, dtype=prompts.dtype, device=prompts.device
@@ -157,5 +174,5 @@ def cache_shape(prompts: Tensor) -> CacheShape:
 
 
 def to_draw_from(logits: Tensor) -> Logits:
-    """Float32 logits; those of a GPU stay there, since draws are faster than their way to the host."""
+    """Returns float32 logits; those of a GPU stay there, since draws are faster than their way to the host."""
     return logits.float() if logits.is_cuda else logits.float().numpy()

@@ -47,19 +47,27 @@ class SharedDecoding:
         most_rows: int,
         most_bytes: int,
         alike: Alike | None = None,
-        kept: KeptRows | None = None,
+        kept_rows: KeptRows | None = None,
     ) -> None:
-        """most_rows, most_bytes: bounds of what several batches have together; 0 rows stand for one batch at a time.
+        """Begins without rows.
 
-        alike: among how many rows a row's bits are its own; None for never.
-        kept: what trajectories keep between their turns.
-        A batch that is larger by itself is decoded without company.
+        Args:
+            model: The model.
+            step: The model's step.
+            ends: The ends of completions.
+            most_rows: The most rows that several batches have together; 0 stands for one batch at a time. A batch that
+                is larger by itself is decoded without company.
+            most_bytes: The most memory that they have together.
+            alike: Compares a row's bits among so many rows with those alone, "" for the same; None where they differ.
+            kept_rows: The pasts that trajectories keep between their turns.
         """
         self._model = model
-        self._step, self._run = step, run_of(step)
-        self._most_rows, self._most_bytes = most_rows, most_bytes
+        self._step = step
+        self._run = run_of(step)
+        self._most_rows = most_rows
+        self._most_bytes = most_bytes
         self._alike = alike
-        self._kept = kept or KeptRows(0)
+        self._kept_rows = kept_rows or KeptRows(0)
         self._rows = HeldRows(ends)
         self._cache: RowCache | None = None
         self._tokens = np.zeros(FEWEST_ROWS, dtype=np.int64)
@@ -82,7 +90,8 @@ class SharedDecoding:
             self._join_prompts(growing)
 
     def _join_prompts(self, growing: GrowingBatch) -> None:
-        batch, lengths = growing.batch, row_steps.prompt_lengths(growing.batch)
+        batch = growing.batch
+        lengths = row_steps.prompt_lengths(growing.batch)
         prompts, logits = self._prefilled(batch)
         logits = logits.repeat_interleave(batch.group_size, dim=0)
         cache = self._with_room(row_steps.cache_shape(prompts), batch)
@@ -108,33 +117,39 @@ class SharedDecoding:
         """Takes in a later turn. The next step feeds the last token of each context, and samples the turn's first."""
         contexts = [np.frombuffer(prompt.token_ids, dtype="<i4") for prompt in growing.batch.prompts]
         pasts = self._pasts(turn, rows, contexts)
-        cache, first = self._with_room(row_steps.cache_shape(pasts[0].held[None]), growing.batch), len(self._rows)
+        # [None]: a cache is laid out by [row, layer, …], and the past of one row has no axis of rows.
+        cache = self._with_room(row_steps.cache_shape(pasts[0].keys_and_values[None]), growing.batch)
+        first = len(self._rows)
         for place, past in enumerate(pasts, start=first):
-            cache.put(place, past.held[None], [len(past.tokens)], group_size=1)
+            cache.put(place, past.keys_and_values[None], [len(past.tokens)], group_size=1)
         for start in range(0, len(rows), MOST_ROWS):
-            some = slice(start, start + MOST_ROWS)
-            self._feed(cache, first + start, contexts[some], [len(past.tokens) for past in pasts[some]])
+            part = slice(start, start + MOST_ROWS)
+            self._feed(cache, first + start, contexts[part], [len(past.tokens) for past in pasts[part]])
         places = self._rows.join(growing)
         self._tokens[places] = [context[-1] for context in contexts]
         self._positions[places] = [len(context) - 1 for context in contexts]
 
     def _may_go_on(self, turn: Turn) -> bool:
-        """Whether the rows of these trajectories have the same bits in any company that they may be in."""
+        """Returns True where the rows of these trajectories have the same bits in any company that they may be in."""
         num_rows = rounded_up(max(MOST_ROWS, turn.trajectories.opening.num_completions), ROWS)
         return self._alike is not None and not self._alike(num_rows)
 
     def _pasts(self, turn: Turn, rows: Sequence[int], contexts: Sequence[Tokens]) -> list[Past]:
-        """What there is of each row: at least its prompt, with which the opening goes through the model again.
+        """Returns the past of each row: at least its prompt, for which the opening goes through the model again if need
+        be.
 
-        A row that begins anew may have more of the opening's prompt than what was kept: the prompt's bits come first.
+        A row that begins anew may have more of the opening's prompt than the kept past has: the prompt's bits come
+        first.
         """
         trajectories = turn.trajectories
-        opening, pasts = trajectories.opening, [trajectories.kept.pop(row, None) for row in rows]
+        opening = trajectories.opening
+        earlier = [trajectories.pasts.pop(row, None) for row in rows]
+        # Row p·G + g is sample g of prompt p.
         prompts = [np.frombuffer(opening.prompts[row // opening.group_size].token_ids, dtype="<i4") for row in rows]
-        pasts = [
-            past if past and num_common(past.tokens, context) >= num_common(prompt, context) else None
-            for past, prompt, context in zip(pasts, prompts, contexts, strict=True)
-        ]
+        pasts: list[Past | None] = []
+        for past, prompt, context in zip(earlier, prompts, contexts, strict=True):
+            serves = past is not None and num_common(past.tokens, context) >= num_common(prompt, context)
+            pasts.append(past if serves else None)
         openings = self._openings(opening) if None in pasts else []
         common = [
             (past or openings[row // opening.group_size]).common_with(context)
@@ -144,10 +159,10 @@ class SharedDecoding:
         return common
 
     def _openings(self, opening: PromptBatch) -> list[Past]:
-        """What the first turn made of each prompt, anew."""
+        """Computes the pasts of the first turn's prompts anew."""
         past, _ = self._prefilled(opening)
         return [
-            Past(tokens=np.frombuffer(prompt.token_ids, dtype="<i4"), held=of_prompt[:, :, -length:])
+            Past(tokens=np.frombuffer(prompt.token_ids, dtype="<i4"), keys_and_values=of_prompt[:, :, -length:])
             for prompt, of_prompt, length in zip(opening.prompts, past, row_steps.prompt_lengths(opening), strict=True)
         ]
 
@@ -161,19 +176,22 @@ class SharedDecoding:
         width = rounded_up(len(contexts), ROWS)
         at_once = max(1, self._step.most_fed // width)
         shape = (rounded_up(most, at_once), width)
-        tokens, positions = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        tokens = np.zeros(shape, dtype=np.int64)
+        positions = np.zeros(shape, dtype=np.int64)
         for row, (context, start, last) in enumerate(zip(contexts, starts, lasts, strict=True)):
+            # [step, row]: a row that is done with its tokens is fed its last one again.
             positions[:, row] = np.minimum(np.arange(start, start + shape[0]), last)
             tokens[:, row] = context[positions[:, row]]
         device = cache.shape.device
         for begin in range(0, shape[0], at_once):
-            some = slice(begin, begin + at_once)
-            at = torch.from_numpy(positions[some]).to(device)
-            cache.begin_step(at, rounded_up(int(positions[some].max()) + 1), first=first)
-            self._step.feed(torch.from_numpy(tokens[some]).to(device), at, cache)
+            part = slice(begin, begin + at_once)
+            at = torch.from_numpy(positions[part]).to(device)
+            cache.begin_step(at, rounded_up(int(positions[part].max()) + 1), first=first)
+            self._step.feed(torch.from_numpy(tokens[part]).to(device), at, cache)
 
     def advance(self) -> list[GrowingBatch]:
-        num_rows, cache = len(self._rows), self._cache
+        num_rows = len(self._rows)
+        cache = self._cache
         if cache is None:
             raise AssertionError("there are no rows")
         num_columns = int(self._positions[:num_rows].max()) + 1
@@ -208,7 +226,7 @@ class SharedDecoding:
         """Lets rows that have ended go, and keeps what the next turn of theirs may need."""
         if not len(ended):
             return
-        free_bytes = self._kept.free_bytes
+        free_bytes = self._kept_rows.free_bytes
         for place in ended.tolist():
             growing, row = self._rows.owner_of(place)
             turn = growing.turn
@@ -220,8 +238,8 @@ class SharedDecoding:
             if free_bytes >= 0:
                 prompt = growing.batch.prompts[row // growing.batch.group_size]
                 tokens = np.frombuffer(prompt.token_ids + growing.ended[row].token_ids, dtype="<i4")
-                past = Past(tokens=tokens[:num_tokens], held=self._cache.held(place, num_tokens))
-                self._kept.keep(turn.trajectories, row if turn.rows is None else turn.rows[row], past)
+                past = Past(tokens=tokens[:num_tokens], keys_and_values=self._cache.held(place, num_tokens))
+                self._kept_rows.keep(turn.trajectories, row if turn.rows is None else turn.rows[row], past)
         self._follow(self._rows.leave(ended))
 
     def _without_diverged(self, logits: Logits) -> tuple[list[GrowingBatch], Logits]:
@@ -243,15 +261,18 @@ class SharedDecoding:
         """Moves what is kept of the rows that took others' places."""
         if not len(moves.target):
             return
-        source, target = moves.source, moves.target
-        self._tokens[target], self._positions[target] = self._tokens[source], self._positions[source]
+        source = moves.source
+        target = moves.target
+        self._tokens[target] = self._tokens[source]
+        self._positions[target] = self._positions[source]
         if self._cache is not None:
             in_use = rounded_up(int(self._positions[target].max()))
             self._cache.move(source.tolist(), target.tolist(), in_use)
 
     def _with_room(self, shape: CacheShape, batch: PromptBatch) -> RowCache:
         """Answers the cache, with room for a batch that joins."""
-        num_places, num_columns = self._num_places_with(batch), longest_row(batch)
+        num_places = self._num_places_with(batch)
+        num_columns = longest_row(batch)
         cache = self._cache
         # Without company, what was decoded before leaves no trace: not even in the distances between rows.
         is_kept = len(self._rows) or (cache and cache.suits(num_places, num_columns, exactly=not self._most_rows))
@@ -269,15 +290,16 @@ class SharedDecoding:
 
     def _num_places_with(self, batch: PromptBatch) -> int:
         """Places of the step, and of what is fed, once a batch has joined."""
-        num_rows, num_more = len(self._rows), batch.num_completions
+        num_rows = len(self._rows)
+        num_more = batch.num_completions
         return max(_num_places(num_rows + num_more), num_rows + rounded_up(num_more, ROWS))
 
 
 def longest_row(batch: PromptBatch) -> int:
-    """Tokens of the longest prompt with its completion."""
+    """Returns the tokens of the longest prompt with its completion."""
     return max(row_steps.prompt_lengths(batch)) + batch.sampling.max_new_tokens
 
 
 def _num_places(num_rows: int) -> int:
-    """Rows of the step that decodes so many."""
+    """Returns the rows of the step that decodes so many."""
     return max(FEWEST_ROWS, rounded_up(num_rows, ROWS))

@@ -25,18 +25,19 @@ Recorded = tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor], Tensor]
 
 
 class StepRun:
-    """A step of rows, begun in their cache; each operation is launched."""
+    """Runs a step of rows that was begun in their cache, by launching each operation."""
 
     def __init__(self, step: RowStep) -> None:
         self._step = step
 
     def size(self, num_rows: int, num_columns: int, cache: RowCache) -> tuple[int, int]:
-        """The rows and columns of the step for at least so many."""
+        """Returns the rows and columns of the step for at least so many."""
         return num_rows, num_columns
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: RowCache, *, num_columns: int) -> Tensor:
-        """[N] tokens at [N] positions → [N, V] logits after them, until the next step."""
-        tokens, positions = tokens.to(cache.shape.device), positions.to(cache.shape.device)
+        """Computes [N] tokens at [N] positions → [N, V] logits after them, which are valid until the next step."""
+        tokens = tokens.to(cache.shape.device)
+        positions = positions.to(cache.shape.device)
         cache.begin_step(positions, num_columns)
         return self._step(tokens, positions, cache)
 
@@ -88,6 +89,6 @@ class RecordedRun(StepRun):
 
 
 def run_of(step: RowStep) -> StepRun:
-    """Recorded on a GPU, where the step is known to launch the same kernels each time."""
+    """Returns a RecordedRun on a GPU where the step is known to launch the same kernels each time, else a StepRun."""
     is_recorded = isinstance(step, LeanStep) and step.is_on_gpu
     return RecordedRun(step) if is_recorded else StepRun(step)

@@ -22,27 +22,33 @@ Tokens = NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Past:
-    """The first tokens of a row, with what the model keeps of them."""
+    """The first tokens of a row, with the model's keys and values of them. Decoders create it; nothing changes it."""
 
     tokens: Tokens
     """[T]"""
-    held: Tensor
+    keys_and_values: Tensor
     """[layer, 2, T, head, head dimension]"""
 
     def common_with(self, context: Tokens) -> Past:
-        """What serves a row of these tokens: its last one is never part of it, since it has to be followed by one."""
+        """Returns the part that serves a row of these tokens. The row's last token is never part of it: a step has to
+        feed it.
+        """
         num = num_common(self.tokens, context)
-        return Past(tokens=self.tokens[:num], held=self.held[:, :, :num])
+        return Past(tokens=self.tokens[:num], keys_and_values=self.keys_and_values[:, :, :num])
 
 
 def num_common(tokens: Tokens, context: Tokens) -> int:
-    """Returns how many tokens both begin with, without the context's last one."""
+    """Counts the tokens that both begin with, without the context's last one."""
     most = min(len(tokens), len(context) - 1)
     return int(np.logical_and.accumulate(tokens[:most] == context[:most]).sum())
 
 
 class KeptRows:
-    """What all trajectories keep together. The engine's thread calls it; trajectories may end meanwhile."""
+    """The pasts that all trajectories keep together, within a bound. An engine creates it, and its decoders put pasts
+    in.
+
+    The engine's thread calls it; trajectories may end meanwhile, and their pasts go with them.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -50,13 +56,15 @@ class KeptRows:
 
     @property
     def free_bytes(self) -> int:
-        return self._most_bytes - sum(past.held.nbytes for opening in self._of for past in list(opening.kept.values()))
+        return self._most_bytes - sum(
+            past.keys_and_values.nbytes for opening in self._of for past in list(opening.pasts.values())
+        )
 
     def keep(self, trajectories: Trajectories, row: int, past: Past) -> None:
         self._of.add(trajectories)
-        trajectories.kept[row] = past
+        trajectories.pasts[row] = past
 
     def clear(self) -> None:
         """Forgets the rows of all trajectories."""
         for opening in self._of:
-            opening.kept.clear()
+            opening.pasts.clear()

@@ -73,7 +73,10 @@ CPU_KV_CACHE_MB = 1024
 
 def library() -> Any:
     """Imports the vllm package, once its environment is set: about 10 s. Raises InvalidInput where there is none."""
-    for name, value in (ENVIRONMENT | ({} if torch.cuda.is_available() else CPU_ENVIRONMENT)).items():
+    environment = dict(ENVIRONMENT)
+    if not torch.cuda.is_available():
+        environment |= CPU_ENVIRONMENT
+    for name, value in environment.items():
         os.environ.setdefault(name, value)
     try:
         return import_module("vllm")
@@ -86,16 +89,19 @@ def library() -> Any:
 
 
 class VllmEngine(BatchingEngine):
-    """vLLM's engine core in a process of its own: generations run side by side, a load waits for them."""
+    """An engine core of vLLM in its own process. It samples several batches at once; a load of weights waits for them.
+
+    ServedModel creates it, by the factory.
+    """
 
     @classmethod
     def check_machine(cls, options: Engine) -> None:
         """Raises InvalidInput where batch-invariant kernels are asked for and this machine can't run them."""
         if not options.has_to_prove_it:
             return
-        found = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
-        if found is None or found < LEAST_CAPABILITY:
-            has = "there is none" if found is None else f"this one has {found[0]}.{found[1]}"
+        capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+        if capability is None or capability < LEAST_CAPABILITY:
+            has = "there is none" if capability is None else f"this one has {capability[0]}.{capability[1]}"
             raise InvalidInput(
                 f"vLLM's batch-invariant kernels need a GPU of compute capability 8.0 or more, and {has}",
                 field=variable("batch_invariant"),
@@ -232,14 +238,19 @@ class VllmEngine(BatchingEngine):
         await asyncio.to_thread(self._llm.shutdown, timeout=SHUTDOWN_S)
         # With the last reference goes vLLM's ZMQ context. Its end waits for sockets that it doesn't know, at times for
         # ever: that must happen neither in the event loop nor at the end of this process.
-        held = [self._llm]
+        last_reference = [self._llm]
         del self._llm
-        threading.Thread(target=held.clear, name="vllm-end", daemon=True).start()
+        threading.Thread(target=last_reference.clear, name="vllm-end", daemon=True).start()
 
     def _files_elsewhere(self, manifest: WeightManifest) -> dict[str, bytes]:
-        """Name → content of the version's files; none where the engine core reads them itself. Raises WeightsRejected.
+        """Reads the files of a version that the engine core can't read itself: only this process has an account with
+        the store.
 
-        Only this process has an account with what isn't a folder.
+        Returns:
+            Name → content; {} where the engine core reads the files.
+
+        Raises:
+            WeightsRejected: A file is missing or damaged.
         """
         if not manifest.transport_kind.elsewhere:
             return {}
@@ -283,7 +294,7 @@ class VllmEngine(BatchingEngine):
         call.reschedule(asyncio.get_running_loop().time())
 
     async def _group(self, batch: PromptBatch, prompt: Prompt) -> list[Completion]:
-        """The prompt's G completions, by sample number."""
+        """Requests the prompt's G completions, by sample number."""
         params = self._vllm.SamplingParams(
             **request_of(batch, prompt, self._stop_ids, vocabulary_tokens=self._vocabulary_tokens),
             # Where there are many, lists of numbers take half the memory of maps.
@@ -307,7 +318,7 @@ class VllmEngine(BatchingEngine):
 
         def answered() -> list[Completion]:
             try:
-                answers = [_answer(one, is_flat=params.flat_logprobs) for one in outputs]
+                answers = [_answer(output, is_flat=params.flat_logprobs) for output in outputs]
             except (KeyError, ValueError) as error:
                 raise BatchFailed(f"batch {batch.batch_id}: the engine left out a sampled token's log-prob") from error
             return checked_group(batch, answers, vocabulary_tokens=self._vocabulary_tokens)
@@ -318,11 +329,12 @@ class VllmEngine(BatchingEngine):
 def _answer(output: Any, *, is_flat: bool) -> Answer:
     """Reads a sample of vLLM's. Its log-probs are a map for each token, which holds that of the sampled one, or lists
     (flat) of the most likely ones, token after token. Raises KeyError or ValueError where that one is missing."""
-    of_tokens, likely = output.logprobs, []
+    of_tokens = output.logprobs
+    likely = []
     if is_flat:
         places = zip(of_tokens.start_indices, of_tokens.end_indices, strict=True)
         likely = [(of_tokens.token_ids[start:end], of_tokens.logprobs[start:end]) for start, end in places]
-        logprobs = [found[ids.index(token)] for token, (ids, found) in zip(output.token_ids, likely, strict=True)]
+        logprobs = [values[ids.index(token)] for token, (ids, values) in zip(output.token_ids, likely, strict=True)]
     else:
         logprobs = [of_token[token].logprob for token, of_token in zip(output.token_ids, of_tokens, strict=True)]
     return Answer(output.token_ids, logprobs, output.finish_reason, likely)

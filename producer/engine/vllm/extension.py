@@ -42,22 +42,28 @@ os.environ["TRITON_F32_DEFAULT"] = "ieee"
 
 
 def stores_of_core(root: Path, at_hand: Callable[[], Mapping[str, bytes]]) -> Stores:
-    """The stores of a process that itself reads folders alone.
+    """Makes the stores of the engine core, a process that itself reads folders alone.
 
-    root: the weight root. at_hand: name → content of what the generator has read elsewhere of the version that loads.
+    Args:
+        root: The weight root.
+        at_hand: Returns name → content of the files that the generator has read elsewhere of the version that loads.
     """
 
     def read(file: VersionFile) -> bytes:
         return at_hand().get(file.name, b"")
 
-    stores, kinds = dict(make_stores(root)), TRANSPORTS
+    stores = dict(make_stores(root))
+    kinds = TRANSPORTS
     for name in [name for name in stores if kinds[name].elsewhere]:
         stores[name] = CopiedFiles(kinds[name].elsewhere, read, stores[name].bases)
     return stores
 
 
 class VerifiedLoader:
-    """Methods that vLLM mixes into its worker class; answers are maps of strings, as its HTTP endpoint wants them."""
+    """The methods that vLLM mixes into its worker class. Answers are maps of strings, as its HTTP endpoint needs them.
+
+    vLLM creates the worker; the generator calls the methods, by its process or over HTTP.
+    """
 
     held_version: int | None = None
     held_digest: str = ""
@@ -80,18 +86,24 @@ class VerifiedLoader:
     ) -> dict[str, str]:
         """Replaces the weights by a version's. Generation must be paused.
 
-        files: name → content, of a version that isn't in folders.
-        Answers what `describe_version` answers, with the reason under "rejected" if the version was refused, and with
-        "unfit" where no copy of it would do.
+        Args:
+            weight_root: The weight root.
+            manifest_json: The version's manifest.
+            files: Name → content, of a version that isn't in folders.
+
+        Returns:
+            The answer of `describe_version`, with the reason under "rejected" if the version was refused, and with
+            "unfit" where no copy of it would do.
         """
-        self.held_version, self.held_digest = None, ""
+        self.held_version = None
+        self.held_digest = ""
         try:
             manifest = decode_json(manifest_json, WeightManifest)
             stores = stores_of_core(Path(weight_root), lambda: self.files)
             receiver = self.receiver or WeightReceiver(self._expected(), stores)
             self.receiver = receiver if manifest.base or manifest.adapter else None
             self.files = files or {}
-            found = receiver.load(manifest)
+            digest = receiver.load(manifest)
         except OnbeatError as error:
             is_unfit = {"unfit": "true"} if isinstance(error, WeightsUnfit) else {}
             return self.describe_version() | {"rejected": str(error)} | is_unfit
@@ -99,11 +111,12 @@ class VerifiedLoader:
             self.files = {}
         self.reload_weights(weights_iterator=iter(receiver.tensors.items()))
         self._renew_tied_head()
-        self.held_version, self.held_digest = manifest.policy_version, found
+        self.held_version = manifest.policy_version
+        self.held_digest = digest
         return self.describe_version()
 
     def describe_version(self) -> dict[str, str]:
-        """What is loaded, and what the log-probs of the answers are."""
+        """Describes the loaded version, and the log-probs of the answers."""
         return {
             "policy_version": "" if self.held_version is None else str(self.held_version),
             "weights_digest": self.held_digest,
@@ -130,8 +143,10 @@ class VerifiedLoader:
                 os._exit(1)
 
     def _renew_tied_head(self) -> None:
-        """vLLM's reload processes the layers that were handed a tensor. A head that is tied to the embedding is handed
-        none, and on a CPU it computes with a packed copy of its own: that of the version before."""
+        """Packs a tied head again. vLLM's reload processes the layers that were handed a tensor; a head that is tied to
+        the embedding is handed none, and on a CPU it computes with a packed copy of its own: that of the version
+        before.
+        """
         if not getattr(self.model_config.hf_text_config, "tie_word_embeddings", False):
             return
         head_class = import_module("vllm.model_executor.layers.vocab_parallel_embedding").ParallelLMHead
@@ -140,6 +155,6 @@ class VerifiedLoader:
                 module.quant_method.process_weights_after_loading(module)
 
     def _expected(self) -> dict[str, torch.Tensor]:
-        """Names, shapes and dtypes of a version, by transformers' account; vLLM's own parameters are fused."""
+        """Returns names, shapes and dtypes of a version as transformers has them: vLLM's own parameters are fused."""
         model = empty_model(Path(self.model_config.model), dtype=self.model_config.dtype, device="meta")
         return dict(weight_tensors(model))

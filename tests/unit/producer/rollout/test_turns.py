@@ -123,9 +123,9 @@ class Engine:
     async def __call__(self, batch: PromptBatch, turn: Turn) -> list[list[Completion]]:
         self.asked.append(batch)
         self.turns.append(turn)
-        self.kept.append(set(turn.trajectories.kept))
+        self.kept.append(set(turn.trajectories.pasts))
         rows = range(batch.num_completions) if turn.rows is None else turn.rows
-        turn.trajectories.kept |= dict.fromkeys(rows)
+        turn.trajectories.pasts |= dict.fromkeys(rows)
         draws = iter(completion_uniforms(batch)[:, 0].tolist())
         return [
             [self._one(len(unpack_int32(prompt.token_ids)), next(draws)) for _ in range(batch.group_size)]
