@@ -62,7 +62,9 @@ class ProductSpeed(Record, frozen=True, kw_only=True):
     @property
     def matmul(self) -> Matmul:
         """The library that a job is multiplied by."""
-        return "onednn" if self.onednn_flop_s > WORTH_IT * self.torch_flop_s else "torch"
+        if self.onednn_flop_s > WORTH_IT * self.torch_flop_s:
+            return "onednn"
+        return "torch"
 
 
 def matmul_of_machine(cache: Path | None = None) -> Matmul:
@@ -141,9 +143,12 @@ def _version_of_torch() -> str:
 
 def _user_cache() -> Path:
     """Returns the user's folder of caches. Of a user without a home, as in some containers, it can't be written."""
-    home = os.path.expanduser("~")
-    nowhere = os.devnull
-    return Path(os.environ.get("XDG_CACHE_HOME") or (nowhere if home == "~" else f"{home}/.cache")) / "onbeat"
+    caches = os.environ.get("XDG_CACHE_HOME")
+    if not caches:
+        home = os.path.expanduser("~")
+        # "~" stays as it is for a user without a home; a folder below /dev/null can't be made.
+        caches = os.devnull if home == "~" else f"{home}/.cache"
+    return Path(caches) / "onbeat"
 
 
 def _read(path: Path) -> dict[str, ProductSpeed]:

@@ -88,10 +88,14 @@ class EngineTensors:
         """A version of which some files are in place, and no manifest came yet; then nothing is held."""
 
     def base_of(self, policy_version: int) -> Identity | None:
-        """Returns the version that a delta which leads to `policy_version` would change now; None where none is whole."""
+        """Returns the whole version that a delta which leads to `policy_version` would change now; None where there is
+        none.
+        """
         if self._ahead is None:
             return self._held
-        return self._ahead.base if self._ahead.policy_version == policy_version else None
+        if self._ahead.policy_version == policy_version:
+            return self._ahead.base
+        return None
 
     def arriving(self, policy_version: int) -> Arrival:
         """Goes on with a version, or begins it: from here on the tensors hold nothing whole."""

@@ -74,7 +74,7 @@ class ChunkedFile:
                 self._put_chunk(number, chunk)
             else:
                 self._open[number] = chunk, num_missing - len(part)
-            start = start + len(part)
+            start += len(part)
             data = data[len(part) :]
 
     def close(self) -> None:

@@ -119,7 +119,9 @@ class Float32Head(nn.Linear):
 
 
 def cast_head(model: PreTrainedModel) -> PreTrainedModel:
-    """Has a model compute logits in float32, and returns it. Raises InvalidInput where its head is more than a product."""
+    """Has a model compute logits in float32, and returns it. Raises InvalidInput for a head that is more than a
+    product.
+    """
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
         raise InvalidInput(

@@ -84,8 +84,7 @@ class WeightPublisher(Protocol):
             layout: The version's layout.
             policy_version: The version.
             is_again: True for a version that was published, and that receivers refuse: it is written again if it is
-                damaged,
-                so that the manifest it was published under holds.
+                damaged, so that the manifest it was published under holds.
         """
         ...
 

@@ -169,7 +169,9 @@ class CagedProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(REAP_TIMEOUT_S)
         code = self._process.returncode
-        return ChildDied(f"{self.noun}'s process closed its socket" if code is None else self._of_what(code))
+        if code is None:
+            return ChildDied(f"{self.noun}'s process closed its socket")
+        return ChildDied(self._of_what(code))
 
     def kill(self) -> None:
         """Signals the keeper to end the whole cage; does not wait."""

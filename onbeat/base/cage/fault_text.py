@@ -39,7 +39,9 @@ def fault_text(error: BaseException) -> str:
     else:
         text = f"{kind}: {_message(error)}"
     encodable = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return encodable if len(encodable) <= MAX_CHARS else f"{encodable[: MAX_CHARS - 1]}…"
+    if len(encodable) <= MAX_CHARS:
+        return encodable
+    return f"{encodable[: MAX_CHARS - 1]}…"
 
 
 def _message(error: BaseException) -> str:

@@ -139,7 +139,9 @@ class _Allowance:
         self._is_followed = bool(request.extensions.get("onbeat.followed"))
         read_s = None if self._is_followed else request.extensions.get("timeout", {}).get("read")
         num_bytes = request.extensions.get("onbeat.num_bytes", 0)
-        self._within_s = float("inf") if read_s is None else max(read_s, least_s) + num_bytes / LEAST_RATE
+        self._within_s = float("inf")
+        if read_s is not None:
+            self._within_s = max(read_s, least_s) + num_bytes / LEAST_RATE
         self.ends_s = time.monotonic() + self._within_s
         self._most = max(max_bytes, num_bytes)
         self._num_bytes = 0
@@ -152,7 +154,9 @@ class _Allowance:
             AnswerRefused: the answer, or one event of a followed answer, is longer than its bound.
         """
         # A chunk may hold several events, and an event's end may lie across two chunks: hence the last byte again.
-        parts = (self._last_byte + chunk).split(b"\n\n") if self._is_followed else [self._last_byte + chunk]
+        parts = [self._last_byte + chunk]
+        if self._is_followed:
+            parts = parts[0].split(b"\n\n")
         num_bytes = [len(part) for part in parts]
         num_bytes[0] += self._num_bytes - len(self._last_byte)
         if max(num_bytes) > self._most:
@@ -299,12 +303,16 @@ def _less(timeout: float | None, kind: type[Exception]) -> float | None:
     left_s = _left(_ends_s.get())
     if left_s is not None and left_s <= 0:
         raise kind("no whole answer by the request's deadline")
-    return left_s if timeout is None or (left_s is not None and left_s < timeout) else timeout
+    if timeout is None or (left_s is not None and left_s < timeout):
+        return left_s
+    return timeout
 
 
 def _left(ends_s: float) -> float | None:
     """Returns the seconds until a deadline on the clock of `time.monotonic`; None where there is none."""
-    return None if ends_s == float("inf") else max(0.0, ends_s - time.monotonic())
+    if ends_s == float("inf"):
+        return None
+    return max(0.0, ends_s - time.monotonic())
 
 
 @contextmanager

@@ -55,7 +55,9 @@ class Readiness:
         await asyncio.shield(self._task)
 
     def _is_over(self, task: asyncio.Task[None]) -> bool:
-        return self._clock() >= self._until_s if task.done() else task.get_loop() is not asyncio.get_running_loop()
+        if task.done():
+            return self._clock() >= self._until_s
+        return task.get_loop() is not asyncio.get_running_loop()
 
     async def _look(self) -> None:
         lasts_s = NOT_READY_S

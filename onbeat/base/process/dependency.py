@@ -136,7 +136,9 @@ class Dependency:
     @property
     def why(self) -> str:
         """Where it is, and what is wrong with it; "" while nothing is."""
-        return f"at {self.where}: {' '.join(str(self._problem).split())[:300]}" if self._problem else ""
+        if self._problem:
+            return f"at {self.where}: {' '.join(str(self._problem).split())[:300]}"
+        return ""
 
     def answered(self) -> None:
         """Takes note of an answer: a request that waits is made again."""

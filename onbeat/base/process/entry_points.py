@@ -85,9 +85,13 @@ def docstring_of(entry_point: EntryPoint) -> str | None:
         return None
     if module is None or module.origin is None:
         return None
-    source = ast.parse(Path(module.origin).read_bytes()) if module.origin.endswith(".py") else ast.Module([], [])
-    functions = [node for node in source.body if isinstance(node, ast.FunctionDef) and node.name == entry_point.attr]
-    return (ast.get_docstring(functions[0]) if functions else None) or ""
+    if not module.origin.endswith(".py"):
+        return ""
+    source = ast.parse(Path(module.origin).read_bytes())
+    for node in source.body:
+        if isinstance(node, ast.FunctionDef) and node.name == entry_point.attr:
+            return ast.get_docstring(node) or ""
+    return ""
 
 
 def find_entry_point(group: str, name: str, *, field: str, where: str) -> EntryPoint:
@@ -152,4 +156,6 @@ def defined_in(source: str, name: str) -> Any:
 
 def package_of(entry_point: EntryPoint) -> str:
     """Returns name and version of the distribution that offers it, as "brief 1.0"; without one, what it names."""
-    return f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else entry_point.value
+    if entry_point.dist:
+        return f"{entry_point.dist.name} {entry_point.dist.version}"
+    return entry_point.value

@@ -41,8 +41,7 @@ class AdapterPublisher:
 
         Args:
             layout: The layout of the merged weights, which is the base's, too. They are hashed and go nowhere; with
-                each goes
-                its layer's matrices, as they are then.
+                each goes its layer's matrices, as they are then.
             policy_version: The version.
             is_again: True for a version that was published, and that receivers refuse.
         """

@@ -97,7 +97,7 @@ class FolderFiles:
 
 
 class FolderStore:
-    """A VersionStore with a folder for each version. Raises OnbeatError that names the folder when it can't be written."""
+    """A VersionStore with a folder for each version. Raises OnbeatError that names a folder that can't be written."""
 
     def __init__(self, folder: RunFolder, *, wait_s: float) -> None:
         self.folder = folder

@@ -15,7 +15,9 @@ from contracts.errors import ContractViolation
 
 
 class StoredTensors(Mapping[str, Tensor]):
-    """Tensors by name in safetensors files that each hold some rows. Raises ContractViolation for files that don't fit."""
+    """Tensors by name in safetensors files that each hold some rows. Raises ContractViolation for files that are
+    damaged.
+    """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._parts: dict[str, list[Any]] = {}
@@ -37,7 +39,9 @@ class StoredTensors(Mapping[str, Tensor]):
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns the whole tensor's shape, without reading it."""
         shapes = [part.get_shape() for _, part in self._parts[name]]
-        return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if shapes[0] else ()
+        if shapes[0]:
+            return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        return ()
 
     def dtype(self, name: str) -> str:
         """Returns the dtype as torch names it, without `torch.`."""

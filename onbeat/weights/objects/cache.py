@@ -93,7 +93,9 @@ class HostCache:
 
     def whole_file(self, digest: str) -> Path | None:
         """Returns the file of the bytes, as they were a moment ago; None where `read` would return False."""
-        return self._blobs / digest if self.read(digest, lambda _: None) else None
+        if self.read(digest, lambda _: None):
+            return self._blobs / digest
+        return None
 
     def put(self, digest: str, data: bytes | memoryview) -> None:
         """Keeps bytes whose digest this is, if there is room."""

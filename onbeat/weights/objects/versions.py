@@ -221,7 +221,9 @@ class ObjectFiles(CopiedFiles):
         )
 
     def whole(self, step: WeightStep) -> list[VersionFile]:
-        """Returns the files of the list that was written last; the version's digest shows whether they are the version."""
+        """Returns the files of the list that was written last; the version's digest shows whether they are that
+        version.
+        """
         blobs = self._blobs_of(step.directory.partition("/")[0])
         lists = _lists_of(step.directory)
         there = blobs.bucket.objects(lists.rpartition("/")[0])
