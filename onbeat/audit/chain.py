@@ -40,7 +40,7 @@ from onbeat.data.prompts.difficulty import DrawCheck
 
 
 class AuditEntry(Record, frozen=True, kw_only=True):
-    """A record with the digest that the broker stored for it."""
+    """A record of the chain with the digest that the broker stored for it. The gateway and run folders create it."""
 
     record: AuditRecord
     digest: str
@@ -48,7 +48,7 @@ class AuditEntry(Record, frozen=True, kw_only=True):
 
 @dataclass
 class _Walk:
-    """What the records so far say."""
+    """The facts of the records that were checked so far. `verify_run` creates it; each check reads and changes it."""
 
     gaps: list[str] = field(default_factory=list)
     next_iteration: int = 0
@@ -56,7 +56,7 @@ class _Walk:
     previous: str = ""
     digests: dict[int, str] = field(default_factory=dict)
     """Version → weights digest."""
-    made_by: dict[int, str] = field(default_factory=dict)
+    first_digests: dict[int, str] = field(default_factory=dict)
     """Iteration → digest of the version that it made when it was first committed."""
     rewinds: int = 0
     environments: list[str] = field(default_factory=list)
@@ -75,9 +75,15 @@ def verify_run(
     job_id: str = "",
     notes: tuple[str, ...] = (),
 ) -> AuditVerdict:
-    """complete: the job succeeded, so that nothing may be missing at the end. job_id, notes: as the verdict has them.
+    """Checks a job's chain of records against its spec, and the versions on disk against the chain.
 
-    digests_on_disk: folder → (policy version, recomputed digest), from `weights.digests_on_disk`.
+    Args:
+        entries: The records, in the order of the chain.
+        spec: The job.
+        complete: True for a job that succeeded, so that nothing may be missing at the end.
+        digests_on_disk: Folder → (policy version, recomputed digest), from `weights.digests_on_disk`.
+        job_id: The job's id, for the verdict.
+        notes: Further notes for the verdict.
     """
     walk = _Walk()
     for position, entry in enumerate(entries):
@@ -109,7 +115,7 @@ def verify_run(
 
 
 def expected_batches(spec: JobSpec, iteration: int) -> frozenset[str]:
-    """Training batches of an iteration; none after the last one, which only evaluates."""
+    """Returns the ids of an iteration's training batches; none after the last one, which only evaluates."""
     if iteration >= spec.iterations:
         return frozenset()
     return frozenset(f"{iteration}/train/{index}" for index in range(spec.rollout.batches_per_iteration))
@@ -149,16 +155,17 @@ def _check_commit(walk: _Walk, record: AuditRecord, spec: JobSpec) -> None:
     if (record.files or "") != digest_of_files(spec.file_digests):
         walk.gaps.append(f"{name}: the files that it was trained with are not those of the spec")
     if record.next_weights_digest:
-        _check_made(walk, record, spec, name)
+        _check_next_version(walk, record, spec, name)
     else:
         walk.only_evaluated = record.iteration
     walk.next_iteration = record.iteration + 1
 
 
 def _check_forked(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
-    named = (
-        None if spec.fork is UNSET or record.iteration else (spec.fork.job, spec.fork.version, record.weights_digest)
-    )
+    named: tuple[str, int, str] | None = None
+    # The first record alone names the version that a fork starts from.
+    if spec.fork is not UNSET and not record.iteration:
+        named = (spec.fork.job, spec.fork.version, record.weights_digest)
     forked = record.forked or None
     if named != (forked and (forked.job_id, forked.policy_version, forked.weights_digest)):
         walk.gaps.append(f"{name}: where its weights come from is not what the spec says")
@@ -166,7 +173,7 @@ def _check_forked(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) ->
 
 def _check_drawn(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
     measured = difficulty_pools_of(spec.dataset) if record.next_weights_digest else {}
-    if [one.source for one in record.drawn or ()] != [*measured]:
+    if [drawn.source for drawn in record.drawn or ()] != [*measured]:
         walk.gaps.append(f"{name}: it doesn't say what was drawn by measured pass rates, or of other sources")
     elif measured:
         if walk.draws is None:
@@ -210,41 +217,48 @@ def _check_version(walk: _Walk, version: int, digest: str, name: str) -> None:
         walk.gaps.append(f"{name}: version {version} has digest {digest[:12]}, the step that made it says {known[:12]}")
 
 
-def _check_made(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
-    first = walk.made_by.setdefault(record.iteration, record.next_weights_digest)
+def _check_next_version(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
+    """Checks that a step which was replayed led to the same weights, and notes the version that it led to."""
+    first = walk.first_digests.setdefault(record.iteration, record.next_weights_digest)
     if spec.deterministic and first != record.next_weights_digest:
-        made = f"{record.next_weights_digest[:12]} when it was replayed, {first[:12]} before"
-        walk.gaps.append(f"{name}: it made {made}, although the job is deterministic")
+        digests = f"{record.next_weights_digest[:12]} when it was replayed, {first[:12]} before"
+        walk.gaps.append(f"{name}: it made {digests}, although the job is deterministic")
     walk.digests[record.policy_version + 1] = record.next_weights_digest
 
 
 def _check_batches(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
     accounted = set(record.batches) | set(record.abandoned)
-    if both := sorted(set(record.batches) & set(record.abandoned)):
-        walk.gaps.append(f"{name}: {some(both)} are counted both as used and as abandoned")
+    both = sorted(set(record.batches) & set(record.abandoned))
+    if both:
+        walk.gaps.append(f"{name}: {first_few(both)} are counted both as used and as abandoned")
     if record.abandoned and spec.rollout.on_failed_batch == "fail":
-        walk.gaps.append(f"{name}: {some(sorted(record.abandoned))} were abandoned, which this job does not allow")
-    if undigested := sorted(batch for batch, digest in record.batches.items() if not digest):
-        walk.gaps.append(f"{name}: {some(undigested)} have no digest")
+        walk.gaps.append(f"{name}: {first_few(sorted(record.abandoned))} were abandoned, which this job does not allow")
+    undigested = sorted(batch for batch, digest in record.batches.items() if not digest)
+    if undigested:
+        walk.gaps.append(f"{name}: {first_few(undigested)} have no digest")
     # The last iteration of a job that was resumed with more: it evaluated, and trained nothing.
     expected = set(expected_batches(spec, record.iteration)) if record.next_weights_digest else set()
     if not record.next_weights_digest or spec.evaluates(record.iteration):
         expected |= {f"{record.iteration}/evaluation/{index}" for index in range(spec.evaluation.num_batches)}
-    if missing := sorted(expected - accounted):
-        walk.gaps.append(f"{name}: {some(missing)} are missing")
-    if extra := sorted(accounted - expected):
-        walk.gaps.append(f"{name}: {some(extra)} were not expected")
+    missing = sorted(expected - accounted)
+    if missing:
+        walk.gaps.append(f"{name}: {first_few(missing)} are missing")
+    extra = sorted(accounted - expected)
+    if extra:
+        walk.gaps.append(f"{name}: {first_few(extra)} were not expected")
 
 
 def _check_unscorable(walk: _Walk, record: AuditRecord, name: str) -> None:
-    """Each stand-in for a score must be in a batch that was used, and of what states such a score."""
+    """Checks that each stand-in for a score is in a batch that was used, and of a scorer that states such a score."""
     stated = set(record.on_unscorable or ())
     counts = record.unscorable or {}
-    if strange := sorted(counts.keys() - record.batches.keys()):
-        walk.gaps.append(f"{name}: {some(strange)} have unscorable completions, and were not used")
+    strange = sorted(counts.keys() - record.batches.keys())
+    if strange:
+        walk.gaps.append(f"{name}: {first_few(strange)} have unscorable completions, and were not used")
     judges = {reason.partition(": ")[0] for of_batch in counts.values() for reason in of_batch}
-    if unstated := sorted(judges - stated):
-        walk.gaps.append(f"{name}: {some(unstated)} could not judge completions, and states no score for that")
+    unstated = sorted(judges - stated)
+    if unstated:
+        walk.gaps.append(f"{name}: {first_few(unstated)} could not judge completions, and states no score for that")
 
 
 def _check_environment(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
@@ -263,17 +277,20 @@ def _check_environment(walk: _Walk, record: AuditRecord, spec: JobSpec, name: st
 def _check_columns(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
     columns = record.columns or {}
     trained = {batch for batch in record.batches if "/train/" in batch} if spec.stages else set()
-    if lacking := sorted(trained - columns.keys()):
-        walk.gaps.append(f"{name}: {some(lacking)} were trained without columns, the job has stages")
-    if strange := sorted(columns.keys() - trained):
+    lacking = sorted(trained - columns.keys())
+    if lacking:
+        walk.gaps.append(f"{name}: {first_few(lacking)} were trained without columns, the job has stages")
+    strange = sorted(columns.keys() - trained)
+    if strange:
         of_job = "no stage made any" if spec.stages else "the job has no stages"
-        walk.gaps.append(f"{name}: {some(strange)} have columns, {of_job}")
-    if undigested := sorted(batch for batch, digest in columns.items() if not digest):
-        walk.gaps.append(f"{name}: the columns of {some(undigested)} have no digest")
+        walk.gaps.append(f"{name}: {first_few(strange)} have columns, {of_job}")
+    undigested = sorted(batch for batch, digest in columns.items() if not digest)
+    if undigested:
+        walk.gaps.append(f"{name}: the columns of {first_few(undigested)} have no digest")
 
 
 def _check_sums(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
-    """The exact sums held each batch that teaches in every pass over the iteration, and nothing else."""
+    """Checks that the exact sums have each batch that teaches in every pass over the iteration, and no other batch."""
     for number, times in enumerate(record.in_sums or ()):
         batch = f"{record.iteration}/train/{number}"
         if times and (times != spec.algorithm.updates_per_iteration or batch not in record.batches):
@@ -312,23 +329,29 @@ def check_sampled(record: AuditRecord, spec: JobSpec, digests: Mapping[int, str]
         gaps.append(f"{name}: it names older versions that sampled its batches, and this job has no lag")
         return
     trained = {batch for batch in record.batches if "/train/" in batch}
-    for one in sampled:
-        gaps += (f"{name}: {problem}" for problem in _of_sampler(one, record, spec, digests))
-    named = Counter(batch for one in sampled for batch in one.batches)
-    if twice := sorted(batch for batch, times in named.items() if times > 1):
-        gaps.append(f"{name}: {some(twice)} are named as sampled more than once")
-    if strange := sorted(named.keys() - trained):
-        gaps.append(f"{name}: {some(strange)} are named as sampled, and were not trained")
+    for sampler in sampled:
+        gaps += (f"{name}: {problem}" for problem in _of_sampler(sampler, record, spec, digests))
+    named = Counter(batch for sampler in sampled for batch in sampler.batches)
+    twice = sorted(batch for batch, times in named.items() if times > 1)
+    if twice:
+        gaps.append(f"{name}: {first_few(twice)} are named as sampled more than once")
+    strange = sorted(named.keys() - trained)
+    if strange:
+        gaps.append(f"{name}: {first_few(strange)} are named as sampled, and were not trained")
     oldest, newest = spec.schedule_rule.versions_of(record.iteration)
-    if newest < record.iteration and (own := sorted(trained - named.keys())):
+    # A batch that no older version is named for was sampled by the version that the iteration trained.
+    own = sorted(trained - named.keys())
+    if newest < record.iteration and own:
         only = versions_in_words(oldest, newest)
-        gaps.append(f"{name}: {some(own)} name no older version, where only {only} may have sampled")
+        gaps.append(f"{name}: {first_few(own)} name no older version, where only {only} may have sampled")
 
 
-def _of_sampler(one: SampledBy, record: AuditRecord, spec: JobSpec, digests: Mapping[int, str]) -> Iterator[str]:
-    version, what = one.policy_version, some(sorted(one.batches)) or "no batch"
+def _of_sampler(sampler: SampledBy, record: AuditRecord, spec: JobSpec, digests: Mapping[int, str]) -> Iterator[str]:
+    """Yields the problems of one older version that a record names as the sampler of some of its batches."""
+    version = sampler.policy_version
+    what = first_few(sorted(sampler.batches)) or "no batch"
     oldest, newest = spec.schedule_rule.versions_of(record.iteration)
-    if not one.batches:
+    if not sampler.batches:
         yield f"version {version} is named as a sampler of no batch"
     if sum(other.policy_version == version for other in record.sampled or ()) > 1:
         yield f"version {version} is named as a sampler more than once"
@@ -340,14 +363,14 @@ def _of_sampler(one: SampledBy, record: AuditRecord, spec: JobSpec, digests: Map
     known = digests.get(version)
     if known is None:
         yield f"{what} were sampled with version {version}, which is in no record before"
-    elif known != one.weights_digest:
+    elif known != sampler.weights_digest:
         yield (
-            f"{what} were sampled with version {version} of digest {one.weights_digest[:12]}, "
+            f"{what} were sampled with version {version} of digest {sampler.weights_digest[:12]}, "
             f"the step that made it says {known[:12]}"
         )
 
 
-def some(names: Sequence[str], limit: int = 3) -> str:
-    """`1/train/0, 1/train/1, 1/train/2 and 5 more`."""
+def first_few(names: Sequence[str], limit: int = 3) -> str:
+    """Lists the first names in words: `1/train/0, 1/train/1, 1/train/2 and 5 more`."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

@@ -1,4 +1,4 @@
-"""What a run folder says of its run: its spec, and the chain and status that are left there when its stack is gone."""
+"""The facts in a run folder: the spec, and the chain and status that are left there when the stack is gone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read_audit_file(path: Path) -> AuditFile:
 
 
 def read_spec(folder: RunFolder) -> JobSpec:
-    """The spec as submitted: it says which batches an iteration must have."""
+    """Reads the spec as submitted, by which an iteration's batches are known."""
     try:
         return decode_json(read_plain(folder.spec, max_bytes=MAX_SPEC_BYTES), JobSpec)
     except OSError as error:

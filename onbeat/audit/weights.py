@@ -42,16 +42,23 @@ class FileProgress(Protocol):
 
 
 def digests_on_disk(folder: RunFolder, *, progress: FileProgress | None = None) -> dict[str, tuple[int, str]]:
-    """Folder below the run root → (policy version, digest of its tensors).
+    """Computes the digest of each version in a run folder.
 
     A checkpoint after iteration t holds version t + 1, and under a lag versions before it, a file each, found by its
-    path. One of adapters says which version they make of the base, and only they are hashed. Published adapters say no
-    such thing: generators check what they make. Folders that a writer has not finished have other names.
-    Raises ContractViolation that names a damaged file.
+    path. A checkpoint of adapters names the version that they make of the base, and only they are hashed. Published
+    adapters name no version: generators check what they make. Folders that a writer has not finished have other names.
 
-    progress: is told of the files with versions that are there now, and of each once it is hashed.
+    Args:
+        folder: The run folder.
+        progress: Counts the files with versions that are there now, and each of them once it is hashed.
+
+    Returns:
+        Folder below the run root → (policy version, digest of its tensors).
+
+    Raises:
+        ContractViolation: A file is damaged; the error names it.
     """
-    found: dict[str, tuple[int, str]] = {}
+    digests: dict[str, tuple[int, str]] = {}
     for path, version, files, seen in _watched(_versions(folder), progress):
         count = None if seen is None else seen.count
         try:
@@ -68,8 +75,8 @@ def digests_on_disk(folder: RunFolder, *, progress: FileProgress | None = None) 
             if seen is not None:
                 seen.end()
         if digest:
-            found[folder.relative(path)] = (version, digest)
-    return found
+            digests[folder.relative(path)] = (version, digest)
+    return digests
 
 
 class _VersionProgress:
@@ -104,25 +111,39 @@ def _watched(
 
 
 def _digest_of_delta(folder: RunFolder, path: Path) -> str:
-    """The digest of what the delta in `path` makes of the version below it; "" where that one is gone."""
+    """Computes the digest of the version that a delta makes of the version below it; "" where that one is gone."""
     tensors = tensors_of_delta(folder, path).items()
-    return weights_digest((name, dtype, shape, data.data) for name, (dtype, shape, data) in tensors) if tensors else ""
+    if tensors:
+        return weights_digest((name, dtype, shape, data.data) for name, (dtype, shape, data) in tensors)
+    return ""
 
 
 def tensors_of_delta(folder: RunFolder, path: Path) -> dict[str, tuple[str, tuple[int, ...], np.ndarray]]:
-    """Name → (torch dtype name, shape, bytes) of the version whose delta is in `path`, made from the whole one that it
-    stands on; {} where that is gone."""
+    """Builds the tensors of a version from its delta and the whole version that the delta's chain begins with.
+
+    Args:
+        folder: The run folder.
+        path: The folder of the delta.
+
+    Returns:
+        Name → (torch dtype name, shape, bytes); {} where the whole version is gone.
+    """
     deltas: list[WeightDelta] = []
-    while not (shards := sorted(path.glob("*.safetensors"))):
-        deltas += (step := _read_step(path))
+    # From the version back to the nearest whole one: each delta names the version that it changes.
+    shards = sorted(path.glob("*.safetensors"))
+    while not shards:
+        step = _read_step(path)
+        deltas += step
         if step[-1].base_version >= int(path.name[1:]):
             raise ContractViolation("stands on itself, or on a later version", field=str(path))
         path = folder.weights_of(step[-1].base_version)
         if not path.is_dir():
             return {}
+        shards = sorted(path.glob("*.safetensors"))
     tensors = {
         name: (dtype, shape, np.array(data)) for file in shards for name, dtype, shape, data in read_tensors(file)
     }
+    # Oldest first: the deltas were read from the newest back.
     for changed in (changed for delta in reversed(deltas) for changed in delta.tensors):
         if changed.name not in tensors:
             raise ContractViolation(f"a delta changes {changed.name}, which is not there", field=str(path))
@@ -152,18 +173,25 @@ def _versions(folder: RunFolder) -> Iterator[tuple[Path, int, list[Path]]]:
         parts = sorted(path.glob("model-*-of-*.safetensors"))
         yield path, iteration + 1, parts or [path / "model.safetensors"]
         for file in sorted(path.glob("older-v*.safetensors")):
-            if version := OLDER.fullmatch(file.name):
-                yield file, int(version[1]), [file]
+            match = OLDER.fullmatch(file.name)
+            if match is not None:
+                yield file, int(match[1]), [file]
 
 
 def _digest_of_files(path: Path, files: list[Path], *, count: CountBytes | None = None) -> str:
-    """The version's digest; "" where the files hold adapters, and nothing says what they make of their base.
+    """Computes the digest of the version in some files.
 
-    path: the folder, or the file of an older version in a checkpoint.
+    Args:
+        path: The folder, or the file of an older version in a checkpoint.
+        files: The files.
+        count: Called after each tensor.
+
+    Returns:
+        The digest; "" where the files hold adapters, and no state names the version that they make of their base.
     """
-    found = digest_of(files, count=count)
+    digest = digest_of(files, count=count)
     if not any(name.endswith(ADAPTER_END) for file in files for name, *_ in read_tensors(file)):
-        return found
+        return digest
     folder = path.parent if OLDER.fullmatch(path.name) else path
     try:
         _regular(folder / STATE_FILE)
@@ -172,19 +200,24 @@ def _digest_of_files(path: Path, files: list[Path], *, count: CountBytes | None 
         return ""
     except InvalidInput as error:
         raise ContractViolation(str(error), field=str(folder / STATE_FILE)) from error
-    says = {one.file: (one.tensors_digest, one.weights_digest) for one in state.older or ()}
+    says = {older.file: (older.tensors_digest, older.weights_digest) for older in state.older or ()}
     if state.adapters is not None:
         says[folder.name] = state.adapters.adapters_digest, state.weights_digest
     if path.name not in says:
         raise ContractViolation("names no adapters", field=str(folder / STATE_FILE))
     adapters_digest, version_digest = says[path.name]
-    if adapters_digest != found:
+    if adapters_digest != digest:
         raise ContractViolation("holds other adapters than it says", field=str(path))
     return version_digest
 
 
 def digest_of(paths: list[Path], *, count: CountBytes | None = None) -> str:
-    """`contracts.versions.weights_digest` over the tensors of all files. count: is called after each tensor."""
+    """Computes `contracts.versions.weights_digest` over the tensors of all files.
+
+    Args:
+        paths: The files.
+        count: Called after each tensor.
+    """
     tensors = (tensor for path in paths for tensor in read_tensors(path))
     return weights_digest(tensors if count is None else _counted(tensors, count))
 
@@ -197,7 +230,9 @@ def _counted(tensors: Iterable[Tensor], count: CountBytes) -> Iterator[Tensor]:
 
 
 def digest_of_rows(paths: list[Path], *, count: CountBytes | None = None) -> str:
-    """`digest_of` for files that hold the rows of each tensor one after another: the checkpoint of several ranks."""
+    """Computes `digest_of` for the checkpoint of several ranks, whose files hold the rows of each tensor one after
+    another.
+    """
     dtypes: dict[str, str] = {}
     shapes: dict[str, list[tuple[int, ...]]] = {}
     for path in paths:
@@ -206,7 +241,9 @@ def digest_of_rows(paths: list[Path], *, count: CountBytes | None = None) -> str
             shapes.setdefault(name, []).append(shape)
 
     def joined(name: str) -> Tensor:
-        data = b"".join(bytes(view) for path in paths for found, _, _, view in read_tensors(path) if found == name)
+        data = b"".join(
+            bytes(view) for path in paths for tensor_name, _, _, view in read_tensors(path) if tensor_name == name
+        )
         first = shapes[name][0]
         shape = (sum(part[0] for part in shapes[name]), *first[1:]) if first else ()
         return name, dtypes[name], shape, memoryview(data)
@@ -216,7 +253,7 @@ def digest_of_rows(paths: list[Path], *, count: CountBytes | None = None) -> str
 
 
 def read_tensors(path: Path) -> Iterator[Tensor]:
-    """(name, torch dtype name, shape, bytes) of each tensor; the bytes are a view that ends with the iteration."""
+    """Yields (name, torch dtype, shape, bytes) of each tensor; the bytes are a view that ends with the iteration."""
     try:
         with (
             safe_open(_regular(path), framework="numpy") as stored,

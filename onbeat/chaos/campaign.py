@@ -30,6 +30,7 @@ from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec.datasets import with_environments
+from contracts.spec.environment import EnvironmentSpec
 from contracts.spec.job import JobSpec
 from onbeat.audit.chain import verify_run
 from onbeat.audit.folder import read_spec
@@ -71,7 +72,7 @@ FROM_SUBMISSION_EVERY = 4
 
 
 class Campaign:
-    """Runs on a started stack; the caller owns it."""
+    """A campaign of disturbed runs on a started stack, which its caller owns and ends."""
 
     def __init__(
         self,
@@ -84,7 +85,17 @@ class Campaign:
         window_s: float | None,
         round_deadline_s: float = ROUND_DEADLINE_S,
     ) -> None:
-        """window_s: None measures it by the undisturbed run. round_deadline_s: a run that takes longer is stuck."""
+        """Takes the stack and the plan.
+
+        Args:
+            stack: The stack.
+            client: Its gateway's client.
+            spec: The job of each run.
+            seed: The seed of faults and times.
+            max_faults: The most faults of a round.
+            window_s: Seconds in which a round's faults fall; None measures them by the undisturbed run.
+            round_deadline_s: Seconds after which a run counts as stuck.
+        """
         self._stack = stack
         self._client = client
         self._spec = hardened(spec)
@@ -137,7 +148,8 @@ class Campaign:
         digest = oracle.weights_digest if self._spec.deterministic else ""
         if tasks is not None:
             verify, export = tasks.ask_at_the_end(calm.job_id)
-            if problems := tasks.problems(calm.job_id, verify, export, digest=digest, files={}):
+            problems = tasks.problems(calm.job_id, verify, export, digest=digest, files={})
+            if problems:
                 raise InvalidInput(f"the tasks of the undisturbed run: {'; '.join(problems)}", field="--tasks")
             # Files of a job that isn't deterministic are others each time.
             self._exported = tasks.digests_of(export) if digest else {}
@@ -168,10 +180,13 @@ class Campaign:
         return so_far()
 
     def _run_proven(self, number: int, digest: str, *, window_s: float, loading_s: float) -> RoundResult:
-        """A round whose faults are proven; one that was calm is run again, with other draws, and then is a finding."""
+        """Runs a round until its faults are proven: a round that stayed calm is run again with other draws, and then is
+        a finding.
+        """
         repeats = 0
         while True:
-            self._draw = random.Random(f"{self._seed}/{number}" + (f"/{repeats}" if repeats else ""))
+            suffix = f"/{repeats}" if repeats else ""
+            self._draw = random.Random(f"{self._seed}/{number}{suffix}")
             result = self._run_round(number, digest, window_s=window_s, loading_s=loading_s)
             result = replace(result, repeats=repeats)
             calm = unproven(result.faults)
@@ -206,9 +221,9 @@ class Campaign:
             problems.append(f"{status.state.value}: {status.reason}")
         if digest and status.weights_digest != digest:
             problems.append(f"digest {status.weights_digest[:12]}, the undisturbed run has {digest[:12]}")
-        asked = self._spec.iterations * self._spec.rollout.batches_per_iteration
-        if verdict.batches_trained != asked:
-            problems.append(f"{verdict.batches_trained} of {asked} training batches are in the chain")
+        num_batches = self._spec.iterations * self._spec.rollout.batches_per_iteration
+        if verdict.batches_trained != num_batches:
+            problems.append(f"{verdict.batches_trained} of {num_batches} training batches are in the chain")
         problems += verdict.gaps
         if tasks is not None:
             problems += self._see_tasks(run, tasks, status)
@@ -251,7 +266,7 @@ class Campaign:
 
     @property
     def _pids(self) -> dict[str, int]:
-        """Name → process, of services and of the child that runs, or awaits, a task."""
+        """Name → process id, of services and of the child that runs, or awaits, a task."""
         pids = dict(self._stack.pids)
         with contextlib.suppress(LookupError):
             pids[TASK] = child_of(pids["tasks"])
@@ -265,7 +280,9 @@ class Campaign:
         """Submits the job and disturbs it until it is final."""
         key = uuid.uuid4().hex
         status = self._patiently(lambda: self._client.submit(spec, idempotency_key=key))
-        run.job_id, run.submitted_s, run.started_s = status.job_id, time.time(), time.monotonic()
+        run.job_id = status.job_id
+        run.submitted_s = time.time()
+        run.started_s = time.monotonic()
         waiting = Waiting(f"job {run.job_id}", deadline_s=self._round_deadline_s)
         polled_s = 0.0
         try:
@@ -277,7 +294,8 @@ class Campaign:
                     tasks.ask(run.job_id)
                 while run.is_due:
                     self._disturb(run, run.due.pop()[1])
-                if time.monotonic() - polled_s >= (POLL_UNOPENED_S if run.opened_s is None else POLL_S):
+                poll_s = POLL_UNOPENED_S if run.opened_s is None else POLL_S
+                if time.monotonic() - polled_s >= poll_s:
                     polled_s = time.monotonic()
                     status = self._status(run.job_id) or status
                     run.look(self._pids)
@@ -314,27 +332,30 @@ class Campaign:
         return ", ".join(names)
 
     def _kill_everything(self, run: DisturbedRun) -> str:
-        """As a power cut does."""
+        """Kills all processes at once, as a power cut does."""
         processes = self._everything(run)
         run.strike_all(processes, signal.SIGKILL)
         return f"{len(processes)} processes"
 
     def _pause_everything(self, run: DisturbedRun) -> str:
-        """As a machine that sleeps does: its clocks go on, and all leases run out at once."""
-        processes, pause_s = self._everything(run), self._draw.uniform(*HANG_S)
+        """Stops all processes for a while, as a machine that sleeps does: its clocks go on, and all leases run out at
+        once.
+        """
+        processes = self._everything(run)
+        pause_s = self._draw.uniform(*HANG_S)
         run.strike_all(processes, signal.SIGSTOP)
         run.paused += [Paused(pid, time.monotonic() + pause_s) for _, pid in processes]
         return f"{len(processes)} processes for {pause_s:.1f} s"
 
     def _stop_everything(self, run: DisturbedRun) -> str:
-        """As a host that shuts down does: each process is asked to end, Redis among them, and none is killed."""
+        """Asks each process to end, Redis among them, and kills none, as a host that shuts down does."""
         self._wake(run, all_of_them=True)
         processes = self._everything(run)
         run.stop(processes, within_s=STOPPED_WITHIN_S)
         return f"{len(processes)} processes"
 
     def _everything(self, run: DisturbedRun) -> list[tuple[str, int]]:
-        """Name and number of each service's process, and of the job's trainer where there is one."""
+        """Lists name and process id of each service, and of the job's trainer where there is one."""
         trainers = child_process.running("consumer", run.job_id)
         return [*((TRAINER, pid) for pid in trainers), *self._stack.pids.items()]
 
@@ -373,7 +394,7 @@ class Campaign:
         return self._draw.choice(self._all_of(service))
 
     def _status(self, job_id: str) -> JobStatus | None:
-        """None while the gateway or Redis is away."""
+        """Returns the job's status; None while the gateway or Redis is away."""
         try:
             return self._client.job(job_id)
         except Unavailable:
@@ -393,13 +414,19 @@ class Campaign:
 
 def undisturbed(spec: JobSpec) -> JobSpec:
     """Returns the job whose weights every disturbed run must end with: the same one where what it samples is ahead."""
-    return spec if spec.schedule_rule.lags else replace(spec, schedule="synchronous")
+    if spec.schedule_rule.lags:
+        return spec
+    return replace(spec, schedule="synchronous")
 
 
 def hardened(spec: JobSpec) -> JobSpec:
     """Returns the job with short leases, and with as many attempts as the campaign may take away from it."""
     timeouts = replace(spec.timeouts, generator_lease_s=LEASE_S, trainer_lease_s=LEASE_S, max_trainer_starts=1000)
     stages = tuple(replace(stage, lease_s=LEASE_S, max_attempts=1000) for stage in spec.stages)
-    played = with_environments(spec.dataset, spec.environment, lambda _, one: replace(one, max_attempts=1000))
+
+    def patient(_: str, environment: EnvironmentSpec) -> EnvironmentSpec:
+        return replace(environment, max_attempts=1000)
+
+    played = with_environments(spec.dataset, spec.environment, patient)
     rollout = replace(spec.rollout, max_attempts=1000)
     return replace(spec, timeouts=timeouts, rollout=rollout, stages=stages, **played)

@@ -1,4 +1,4 @@
-"""What a measured number belongs to: date, machine, commit, command."""
+"""The circumstances of a measurement: date, machine, commit, command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def circumstances(command: str) -> dict[str, Any]:
-    """Moment, machine and commit, which ends with `+` where the tree differs from it, and is "unknown" without git."""
+    """Returns moment, machine and commit. The commit ends with `+` where the tree differs from it; it is "unknown"
+    without git.
+    """
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": {

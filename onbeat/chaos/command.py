@@ -109,7 +109,7 @@ def _report(so_far: CampaignResult, console: Console, result_file: ResultFile | 
 def _stack_plan(
     spec: JobSpec, model_root: Path, *, run_dir: Path | None, generators: int, stage_workers: int | None, tasks: bool
 ) -> StackPlan:
-    """A stack of the campaign's own, in a new folder."""
+    """Plans a stack of the campaign's own, in a new folder."""
     from_environment = stack_settings(os.environ)
     return StackPlan(
         run_root=run_dir or Path(from_environment.run_root) / time.strftime("chaos-%Y%m%d-%H%M%S"),

@@ -1,4 +1,4 @@
-"""One disturbed run while it goes on: which faults are due, which were done, and what was seen of the job since."""
+"""A disturbed run while it goes on: the faults that are due, those that were done, and the job's progress since."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onbeat.chaos.result import Fault
 
 @dataclass
 class Paused:
-    """A process that stands still until then."""
+    """A process that is stopped until a time. The campaign creates it, and wakes the process then."""
 
     pid: int
     until_s: float
@@ -24,7 +24,7 @@ class Paused:
 
 @dataclass
 class DisturbedRun:
-    """One disturbed run while it goes on."""
+    """A disturbed run while it goes on. The campaign creates it for each round, changes it, and reads its faults."""
 
     due: list[tuple[float, str]]
     """(seconds after the clock's start, kind), the next last."""
@@ -53,7 +53,7 @@ class DisturbedRun:
 
     @property
     def is_due(self) -> bool:
-        """Whether the time of the next fault has come."""
+        """True once the time of the next fault has come."""
         clock_s = 0.0 if self.from_submission else self.opened_s
         return bool(self.due) and clock_s is not None and self.due[-1][0] <= self.elapsed_s - clock_s
 
@@ -65,7 +65,8 @@ class DisturbedRun:
         self.first_seen = {pid: self.first_seen.get(pid, self.committed) for pid in trainers}
 
     def is_at_work(self, trainer: int) -> bool:
-        """Whether the job has moved since this process was first seen: the commit before a takeover is over by then."""
+        """Returns True where the job has moved since this process was first seen: the commit before a takeover is over
+        by then."""
         return self.first_seen.get(trainer, self.committed) != self.committed
 
     def strike(self, name: str, pid: int, number: signal.Signals) -> None:
@@ -79,20 +80,20 @@ class DisturbedRun:
         """Asks processes, of these names and numbers, to end, and waits for them. A late one is a problem."""
         struck = strike_together(processes, signal.SIGTERM, committed=self.committed, within_s=within_s)
         self.struck += struck
-        late = [one.name for one in struck if not one.seen]
+        late = [process.name for process in struck if not process.seen]
         if late:
             self.problems.append(f"{', '.join(late)} did not end within {within_s:.0f} s of SIGTERM")
 
     def look(self, pids: Mapping[str, int], *, has_succeeded: bool = False) -> bool:
-        """Takes note of what was healed; whether all of it was."""
-        everything = [one for _, each in self.done for one in each]
-        for one in everything:
-            one.look(pids, committed=self.committed, has_succeeded=has_succeeded)
-        return all(one.healed for one in everything if one.seen)
+        """Notes what was healed. Returns True where all processes that were hit are."""
+        everything = [target for _, each in self.done for target in each]
+        for target in everything:
+            target.look(pids, committed=self.committed, has_succeeded=has_succeeded)
+        return all(target.healed for target in everything if target.seen)
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        return tuple(replace(fault, hits=tuple(one.hit for one in each)) for fault, each in self.done)
+        return tuple(replace(fault, hits=tuple(target.hit for target in each)) for fault, each in self.done)
 
     def put_off(self, kind: str, by_s: float) -> None:
         clock_s = 0.0 if self.from_submission else self.opened_s or 0.0

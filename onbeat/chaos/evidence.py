@@ -23,7 +23,9 @@ TRAINER = "trainer"
 
 @dataclass
 class Struck:
-    """A process that was sent a signal, until its healing was seen."""
+    """A process that was sent a signal, until its healing was seen. `strike_together` creates it; the round looks at
+    it.
+    """
 
     name: str
     """The name of a service of the stack, or TRAINER."""
@@ -48,7 +50,13 @@ class Struck:
             self.seen = "stopped"
 
     def look(self, pids: Mapping[str, int], *, committed: int, has_succeeded: bool) -> None:
-        """Takes note of the first sign of its healing. pids: of the stack's services as they are now."""
+        """Notes the first sign of its healing.
+
+        Args:
+            pids: The stack's services as they are now.
+            committed: The number of the job's iterations that are committed.
+            has_succeeded: True once the job has succeeded.
+        """
         if self.healed or not self.seen:
             return
         status = _status(self.process)
@@ -72,9 +80,16 @@ def strike(name: str, pid: int, number: int, *, committed: int) -> Struck:
 def strike_together(
     processes: Sequence[tuple[str, int]], number: int, *, committed: int, within_s: float
 ) -> list[Struck]:
-    """Sends the signal to all, and waits until its effect is seen on each. processes: names and numbers.
+    """Sends a signal to all processes, and waits until its effect is seen on each.
 
-    Raises ProcessLookupError, before it sends any, where one of them is gone.
+    Args:
+        processes: Names and process ids.
+        number: The signal.
+        committed: The number of the job's iterations that are committed.
+        within_s: The longest wait, in seconds.
+
+    Raises:
+        ProcessLookupError: A process is gone; no signal was sent then.
     """
     struck = []
     for name, pid in processes:
@@ -85,20 +100,20 @@ def strike_together(
         if not _status(process):
             raise ProcessLookupError(pid)  # another fault has ended it, and nothing stands in its place yet
         struck.append(Struck(name=name, process=process, signal=number, committed=committed))
-    for one in struck:
+    for target in struck:
         with contextlib.suppress(ProcessLookupError):  # it ended with another one, as a trainer does with its consumer
-            os.kill(one.process.pid, number)
+            os.kill(target.process.pid, number)
     deadline_s = time.monotonic() + within_s
     while True:
-        for one in struck:
-            one.see()
-        if all(one.seen for one in struck) or time.monotonic() >= deadline_s:
+        for target in struck:
+            target.see()
+        if all(target.seen for target in struck) or time.monotonic() >= deadline_s:
             return struck
         time.sleep(POLL_S)
 
 
 def _status(process: psutil.Process) -> str:
-    """How it stands; "" of one that has ended."""
+    """Returns the process's state as psutil names it; "" for one that has ended."""
     try:
         status = process.status() if process.is_running() else psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

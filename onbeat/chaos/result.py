@@ -1,4 +1,4 @@
-"""What a chaos campaign has found, round by round, and the file that holds it from the first round on."""
+"""The result of a chaos campaign, round by round, and the file that has it from the first round on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPECTED = (
 
 
 class Hit(Record, frozen=True, kw_only=True):
-    """A process that was sent a signal, with the proof of what came of it."""
+    """A process that was sent a signal, with the proof of its effect and of its healing."""
 
     name: str
     """The name of a service of the stack, or `trainer`."""
@@ -39,7 +39,7 @@ class Hit(Record, frozen=True, kw_only=True):
 
 
 class Fault(Record, frozen=True, kw_only=True):
-    """What was done to whom."""
+    """A fault that was done: its time, kind and target, and the processes that it hit."""
 
     at_s: float
     """Since the round's job was submitted."""
@@ -51,7 +51,7 @@ class Fault(Record, frozen=True, kw_only=True):
 
     @property
     def is_proven(self) -> bool:
-        """Whether each of its processes was seen to end, or to stand still, and to be healed."""
+        """True where each of its processes was seen to end, or to stand still, and to be healed."""
         return bool(self.hits) and all(hit.is_proven for hit in self.hits)
 
 
@@ -74,7 +74,7 @@ class RoundResult(Record, frozen=True, kw_only=True):
 
 
 class Baseline(Record, frozen=True, kw_only=True):
-    """What stands when the undisturbed run has ended."""
+    """The facts of a campaign that are known when the undisturbed run has ended."""
 
     seed: int
     schedule: str
@@ -91,7 +91,7 @@ class Baseline(Record, frozen=True, kw_only=True):
 
 
 class CampaignResult(Baseline, frozen=True, kw_only=True):
-    """What `onbeat chaos --json` prints, and `--out` keeps."""
+    """The record that `onbeat chaos --json` prints, and that `--out` writes to a file."""
 
     rounds_run: int
     """Fewer than `rounds`: it goes on, or was interrupted."""
@@ -114,17 +114,26 @@ class CampaignResult(Baseline, frozen=True, kw_only=True):
 
 
 def unproven(faults: Sequence[Fault]) -> str:
-    """Why these faults disturbed nothing that was seen; "" where one of them is proven."""
+    """Says why these faults disturbed nothing that was seen; "" where a fault is proven."""
     if any(fault.is_proven for fault in faults):
         return ""
-    told = [f"{fault.kind} ({fault.target})" for fault in faults]
-    return f"no fault was proven to have happened and to be healed, of {', '.join(told)}" if told else "no fault came"
+    names = [f"{fault.kind} ({fault.target})" for fault in faults]
+    if not names:
+        return "no fault came"
+    return f"no fault was proven to have happened and to be healed, of {', '.join(names)}"
 
 
 def summed(
     baseline: Baseline, results: Sequence[RoundResult], *, wall_s: float, kinds: Sequence[str]
 ) -> CampaignResult:
-    """The campaign so far. kinds: every fault that it draws from; those that never came count 0."""
+    """Sums up the campaign so far.
+
+    Args:
+        baseline: The facts of the undisturbed run.
+        results: The rounds.
+        wall_s: Seconds since the campaign's start.
+        kinds: Every fault that it draws from; those that never came count 0.
+    """
     faults = [fault for result in results for fault in result.faults]
     rejected: Counter[str] = Counter()
     for result in results:
@@ -151,7 +160,15 @@ class ResultFile:
     """A JSON file that is whole after every round: a campaign that is interrupted keeps what it has shown."""
 
     def __init__(self, path: Path, circumstances: dict[str, Any]) -> None:
-        """circumstances: date, machine, commit, command. Raises InvalidInput for a folder that can't be written."""
+        """Checks that the file can be written.
+
+        Args:
+            path: The file.
+            circumstances: Date, machine, commit and command.
+
+        Raises:
+            InvalidInput: The folder can't be written.
+        """
         self._path = path
         self._head = {"benchmark": "chaos", **circumstances, "expected": EXPECTED}
         try:

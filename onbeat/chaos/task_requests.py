@@ -38,7 +38,9 @@ OPEN = (TaskState.QUEUED, TaskState.RUNNING)
 
 
 class AskedTasks:
-    """The tasks of one job."""
+    """The tasks that the campaign requests for one job while its processes are disturbed. The campaign creates it for a
+    round.
+    """
 
     def __init__(
         self,
@@ -48,7 +50,14 @@ class AskedTasks:
         patiently: Callable[..., object],
         tick: Callable[[], None],
     ) -> None:
-        """patiently: asks the gateway until it answers. tick: has the stack start again what has died."""
+        """Begins without a task.
+
+        Args:
+            client: The gateway's client.
+            settings: The stack's settings.
+            patiently: Calls the gateway until it answers.
+            tick: Has the stack start again what has died.
+        """
         self._tick = tick
         self._client = client
         self._settings = settings
@@ -74,43 +83,46 @@ class AskedTasks:
         return verify, export
 
     def see_ended(self, ids: set[str]) -> list[TaskStatus]:
-        """Waits until all of them have ended. Raises DeadlineExceeded, with the one that has not."""
+        """Waits until all of these tasks have ended. Raises DeadlineExceeded that names a task which has not."""
         ended = []
         for task_id in sorted(ids):
             waiting = Waiting(f"the end of {task_id}", deadline_s=ENDED_WITHIN_S)
-            while not (status := self._status(task_id)).state.is_final:
+            status = self._status(task_id)
+            while not status.state.is_final:
                 waiting.poke(f"the end of {task_id}, {status.kind.value}, which is {status.state.value}")
                 self._tick()
                 time.sleep(0.1)
+                status = self._status(task_id)
             ended.append(status)
         return ended
 
     def problems(self, job_id: str, verify: str, export: str, *, digest: str, files: dict[str, str]) -> list[str]:
-        """Returns what is not as it must be.
+        """Returns the problems of the tasks, once all of them have ended.
 
         Args:
             job_id: The job.
             verify: The last check.
             export: The last export.
-            digest: Of the job's weights; "" where none is known.
+            digest: The digest of the job's weights; "" where none is known.
             files: Name → SHA-256, of the undisturbed run's export; {} compares none.
         """
         self.see_ended(self._ids)
-        found = []
-        checked, exported = self._status(verify), self._status(export)
+        problems = []
+        checked = self._status(verify)
+        exported = self._status(export)
         for status in (checked, exported):
             if status.state is not TaskState.DONE:
-                found.append(f"{status.task_id}, {status.kind.value}, is {status.state.value}: {status.reason}")
+                problems.append(f"{status.task_id}, {status.kind.value}, is {status.state.value}: {status.reason}")
         if checked.result is not None and checked.result.verdict and not checked.result.verdict.verified:
-            found.append(f"{verify} says that the job is not verified")
+            problems.append(f"{verify} says that the job is not verified")
         if exported.result is not None and exported.result.exported:
             if digest and exported.result.exported.weights_digest != digest:
-                found.append(f"{export} has weights {exported.result.exported.weights_digest[:12]}")
+                problems.append(f"{export} has weights {exported.result.exported.weights_digest[:12]}")
             if files and self.digests_of(export) != files:
-                found.append(f"{export} has other files than the undisturbed run's")
-        found += self._folders()
+                problems.append(f"{export} has other files than the undisturbed run's")
+        problems += self._folders()
         is_open = [task.task_id for task in self._answer(lambda: self._client.tasks(job_id=job_id, states=OPEN))]
-        return found + [f"{task_id} is open" for task_id in is_open]
+        return problems + [f"{task_id} is open" for task_id in is_open]
 
     def digests_of(self, export: str) -> dict[str, str]:
         """Returns the SHA-256 of each weight file of an export by its name."""
@@ -122,13 +134,13 @@ class AskedTasks:
 
     def _folders(self) -> list[str]:
         """Returns a problem for each export whose place has anything but its one folder."""
-        found = []
+        problems = []
         for status in (self._status(task_id) for task_id in sorted(self._ids)):
             place: Path = place_of(self._settings, status.task_id)
             names = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
             if status.state is TaskState.DONE and len(names) > 1:
-                found.append(f"{status.task_id} left {', '.join(names)}")
-        return found
+                problems.append(f"{status.task_id} left {', '.join(names)}")
+        return problems
 
     def _status(self, task_id: str) -> TaskStatus:
         return self._answer(lambda: self._client.task(task_id))
@@ -141,7 +153,9 @@ def child_of(worker: int) -> int:
     """Returns the process of the newest child of a worker. Raises LookupError where it has none."""
     with contextlib.suppress(psutil.Error):
         children = [child for child in psutil.Process(worker).children() if child.status() != psutil.STATUS_ZOMBIE]
-        return max(children, key=lambda child: child.create_time()).pid if children else _none()
+        if children:
+            return max(children, key=lambda child: child.create_time()).pid
+        return _none()
     return _none()
 
 

@@ -62,7 +62,14 @@ def doctor(
 
 
 def look(run_root: Path, model_root: Path | None, port: int, chosen: Service | None = None) -> Iterator[Finding]:
-    """chosen: the service whose needs count; None: that of the settings."""
+    """Yields the findings of all checks.
+
+    Args:
+        run_root: The run root.
+        model_root: The model root; None for none.
+        port: The gateway's port.
+        chosen: The service whose needs count; None takes that of the settings.
+    """
     settings = StackSettings()
     try:
         settings = settings_from(os.environ)
@@ -82,7 +89,7 @@ def look(run_root: Path, model_root: Path | None, port: int, chosen: Service | N
 
 
 def _all(subject: str, looked: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """A check that can't look here says so, and the others go on."""
+    """Yields a check's findings; a check that can't look here yields a finding that says so, and the others go on."""
     try:
         yield from looked()
     except (OnbeatError, OSError, ImportError) as error:
@@ -90,7 +97,9 @@ def _all(subject: str, looked: Callable[[], Iterable[Finding]]) -> Iterator[Find
 
 
 def line(finding: Finding) -> Text:
-    """`warn  memory  1.2 GiB are free … (take a small model)`."""
+    """Formats a finding: `warn  memory  1.2 GiB are free … (take a small model)`."""
     shown = Text.assemble((f"{finding.level.value:<6}", STYLES[finding.level]), f"{finding.subject:<18}")
     shown.append(one_line(finding.says))
-    return shown.append(f" ({one_line(finding.cure)})", "dim") if finding.cure else shown
+    if finding.cure:
+        return shown.append(f" ({one_line(finding.cure)})", "dim")
+    return shown

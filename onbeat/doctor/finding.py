@@ -1,4 +1,4 @@
-"""What a check found: one line, and what to do where it isn't well."""
+"""The finding of a check: one line, and the cure where it isn't well."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GIB = 2**30
 
 
 class Level(StrEnum):
-    """How much it hurts."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
@@ -21,7 +21,7 @@ class Level(StrEnum):
 
 
 class Finding(Record, frozen=True, kw_only=True):
-    """A subject of the machine, how it is, and the cure."""
+    """A subject of the machine, its state, and the cure. Checks create it; the command prints it."""
 
     subject: str
     level: Level
@@ -42,7 +42,7 @@ def bad(subject: str, says: str, cure: str) -> Finding:
 
 
 def refused(subject: str, error: OnbeatError) -> Finding:
-    """The finding of what one of Onbeat's own checks refuses."""
+    """Makes the finding of an error that one of Onbeat's own checks raises."""
     field = f"{error.field}: " if error.field else ""
     return bad(subject, f"{field}{error.problem}", error.cure or "docs/operate.md explains it")
 

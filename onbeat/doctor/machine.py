@@ -20,10 +20,13 @@ from onbeat.stack.ports import is_free
 
 CGROUP = Path("/sys/fs/cgroup")
 SHARED_MEMORY = Path("/dev/shm")
-LEAST_DISK, LITTLE_DISK = 1 * GIB, 10 * GIB
-LEAST_MEMORY, LITTLE_MEMORY = GIB // 2, 2 * GIB
+LEAST_DISK = 1 * GIB
+LITTLE_DISK = 10 * GIB
+LEAST_MEMORY = GIB // 2
+LITTLE_MEMORY = 2 * GIB
 LEAST_WITHOUT_MODEL = GIB // 16
-LEAST_TEMPORARY, LITTLE_TEMPORARY = GIB // 16, GIB // 4
+LEAST_TEMPORARY = GIB // 16
+LITTLE_TEMPORARY = GIB // 4
 """What a process needs of the folder of temporary files: it keeps small things there, mostly in memory."""
 LITTLE_SHARED_MEMORY = GIB // 8
 """Containers have half as much where nothing is said."""
@@ -33,8 +36,16 @@ SWAPPED = 0.25
 
 
 def look(settings: StackSettings, run_root: Path, port: int, service: Service) -> Iterator[Finding]:
-    """port: of the gateway; 0: any free one. Memory is measured before what is looked at next imports torch."""
-    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    """Yields the findings about the machine. Memory is measured first, before a later check imports torch.
+
+    Args:
+        settings: The stack's settings.
+        run_root: The run root.
+        port: The gateway's port; 0 for any free one.
+        service: The service whose needs count.
+    """
+    memory = psutil.virtual_memory()
+    swap = psutil.swap_memory()
     available = min(memory.available, left_bytes(CGROUP))
     yield cores(usable_cores(), os.getloadavg()[0], quota_cores(CGROUP))
     yield threads(settings)
@@ -56,7 +67,13 @@ def look(settings: StackSettings, run_root: Path, port: int, service: Service) -
 
 
 def cores(usable: int, load: float, quota: float | None) -> Finding:
-    """quota: cores that the group of this process may use; None: no limit."""
+    """Judges the number of cores.
+
+    Args:
+        usable: Cores that this process may use.
+        load: The load average.
+        quota: Cores that the group of this process may use; None for no limit.
+    """
     if quota is not None and quota < usable:
         return warn(
             "cores",
@@ -80,7 +97,13 @@ def threads(settings: StackSettings) -> Finding:
 
 
 def of_memory(available: float, *, swap_share: float, holds_model: bool = True) -> Finding:
-    """available: bytes; holds_model: False for a process that keeps no weights in memory."""
+    """Judges the free memory.
+
+    Args:
+        available: Free bytes.
+        swap_share: The used share of the swap.
+        holds_model: False for a process that keeps no weights in memory.
+    """
     if not holds_model:
         if available < LEAST_WITHOUT_MODEL:
             return bad("memory", f"{gib(available)} are free", "raise this process's limit, or end other processes")
@@ -98,7 +121,7 @@ def of_memory(available: float, *, swap_share: float, holds_model: bool = True) 
 
 def folder(subject: str, path: Path) -> Finding:
     """Looks at the nearest folder that is there: `up` makes what is missing."""
-    there = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
+    there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         return bad(
             subject, f"{there} can't be written", "choose another --run-dir, or give this user the right to write"
@@ -114,7 +137,7 @@ def folder(subject: str, path: Path) -> Finding:
 
 
 def read_folder(subject: str, path: Path) -> Finding:
-    """A folder that another process writes; mounted read-only it is as it should be."""
+    """Checks a folder that another process writes; mounted read-only it is as it should be."""
     if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
         return bad(subject, f"{path.absolute()} can't be read", "mount the trainer's there, or set ONBEAT_RUN_ROOT")
     return ok(subject, f"{path.absolute()} can be read; nothing is written to it here")
@@ -155,12 +178,14 @@ def of_port(port: int) -> Finding:
 
 
 def _by(port: int) -> str:
-    """` by process 12 (python)`, where this user may know."""
+    """Names the process that listens on a port, as ` by process 12 (python)`; "" where this user may not know."""
     try:
-        found = [one.pid for one in psutil.net_connections("tcp") if one.laddr and one.laddr.port == port and one.pid]
-        return f" by process {found[0]} ({psutil.Process(found[0]).name()})" if found else ""
+        for connection in psutil.net_connections("tcp"):
+            if connection.laddr and connection.laddr.port == port and connection.pid:
+                return f" by process {connection.pid} ({psutil.Process(connection.pid).name()})"
     except psutil.Error:
-        return ""
+        pass
+    return ""
 
 
 def stack_there(run_root: Path) -> Finding:
@@ -183,7 +208,7 @@ def model_root(settings: StackSettings) -> Finding:
 
 
 def quota_cores(group: Path) -> float | None:
-    """What the control group may use of the processor, in cores; None without a limit, or where none can be read."""
+    """Returns the control group's share of the processor in cores; None without a limit, or where none can be read."""
     try:
         quota, period = (group / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
@@ -192,7 +217,7 @@ def quota_cores(group: Path) -> float | None:
 
 
 def left_bytes(group: Path) -> float:
-    """What the control group may still take of memory, in bytes; infinite without a limit.
+    """Returns the memory that the control group may still take, in bytes; infinite without a limit.
 
     The group's count has the pages of files that were read, which the kernel drops as soon as memory is needed: after a
     model was loaded, they fill all that is left. They count as free.
@@ -208,7 +233,7 @@ def left_bytes(group: Path) -> float:
 
 
 def _droppable_bytes(group: Path) -> float:
-    """The group's pages of files that the kernel may drop; 0.0 where the group doesn't say."""
+    """Returns the bytes of the group's pages of files that the kernel may drop; 0.0 where the group doesn't say."""
     try:
         lines = [line.split() for line in (group / "memory.stat").read_text().splitlines()]
         return sum(float(value) for name, value in lines if name in ("inactive_file", "active_file"))

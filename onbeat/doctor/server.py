@@ -22,13 +22,14 @@ from onbeat.stack.redis import find_server_binary
 SLOW_S = 0.005
 """A round trip; a batch takes some dozens."""
 NUM_TRIPS = 5
-WRONG_S, OFF_S = 5.0, 0.5
+WRONG_S = 5.0
+OFF_S = 0.5
 """The smallest lease is of 5 s where a spec says nothing."""
 EVICTS_NOTHING = "noeviction"
 
 
 def look(settings: StackSettings, service: Service) -> Iterator[Finding]:
-    """The server of ONBEAT_REDIS_URL, or the program of which a stack starts one of its own."""
+    """Checks the server of ONBEAT_REDIS_URL, or the program by which a stack starts a server of its own."""
     if service is REWARD_SERVICE:
         yield ok("redis", "the reward service has no connection to it")
         return
@@ -77,7 +78,8 @@ def _own_server() -> Finding:
 
 
 def of_memory(info: Mapping[str, Any]) -> Finding:
-    policy, most = info.get("maxmemory_policy", EVICTS_NOTHING), info.get("maxmemory", 0)
+    policy = info.get("maxmemory_policy", EVICTS_NOTHING)
+    most = info.get("maxmemory", 0)
     if policy != EVICTS_NOTHING:
         return bad(
             "redis memory",
@@ -94,7 +96,12 @@ def of_memory(info: Mapping[str, Any]) -> Finding:
 
 
 def of_file(info: Mapping[str, Any], appendfsync: str) -> Finding:
-    """appendfsync: "" where this user may not know."""
+    """Judges how durable the server's append-only file is.
+
+    Args:
+        info: The server's INFO.
+        appendfsync: The setting; "" where this user may not know.
+    """
     if not info.get("aof_enabled"):
         return bad("redis file", "appendonly is off: a restart forgets all jobs", "CONFIG SET appendonly yes")
     if info.get("aof_last_write_status", "ok") != "ok":
@@ -111,8 +118,8 @@ def of_file(info: Mapping[str, Any], appendfsync: str) -> Finding:
 def _appendfsync(broker: Broker) -> str:
     try:
         with broker.call():
-            found: Any = broker.redis.config_get("appendfsync")
-        return str(found.get("appendfsync", ""))
+            settings: Any = broker.redis.config_get("appendfsync")
+        return str(settings.get("appendfsync", ""))
     except (InvalidInput, FenceViolation):  # a role, or a server of a cloud that has no CONFIG
         return ""
 
@@ -136,7 +143,8 @@ def _replicas(broker: Broker, settings: StackSettings, replication: Mapping[str,
 def _times(broker: Broker) -> Iterator[Finding]:
     trips: list[tuple[float, float]] = []
     for _ in range(NUM_TRIPS):
-        begun_s, wall_s = time.monotonic(), time.time()
+        begun_s = time.monotonic()
+        wall_s = time.time()
         there_s = broker.now_s()
         trip_s = time.monotonic() - begun_s
         trips.append((trip_s, there_s - (wall_s + trip_s / 2)))
@@ -146,7 +154,7 @@ def _times(broker: Broker) -> Iterator[Finding]:
 
 
 def of_clock(ahead_s: float) -> Finding:
-    """ahead_s: how far the server's clock is ahead of this machine's."""
+    """Judges the server's clock, which is `ahead_s` seconds ahead of this machine's."""
     says = f"Redis is {abs(ahead_s):.2f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine"
     if abs(ahead_s) > WRONG_S:
         return bad("clock", f"{says}: leases and times of jobs go by its clock", "set both clocks by NTP")

@@ -30,7 +30,7 @@ class Access(StrEnum):
 
 
 class Service(Record, frozen=True, kw_only=True):
-    """A kind of process, and what it needs."""
+    """A kind of process, and its needs."""
 
     name: str
     """The name of its service in docker-compose.yml."""
@@ -74,7 +74,9 @@ def service_of(settings: StackSettings) -> Service:
     """Returns the service that these settings belong to. Redis is asked for the role of its user, or, where it does not
     answer, the address names that user."""
     if not settings.redis_url:
-        return REWARD_SERVICE if settings.reward_key and not settings.api_key else STACK
+        if settings.reward_key and not settings.api_key:
+            return REWARD_SERVICE
+        return STACK
     try:
         with closing(connect(settings, patience_s=PATIENCE_S)) as broker:
             roles = roles_of(broker)
@@ -91,7 +93,12 @@ def service_of(settings: StackSettings) -> Service:
 
 
 def look(service: Service, *, is_chosen: bool) -> Finding:
-    """Says by which needs the other findings judge. is_chosen: by --service."""
+    """Reports whose needs the other findings are judged by.
+
+    Args:
+        service: The service.
+        is_chosen: True where --service named it.
+    """
     if is_chosen:
         return ok("service", f"{service.name}, by --service")
     if service is STACK:

@@ -42,7 +42,12 @@ def installed(name: str) -> str | None:
 
 
 def of_packages(required: list[str], version_of: Callable[[str], str | None]) -> Finding:
-    """required: lines of a distribution's metadata; those of extras are optional, and passed over."""
+    """Judges the installed packages.
+
+    Args:
+        required: Lines of a distribution's metadata; those of extras are optional, and passed over.
+        version_of: Returns a package's installed version; None for none.
+    """
     wrong = []
     for line in required:
         requirement = Requirement(line)
@@ -69,7 +74,7 @@ def of_pins(pinned: dict[str, str], version_of: Callable[[str], str | None]) -> 
 
 
 def pins(path: Path) -> dict[str, str]:
-    found = {}
+    versions = {}
     for line in path.read_text().splitlines():
         try:
             requirement = Requirement(line.partition("#")[0].strip())
@@ -77,12 +82,12 @@ def pins(path: Path) -> dict[str, str]:
             continue
         for specifier in requirement.specifier:
             if specifier.operator == "==":
-                found[requirement.name.lower()] = specifier.version.partition("+")[0]
-    return found
+                versions[requirement.name.lower()] = specifier.version.partition("+")[0]
+    return versions
 
 
 def of_gpu(device: str) -> Finding:
-    """device: ONBEAT_DEVICE."""
+    """Judges the GPU of ONBEAT_DEVICE."""
     import torch
 
     if torch.cuda.is_available():
@@ -111,13 +116,15 @@ def of_products(speed: ProductSpeed) -> Finding:
 
 
 def _driver() -> str:
-    """The version of NVIDIA's driver, "" without one."""
+    """Returns the version of NVIDIA's driver; "" without one."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""
     command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_TIMEOUT_S, check=False)
+        query = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return asked.stdout.splitlines()[0].strip() if asked.returncode == 0 and asked.stdout.strip() else ""
+    if query.returncode != 0 or not query.stdout.strip():
+        return ""
+    return query.stdout.splitlines()[0].strip()

@@ -1,1 +1,1 @@
-"""What a run leaves in its folder: the chain, checked (`onbeat verify`), and the model, exported (`onbeat export`)."""
+"""Export of a model from a run folder (`onbeat export`): the version is chosen, checked, and written as a model."""

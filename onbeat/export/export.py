@@ -62,15 +62,28 @@ def export(
     adapters: bool = False,
     progress: FileProgress | None = None,
 ) -> Exported:
-    """Writes the version to `target`, a folder that isn't there or is empty. version: None takes the newest, or with
-    `best` the one of the best held-out score, sampled.
+    """Exports a version of a run's model to a folder.
 
-    versions: of `kept_versions`. progress: is told of the files of weights, and of each of their bytes twice: as it is
-    written, and as it is read again.
+    Args:
+        folder: The run folder.
+        spec: The job.
+        target: The folder that is written; it isn't there yet, or is empty.
+        model_folder: The folder of the job's model, for its configuration and tokenizer.
+        versions: Version → digest by the audit chain, as `kept_versions` takes it.
+        version: The version; None takes the newest, or with `best` the version of the best sampled held-out score.
+        best: True takes the best version.
+        adapters: True writes the adapters without their base.
+        progress: Counts the bytes of weights twice: as they are written, and as they are read again.
 
-    Raises OnbeatError where the disk has no room, InvalidInput for the target, a job without adapters or a model's
-    folder that isn't as the job was accepted with it, NotFound for a version or a model that isn't there,
-    ContractViolation or WeightsRejected for what is damaged.
+    Returns:
+        The record of the export, which stands in the folder, too.
+
+    Raises:
+        OnbeatError: The disk has no room.
+        InvalidInput: The target isn't empty, the job has no adapters, or the model's folder isn't as the job was
+            accepted with it.
+        NotFound: The version or the model isn't there.
+        ContractViolation: A file is damaged; WeightsRejected for adapters that don't fit their base.
     """
     if best and version is not None:
         raise InvalidInput("it names another version than --best may", field="--version", cure="leave one of them out")
@@ -78,32 +91,32 @@ def export(
     config = _config(model_folder)
     _check_model(model_folder, spec)
     there = kept_versions(folder, versions)
-    kept = _choose(there, _best_of(there, folder) if best else version, folder)
-    weights = read_version(kept, folder, spec, model_folder=model_folder)
+    chosen = _choose(there, _best_of(there, folder) if best else version, folder)
+    weights = read_version(chosen, folder, spec, model_folder=model_folder)
     if adapters and not weights.matrices:
         raise InvalidInput(
-            f"{folder.relative(kept.path)} holds no adapters", field="--adapters", cure="leave it out for the model"
+            f"{folder.relative(chosen.path)} holds no adapters", field="--adapters", cure="leave it out for the model"
         )
     scratch = ScratchFolder(target)
     try:
         scratch.create()
         with scratch.errors():
             if adapters:
-                digest = _write_adapters(scratch.path, weights, kept, spec, model_folder, progress)
+                digest = _write_adapters(scratch.path, weights, chosen, spec, model_folder, progress)
                 _copy_beside(model_folder, scratch.path, without=("config.json", "generation_config.json"))
             else:
                 digest = ""
-                _write_model(scratch.path, weights, kept, progress)
+                _write_model(scratch.path, weights, chosen, progress)
                 _copy_beside(model_folder, scratch.path, without=("config.json",))
                 _write_json(scratch.path / "config.json", config | {"dtype": spec.model.dtype})
             exported = Exported(
                 job_id=folder.job_id,
                 directory=str(target),
-                policy_version=kept.policy_version,
-                weights_digest=kept.weights_digest,
+                policy_version=chosen.policy_version,
+                weights_digest=chosen.weights_digest,
                 adapters_digest=digest,
                 base=str(model_folder),
-                source=folder.relative(kept.path),
+                source=folder.relative(chosen.path),
                 files=tuple(sorted({*(path.name for path in scratch.path.iterdir()), PROVENANCE})),
             )
             _write_json(scratch.path / PROVENANCE, _provenance(exported, spec))
@@ -115,9 +128,9 @@ def export(
     return exported
 
 
-def _best_of(kept: list[KeptVersion], folder: RunFolder) -> int:
-    """Returns which version a trainer would call the best of those that are kept: of equal scores the oldest."""
-    versions = {one.policy_version for one in kept}
+def _best_of(choices: list[KeptVersion], folder: RunFolder) -> int:
+    """Returns the version that a trainer would call the best of these: of equal scores the oldest."""
+    versions = {version.policy_version for version in choices}
     lines = (score for _, score in json_lines(folder.evaluations, EvaluationScore))
     scores = {score.policy_version: score.sampled for score in lines if score.policy_version in versions}
     scored = sorted(scores)
@@ -127,15 +140,17 @@ def _best_of(kept: list[KeptVersion], folder: RunFolder) -> int:
     return max(scored, key=lambda version: scores[version])
 
 
-def _choose(kept: list[KeptVersion], version: int | None, folder: RunFolder) -> KeptVersion:
-    numbers = sorted({one.policy_version for one in kept})
-    wanted = version if version is not None else (numbers[-1] if numbers else None)
-    found = [one for one in kept if one.policy_version == wanted]
-    if not found:
-        kept_words = f"kept are {', '.join(map(str, numbers))}" if numbers else "none is kept there"
-        asked = "no version" if version is None else f"no version {version}"
-        raise NotFound(f"there is {asked} of {folder.job_id} in {folder.path}", field="--version", cure=kept_words)
-    return found[-1]
+def _choose(choices: list[KeptVersion], version: int | None, folder: RunFolder) -> KeptVersion:
+    numbers = sorted({choice.policy_version for choice in choices})
+    wanted = version
+    if wanted is None and numbers:
+        wanted = numbers[-1]
+    matching = [choice for choice in choices if choice.policy_version == wanted]
+    if not matching:
+        cure = f"kept are {', '.join(map(str, numbers))}" if numbers else "none is kept there"
+        missing = "no version" if version is None else f"no version {version}"
+        raise NotFound(f"there is {missing} of {folder.job_id} in {folder.path}", field="--version", cure=cure)
+    return matching[-1]
 
 
 def _config(model_folder: Path) -> dict[str, Any]:
@@ -175,8 +190,12 @@ def _check_space(scratch: Path, layout: Layout) -> None:
         )
 
 
-def _write_model(scratch: Path, weights: Weights, kept: KeptVersion, progress: FileProgress | None) -> None:
-    """In one file, or in several with an index, as from_pretrained looks for them."""
+def _write_model(scratch: Path, weights: Weights, version: KeptVersion, progress: FileProgress | None) -> None:
+    """Writes the weights in one file, or in several with an index, as from_pretrained looks for them.
+
+    Raises:
+        ContractViolation: The files don't have the version's digest.
+    """
     layout = layout_of(weights.tensors)
     _check_space(scratch, layout)
     shards = split_into_shards(layout, shard_bytes=SHARD_BYTES)
@@ -193,16 +212,19 @@ def _write_model(scratch: Path, weights: Weights, kept: KeptVersion, progress: F
         _save({name: weights.tensors[name].contiguous() for name in shard}, scratch / file)
         if progress is not None:
             progress.add(files=1, num_bytes=total_bytes(shard))
-    if (found := digest_of([scratch / file for file in files], count=_counter(progress))) != kept.weights_digest:
+    digest = digest_of([scratch / file for file in files], count=_counter(progress))
+    if digest != version.weights_digest:
         raise ContractViolation(
-            f"holds the weights {found[:12]}, version {kept.policy_version} is {kept.weights_digest[:12]}",
-            field=str(kept.path),
+            f"holds the weights {digest[:12]}, version {version.policy_version} is {version.weights_digest[:12]}",
+            field=str(version.path),
             cure="export another version",
         )
 
 
 def _counter(progress: FileProgress | None) -> CountBytes | None:
-    return None if progress is None else lambda num_bytes: progress.add(num_bytes=num_bytes)
+    if progress is None:
+        return None
+    return lambda num_bytes: progress.add(num_bytes=num_bytes)
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
@@ -214,16 +236,18 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
 def _write_adapters(
     scratch: Path,
     weights: Weights,
-    kept: KeptVersion,
+    version: KeptVersion,
     spec: JobSpec,
     model_folder: Path,
     progress: FileProgress | None,
 ) -> str:
-    """Writes them, and returns the digest of the matrices."""
-    if (found := tensors_digest(weights.tensors)) != kept.weights_digest:
+    """Writes the adapters, and returns the digest of their matrices."""
+    digest = tensors_digest(weights.tensors)
+    if digest != version.weights_digest:
         raise ContractViolation(
-            f"makes the weights {found[:12]} of its base, version {kept.policy_version} is {kept.weights_digest[:12]}",
-            field=str(kept.path),
+            f"makes the weights {digest[:12]} of its base, "
+            f"version {version.policy_version} is {version.weights_digest[:12]}",
+            field=str(version.path),
             cure="export another version, or give the job's model by --model-root",
         )
     lora = spec.trainer.lora
@@ -239,7 +263,8 @@ def _write_adapters(
     _save(matrices, path)
     if progress is not None:
         progress.add(files=1, num_bytes=total_bytes(layout))
-    if (written := digest_of([path], count=_counter(progress))) != tensors_digest(matrices):
+    written = digest_of([path], count=_counter(progress))
+    if written != tensors_digest(matrices):
         raise ContractViolation("was not written as it is", field=str(path))
     config = {
         "peft_type": "LORA",

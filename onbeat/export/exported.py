@@ -1,4 +1,4 @@
-"""What an export has written."""
+"""The record of an export."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """A version that was written as a folder."""
+    """A version that was exported to a folder. `export` creates it; the command and the task report it."""
 
     job_id: str
     directory: str

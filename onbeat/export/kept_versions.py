@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class KeptVersion:
-    """One folder that holds a version."""
+    """A folder that holds a version. `kept_versions` creates it; the export reads it."""
 
     policy_version: int
     weights_digest: str
@@ -50,31 +50,47 @@ class Weights:
 
 
 def kept_versions(folder: RunFolder, versions: Mapping[int, str] | None) -> list[KeptVersion]:
-    """Returns the oldest first; a version's checkpoint follows its folder.
+    """Lists the versions in a run folder.
 
-    versions: version → digest by the audit chain; None where that is not at hand: then checkpoints alone are known,
-    which say what they hold. A folder that the chain contradicts, or doesn't know, is left out.
+    Args:
+        folder: The run folder.
+        versions: Version → digest by the audit chain; None where there is no chain: then only checkpoints are listed,
+            which name the version that they hold.
+
+    Returns:
+        The versions, oldest first; a version's checkpoint follows its folder. A folder that the chain contradicts, or
+        doesn't have, is left out.
     """
-    found = [*_published(folder, versions or {}), *_checkpoints(folder)]
+    present = [*_published(folder, versions or {}), *_checkpoints(folder)]
     if versions is not None:
-        found = [one for one in found if versions.get(one.policy_version) == one.weights_digest]
-    return sorted(found, key=lambda one: (one.policy_version, one.path.parent == folder.checkpoints))
+        present = [entry for entry in present if versions.get(entry.policy_version) == entry.weights_digest]
+    return sorted(present, key=lambda entry: (entry.policy_version, entry.path.parent == folder.checkpoints))
 
 
-def read_version(kept: KeptVersion, folder: RunFolder, spec: JobSpec, *, model_folder: Path) -> Weights:
-    """Raises ContractViolation for damaged files, WeightsRejected where adapters stand on another model.
+def read_version(version: KeptVersion, folder: RunFolder, spec: JobSpec, *, model_folder: Path) -> Weights:
+    """Reads the tensors of a version.
 
-    model_folder: the job's, for the base of adapters.
+    Args:
+        version: The version.
+        folder: The run folder.
+        spec: The job.
+        model_folder: The folder of the job's model, for the base of adapters.
+
+    Raises:
+        ContractViolation: A file is damaged.
+        WeightsRejected: Adapters belong to another model.
     """
-    files = sorted(kept.path.glob("model*.safetensors" if kept.path.parent == folder.checkpoints else "*.safetensors"))
+    # A checkpoint has other tensors, too, e.g. the optimizer's.
+    is_checkpoint = version.path.parent == folder.checkpoints
+    files = sorted(version.path.glob("model*.safetensors" if is_checkpoint else "*.safetensors"))
     if not files:
-        return Weights(tensors=_of_delta(folder, kept))
+        return Weights(tensors=_of_delta(folder, version))
     stored = StoredTensors(files)
     if not any(name.endswith(ADAPTER_END) for name in stored):
         return Weights(tensors=stored)
-    if kept.adapters and tensors_digest(stored) != kept.adapters.adapters_digest:
-        raise ContractViolation("holds other adapters than it says", field=str(kept.path))
-    base = _base(folder, spec, model_folder, digest=kept.adapters.base_digest if kept.adapters else "")
+    if version.adapters and tensors_digest(stored) != version.adapters.adapters_digest:
+        raise ContractViolation("holds other adapters than it says", field=str(version.path))
+    base = _base(folder, spec, model_folder, digest=version.adapters.base_digest if version.adapters else "")
     layers = layers_of(dict(stored), weights=base)
     return Weights(tensors=MergedWeights(base, layers, scaling=scaling_of(spec)), matrices=stored)
 
@@ -87,7 +103,7 @@ def scaling_of(spec: JobSpec) -> float:
 
 
 class MergedWeights(Mapping[str, Tensor]):
-    """The base with adapters in it, a tensor at a time."""
+    """The merged weights of adapters and their base, made a tensor at a time."""
 
     def __init__(self, base: Mapping[str, Tensor], layers: Mapping[str, LayerMatrices], *, scaling: float) -> None:
         self._base = base
@@ -95,7 +111,8 @@ class MergedWeights(Mapping[str, Tensor]):
         self._scaling = scaling
 
     def __getitem__(self, name: str) -> Tensor:
-        weight, layer = self._base[name], self._layers.get(name)
+        weight = self._base[name]
+        layer = self._layers.get(name)
         if layer is None:
             return weight
         merged = torch.empty_like(weight)
@@ -111,7 +128,8 @@ class MergedWeights(Mapping[str, Tensor]):
 
 def _published(folder: RunFolder, versions: Mapping[int, str]) -> Iterator[KeptVersion]:
     for version, path in numbered(folder.weights, VERSION):
-        if digest := versions.get(version):
+        digest = versions.get(version)
+        if digest:
             yield KeptVersion(policy_version=version, weights_digest=digest, path=path)
 
 
@@ -131,10 +149,10 @@ def _checkpoints(folder: RunFolder) -> Iterator[KeptVersion]:
             )
 
 
-def _of_delta(folder: RunFolder, kept: KeptVersion) -> dict[str, Tensor]:
-    tensors = tensors_of_delta(folder, kept.path)
+def _of_delta(folder: RunFolder, version: KeptVersion) -> dict[str, Tensor]:
+    tensors = tensors_of_delta(folder, version.path)
     if not tensors:
-        raise NotFound("the version that its delta stands on is gone", field=str(kept.path))
+        raise NotFound("the version that its delta stands on is gone", field=str(version.path))
     return {
         name: torch.from_numpy(data).view(getattr(torch, dtype)).reshape(shape)
         for name, (dtype, shape, data) in tensors.items()
@@ -142,7 +160,7 @@ def _of_delta(folder: RunFolder, kept: KeptVersion) -> dict[str, Tensor]:
 
 
 def _base(folder: RunFolder, spec: JobSpec, model_folder: Path, *, digest: str) -> Mapping[str, Tensor]:
-    """Finds what the adapters stand on. digest: "" where only the merged version's is known."""
+    """Finds the base of adapters. Its digest is "" where only the merged version's is known."""
     files = sorted((folder.weights / "base").glob("*.safetensors"))
     if files:
         stored = StoredTensors(files)
@@ -158,7 +176,7 @@ def _base(folder: RunFolder, spec: JobSpec, model_folder: Path, *, digest: str) 
 
 
 def _tensors_of_model(folder: Path, *, dtype: torch.dtype) -> dict[str, Tensor]:
-    """`weight_tensors` of the model in a folder."""
+    """Returns `weight_tensors` of the model in a folder, by name."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 

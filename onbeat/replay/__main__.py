@@ -48,21 +48,20 @@ REFUSED = 2
 
 
 async def answer(settings: StackSettings, engine: Engine, spec: JobSpec, record: RecordedBatch, path: Path) -> None:
-    """Writes what came of it, before what hangs in an engine could keep this process from its end."""
+    """Samples the batch again, and writes the answer before anything that hangs in an engine could delay the end."""
     batch = record.batch
     replay = Replay(job_id=batch.job_id, batch_id=batch.batch_id, recorded_digest=record.batch_digest)
     try:
         check_kind(record, spec, engine, settings)
         sampled = await sample(settings, engine, spec, record)
     except OnbeatError as error:
-        told = replace(replay, reason=str(error))
+        outcome = replace(replay, reason=str(error))
     else:
         digest = batch_digest(sampled)
         is_equal = digest == record.batch_digest
-        told = replace(
-            replay, digest=digest, equal=is_equal, reason="" if is_equal else first_difference(batch, sampled)
-        )
-    write_record(path, encode_json(told))
+        reason = "" if is_equal else first_difference(batch, sampled)
+        outcome = replace(replay, digest=digest, equal=is_equal, reason=reason)
+    write_record(path, encode_json(outcome))
 
 
 def check_kind(record: RecordedBatch, spec: JobSpec, engine: Engine, settings: StackSettings) -> None:
@@ -107,7 +106,8 @@ async def sample(settings: StackSettings, engine: Engine, spec: JobSpec, record:
 def main(job_id: str, batch_id: str, path: str) -> int:
     configure(StackSettings(), service=NAME)
     try:
-        settings, engine = settings_from(os.environ), engine_from(os.environ)
+        settings = settings_from(os.environ)
+        engine = engine_from(os.environ)
         configure(settings, service=NAME)
         check_machine(engine)
         folder = RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path)

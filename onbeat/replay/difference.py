@@ -1,4 +1,4 @@
-"""Where a batch that was sampled again first differs from its record, in words."""
+"""The first difference between a batch that was sampled again and its record, in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contracts.rollouts import Completion, Rollout, RolloutBatch
 
 
 def first_difference(recorded: RolloutBatch, now: RolloutBatch) -> str:
-    """Names the group, the sample and what is other there; "" where both were sampled and scored alike."""
+    """Names the first group and sample that differ, and the difference; "" where both were sampled and scored alike."""
     return next(_differences(recorded, now), "")
 
 
@@ -42,19 +42,24 @@ def _of_rollout(old: Rollout, new: Rollout) -> str:
 
 
 def _of_tokens(old: Completion, new: Completion) -> str:
-    before, after = unpack_int32(old.token_ids), unpack_int32(new.token_ids)
-    at = next((at for at, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), None)
-    if at is not None:
-        return f"token {at} is {after[at]}, recorded {before[at]}"
-    return "" if len(before) == len(after) else f"{len(after)} tokens, recorded {len(before)}"
+    before = unpack_int32(old.token_ids)
+    after = unpack_int32(new.token_ids)
+    for at, (old_token, new_token) in enumerate(zip(before, after, strict=False)):
+        if old_token != new_token:
+            return f"token {at} is {new_token}, recorded {old_token}"
+    if len(before) != len(after):
+        return f"{len(after)} tokens, recorded {len(before)}"
+    return ""
 
 
 def _of_logprobs(old: Completion, new: Completion) -> str:
     if old.generator_logprobs == new.generator_logprobs:
         return ""
-    before, after = unpack_float32(old.generator_logprobs), unpack_float32(new.generator_logprobs)
+    before = unpack_float32(old.generator_logprobs)
+    after = unpack_float32(new.generator_logprobs)
     pairs = enumerate(zip(before, after, strict=False))
-    at = next((at for at, (one, other) in pairs if one != other), 0)
+    # Bytes differ, so a value does; equal values of other bits (a NaN, -0.0) are reported as the first one.
+    at = next((at for at, (old_value, new_value) in pairs if old_value != new_value), 0)
     return f"the log-prob of sampled token {at} is {after[at]!r}, recorded {before[at]!r}"
 
 

@@ -1,4 +1,4 @@
-"""What is sampled again, as a run folder says it, and what comes of it."""
+"""The recorded batch that is sampled again, read from a run folder, and the answer to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from onbeat.recording.records import RecordedBatch
 
 
 class Replay(Record, frozen=True, kw_only=True):
-    """How a batch was sampled again; `onbeat replay --json` prints it."""
+    """The answer to a batch that was sampled again. `python -m onbeat.replay` creates it, and `onbeat replay --json`
+    prints it.
+    """
 
     job_id: str
     batch_id: str
@@ -27,15 +29,23 @@ class Replay(Record, frozen=True, kw_only=True):
 
 
 def read_from(folder: RunFolder, batch_id: str) -> tuple[JobSpec, RecordedBatch]:
-    """Raises NotFound for a job or batch that isn't there, InvalidInput for a damaged spec, ContractViolation for a
-    file that isn't its own, Conflict for a batch that can't be sampled again."""
-    files, spec = RecordedFiles(folder), read_spec(folder)
+    """Reads the job's spec and a recorded batch.
+
+    Raises:
+        NotFound: The job or the batch isn't there.
+        InvalidInput: The spec is damaged.
+        ContractViolation: A file isn't the batch's own.
+        Conflict: The batch can't be sampled again.
+    """
+    files = RecordedFiles(folder)
+    spec = read_spec(folder)
     record = files.read(batch_id)
     try:
         why_not = files.index(record.batch.iteration).why_not_listed(record)
     except (NotFound, ContractViolation) as error:
         why_not = str(error)
-    if why_not := why_not or why_not_again(record, spec, folder.weight_root):
+    why_not = why_not or why_not_again(record, spec, folder.weight_root)
+    if why_not:
         raise Conflict(f"it can't be sampled again: {why_not}", field="batch_id")
     if not _is_of(record, spec):
         raise ContractViolation("its record is of another spec than the job's", field=f"batch {batch_id}")
@@ -43,17 +53,21 @@ def read_from(folder: RunFolder, batch_id: str) -> tuple[JobSpec, RecordedBatch]
 
 
 def _is_of(record: RecordedBatch, spec: JobSpec) -> bool:
-    """Whether a record asks for what the job's spec lets a batch ask for: nothing larger is put into the engine."""
-    asked, rollout, is_training = record.asked, spec.rollout, record.batch.purpose == "train"
-    most_prompts, group_size = rollout.prompts_per_batch, rollout.group_size
+    """Returns True where a record requests no more than the job's spec allows a batch: nothing larger is put into the
+    engine."""
+    prompts = record.asked
+    rollout = spec.rollout
+    is_training = record.batch.purpose == "train"
+    most_prompts = rollout.prompts_per_batch
+    group_size = rollout.group_size
     if not is_training:
-        held_out = spec.evaluation.each.get(asked.prompts[0].source or HELD_OUT, spec.evaluation)
+        held_out = spec.evaluation.each.get(prompts.prompts[0].source or HELD_OUT, spec.evaluation)
         most_prompts = held_out.prompts_per_batch
-        group_size = 1 if asked.sampling.temperature == 0.0 else held_out.num_samples
+        group_size = 1 if prompts.sampling.temperature == 0.0 else held_out.num_samples
     return (
-        (asked.job_id, asked.seed) == (record.batch.job_id, spec.seed)
-        and asked.group_size == group_size
-        and len(asked.prompts) <= most_prompts
-        and len(asked.reserves) <= rollout.max_resamples
-        and asked.sampling.max_new_tokens <= rollout.sampling.max_new_tokens
+        (prompts.job_id, prompts.seed) == (record.batch.job_id, spec.seed)
+        and prompts.group_size == group_size
+        and len(prompts.prompts) <= most_prompts
+        and len(prompts.reserves) <= rollout.max_resamples
+        and prompts.sampling.max_new_tokens <= rollout.sampling.max_new_tokens
     )

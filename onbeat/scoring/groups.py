@@ -18,7 +18,17 @@ from contracts.spec.job import JobSpec
 def reward_items(
     components: tuple[RewardComponent, ...], batch: PromptBatch, completions: Sequence[Completion], texts: Sequence[str]
 ) -> list[RewardItem]:
-    """[k·G] completions and their texts, prompt by prompt → [k·G] items for these components."""
+    """Makes the items that scorers are sent.
+
+    Args:
+        components: The rubric's components.
+        batch: The batch.
+        completions: [k·G], prompt by prompt.
+        texts: [k·G], their texts.
+
+    Returns:
+        [k·G] items.
+    """
     with_tokens = imports_plugins(components)
     prompts = [prompt for prompt in batch.prompts for _ in range(batch.group_size)]
     return [
@@ -46,10 +56,22 @@ def rollout_groups(
     scored: Sequence[Scored],
     num_resamples: int = 0,
 ) -> list[RolloutGroup]:
-    """[k·G] completions, texts and scores, prompt by prompt → [k] groups: for training with the texts that stages read,
-    and with what the job states for a completion that was cut.
+    """Makes the groups of a batch: for training with the texts that stages read, and with the job's stated reward for
+    completions that were cut.
+
+    Args:
+        batch: The batch.
+        spec: The job.
+        completions: [k·G], prompt by prompt.
+        texts: [k·G], their texts.
+        scored: [k·G], their scores.
+        num_resamples: How often the prompts were sampled before.
+
+    Returns:
+        [k] groups.
     """
-    is_trained, played = batch.purpose == "train", spec.environments
+    is_trained = batch.purpose == "train"
+    played = spec.environments
     with_texts = is_trained and spec.stage_plan.carries_texts
     of_truncated = spec.algorithm.reward_of_truncated if is_trained else None
     sources = [prompt.source or "" for prompt in batch.prompts for _ in range(batch.group_size)]
@@ -79,7 +101,13 @@ def rollout_groups(
 
 
 def _reward(completion: Completion, score: Scored, of_truncated: float | None) -> float:
-    """What the job's scorers gave, and what an environment gave turn by turn; or what is stated for what was cut."""
+    """Returns a completion's reward: the scorers' and the environment's together, or the stated one where it was cut.
+
+    Args:
+        completion: The completion.
+        score: The scorers' result.
+        of_truncated: The reward that the spec states for truncated completions; None where it states none.
+    """
     if of_truncated is not None and completion.is_truncated:
         return of_truncated
     if completion.trajectory is UNSET:
@@ -88,8 +116,8 @@ def _reward(completion: Completion, score: Scored, of_truncated: float | None) -
 
 
 def _unscorable(completion: Completion, score: Scored, source: str) -> dict[str, StatedReason]:
-    """What could not judge the completion: the environment, then scorers."""
-    found: dict[str, StatedReason] = {**score.unscorable}
+    """Names what could not judge the completion, each with its reason: the environment first, then scorers."""
+    reasons: dict[str, StatedReason] = {**score.unscorable}
     if completion.trajectory is not UNSET and completion.trajectory.failure is not UNSET:
-        found = {environment_name(source): completion.trajectory.failure, **found}
-    return found
+        reasons = {environment_name(source): completion.trajectory.failure, **reasons}
+    return reasons

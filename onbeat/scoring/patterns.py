@@ -33,7 +33,8 @@ MAX_REPEATS = 1000
 """More are refused by RE2."""
 MAX_DEPTH = 100
 """Groups in groups."""
-LARGEST_CHARACTER, LARGEST_OF_ASCII = 0x10FFFF, 0x7F
+LARGEST_CHARACTER = 0x10FFFF
+LARGEST_OF_ASCII = 0x7F
 IN_WORDS = frozenset(string.ascii_letters + string.digits)
 WORD = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 DIGITS = ((0x30, 0x39),)
@@ -51,11 +52,11 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 class BadPattern(InvalidInput):
-    """A pattern that is no regular expression."""
+    """Says that a pattern is no regular expression."""
 
 
 class Match(Protocol):
-    """The answer of both engines."""
+    """A match of either engine."""
 
     def __getitem__(self, group: str, /) -> Any: ...
     def start(self) -> int: ...
@@ -63,12 +64,12 @@ class Match(Protocol):
 
 
 class _OnlyPython(Exception):
-    """The pattern has a construct that RE2 lacks, or that has another meaning there."""
+    """Says that the pattern has a construct that RE2 lacks, or that has another meaning there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Translation:
-    """A pattern in RE2's grammar."""
+    """A pattern in RE2's grammar. `translate` creates it; Matcher reads it."""
 
     text: str
     is_for_ascii: bool
@@ -99,7 +100,9 @@ class Matcher:
     @functools.cached_property
     def _linear(self) -> Any:
         """RE2's compiled pattern; None where RE2 can't take it."""
-        return _compiled_by_re2(self.translation) if self.translation is not None else None
+        if self.translation is not None:
+            return _compiled_by_re2(self.translation)
+        return None
 
     @functools.cached_property
     def _python(self) -> re.Pattern[str]:
@@ -112,10 +115,9 @@ class Matcher:
 
     def has_group(self, name: str) -> bool:
         """Returns True if a group has this name. Raises BadPattern."""
-        groups = (
-            self._python.groupindex if self._linear is None or self.translation is None else self.translation.groups
-        )
-        return name in groups
+        if self._linear is None or self.translation is None:
+            return name in self._python.groupindex
+        return name in self.translation.groups
 
     def is_found(self, text: str) -> bool:
         """Returns True if the pattern is found anywhere. Raises BadPattern."""
@@ -167,9 +169,14 @@ def takes_re2(pattern: str) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def translate(pattern: str, *, over_lines: bool = False) -> Translation | None:
-    """Returns the pattern in RE2's grammar, or None where it needs Python's `re`, or is no regular expression.
+    """Translates a pattern to RE2's grammar.
 
-    over_lines: `.` matches line breaks without (?s), too.
+    Args:
+        pattern: The pattern, in the grammar of Python's `re`.
+        over_lines: True has `.` match line breaks without (?s), too.
+
+    Returns:
+        The translation; None where the pattern needs Python's `re`, or is no regular expression.
     """
     try:
         return _Reader(pattern, over_lines=over_lines).translation()
@@ -302,7 +309,8 @@ class _Reader:
         character = self._text[self._at : self._at + 1]
         if character and character in "*+?":
             self._at += 1
-            operator, least = character, int(character == "+")
+            operator = character
+            least = int(character == "+")
         else:
             bounds = REPEAT.match(self._text, self._at)
             if bounds is None:
@@ -313,7 +321,12 @@ class _Reader:
             has_comma = bool(bounds[2] or bounds[4])
             if max(least, most or 0) > MAX_REPEATS or (most is not None and most < least):
                 raise _OnlyPython
-            operator = f"{{{least},{'' if most is None else most}}}" if has_comma else f"{{{least}}}"
+            if not has_comma:
+                operator = f"{{{least}}}"
+            elif most is None:
+                operator = f"{{{least},}}"
+            else:
+                operator = f"{{{least},{most}}}"
         if self._takes("?"):
             operator += "?"
         following = self._text[self._at : self._at + 1]
@@ -396,8 +409,13 @@ class _Reader:
         return ((character, character),)
 
     def _class_of(self, ranges: Ranges, *, is_negated: bool = False) -> str:
-        written = (self._literal(first) if first == last else self._range(first, last) for first, last in ranges)
-        return f"[{'^' if is_negated else ''}{''.join(written)}]"
+        parts: list[str] = ["^"] if is_negated else []
+        for first, last in ranges:
+            if first == last:
+                parts.append(self._literal(first))
+            else:
+                parts.append(self._range(first, last))
+        return f"[{''.join(parts)}]"
 
     def _range(self, first: int, last: int) -> str:
         if self._folds_case and last > LARGEST_OF_ASCII:
@@ -409,7 +427,9 @@ class _Reader:
             raise _OnlyPython
         if 0xD800 <= character <= 0xDFFF or character > LARGEST_CHARACTER:
             raise _OnlyPython
-        return chr(character) if chr(character) in IN_WORDS else rf"\x{{{character:x}}}"
+        if chr(character) in IN_WORDS:
+            return chr(character)
+        return rf"\x{{{character:x}}}"
 
     def _takes(self, character: str) -> bool:
         is_there = self._text.startswith(character, self._at)

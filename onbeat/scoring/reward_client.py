@@ -72,7 +72,10 @@ def tries_of(spec: JobSpec) -> int:
 
 
 class RewardClient:
-    """The reward service, as a generator asks it: `score` once a round of a batch, over one HTTP client."""
+    """A generator's client of the reward service: `score` once a round of a batch, over one HTTP client.
+
+    The generator's main function creates it.
+    """
 
     def __init__(
         self,
@@ -82,7 +85,14 @@ class RewardClient:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`http` has the reward service as its base URL, `key` is its bearer key; `jitter` gives numbers in [0, 1)."""
+        """Takes the connection.
+
+        Args:
+            http: The HTTP client, with the reward service as its base URL.
+            key: The service's bearer key.
+            sleep: Pauses.
+            jitter: Returns numbers in [0, 1).
+        """
         self._http = http
         self.service = reward_service(http, key=key, jitter=jitter)
         self._headers = {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, "authorization": f"Bearer {key}"}
@@ -100,13 +110,26 @@ class RewardClient:
         group_size: int = 1,
         is_needed: Callable[[], bool] = lambda: True,
     ) -> list[Scored]:
-        """Answers one Scored for each item, in order; 0.0 without a request where the rubric has no component, since an
-        environment alone rewards. tries: `tries_of` the job. dependency_s: how long the service may be away.
-        group_size: so many items side by side have one prompt, and go in one request.
+        """Scores items.
 
-        Raises BatchFailed: the service refused the request, or an item has no score; RewardUnavailable: in doubt where
-        a service that answers others gave no answer to reward.max_attempts requests, else for one that was away for all
-        too long, or that only others reach, or once `is_needed` says no.
+        Args:
+            reward: The spec's reward.
+            items: The items; `group_size` of them next to each other have one prompt, and go in one request.
+            job_id: The job.
+            tries: `tries_of` the job.
+            dependency_s: The longest time that the service may be away, in seconds.
+            group_size: The items of one prompt.
+            is_needed: Returns False once the scores aren't needed any more.
+
+        Returns:
+            A Scored for each item, in order; 0.0 without a request where the rubric has no component, since an
+            environment alone rewards.
+
+        Raises:
+            BatchFailed: The service refused the request, or an item has no score.
+            RewardUnavailable: Marked as in doubt where a service that answers others gave no answer to
+                reward.max_attempts requests; else the service was away for all for too long, or only others reach it,
+                or `is_needed` says no.
         """
 
         async def post(request: RewardRequest) -> Results:
@@ -134,9 +157,12 @@ class RewardClient:
         return scored
 
     async def _score_request(self, reward: RewardSpec, first: RewardRequest, *, tries: int, post: Post) -> list[Scored]:
-        """first: the request for all of its items."""
+        """Scores the items of a request, which is the first of at most `tries`; later ones have the items without a
+        score.
+        """
         scored: dict[int, Scored] = {}
-        num_failures, num_unanswered = 0, 0
+        num_failures = 0
+        num_unanswered = 0
         pauses = backoff(base_s=1.0, cap_s=30.0, jitter=self._jitter)
         while True:
             waiting = tuple(place for place in first.places if place not in scored)
@@ -170,7 +196,7 @@ class RewardClient:
             await self._sleep(delay_s)
 
     async def _watch(self, request: RewardRequest, reward: RewardSpec) -> None:
-        """Asks, while a request is in the air, which scorer processes were lost over it. It only observes."""
+        """Asks, while a request is under way, which scorer processes were lost over it. It only observes."""
         started_s = time.monotonic()
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
@@ -178,7 +204,9 @@ class RewardClient:
                 answer = await self._http.get(
                     "/v1/score/losses", params={"job_id": request.job_id}, headers=self._headers, timeout=WATCH_EVERY_S
                 )
-                losses = decode(answer.content, rewards.ScorerLosses) if answer.is_success else rewards.ScorerLosses()
+                if not answer.is_success:
+                    continue
+                losses = decode(answer.content, rewards.ScorerLosses)
             except (httpx.RequestError, ContractViolation):
                 continue
             if losses.last is not None and losses.last_ago_s < time.monotonic() - started_s:
@@ -209,16 +237,20 @@ class RewardClient:
 
 
 def _most_tries(result: Unscorable, reward: RewardSpec, tries: int) -> int:
-    """How often an item is asked for that can't be scored: up to the last request where a stated score may come."""
+    """Returns how often an item that can't be scored is sent: up to the last request where a stated score may come."""
     stated = rewards.stated_scores(reward.components)
     if result.reason in UP_TO_LUCK:
         # Of several components the service doesn't know which one it was, before the last request asks each by itself.
-        return tries if result.component in stated or (stated and not result.component) else reward.max_attempts
-    return tries if result.component in stated and result.reason in MAY_BE_STATED else 1
+        if result.component in stated or (stated and not result.component):
+            return tries
+        return reward.max_attempts
+    if result.component in stated and result.reason in MAY_BE_STATED:
+        return tries
+    return 1
 
 
 def _failed(unscorable: Sequence[Unscorable], reward: RewardSpec) -> BatchFailed:
-    """The failure, which names the first item that no retry can cure, else the first item."""
+    """Makes the failure, which names the first item that no retry can cure, else the first item."""
     first = min(unscorable, key=lambda result: result.reason in UP_TO_LUCK)
     return BatchFailed(
         f"{len(unscorable)} completions could not be scored, the first: {_in_words(first)}", cure=_cure(first, reward)
@@ -231,7 +263,7 @@ def _in_words(result: Unscorable) -> str:
 
 
 def _cure(result: Unscorable, reward: RewardSpec) -> str:
-    """The cure, by the key of the spec or the setting."""
+    """Returns the cure, which names the key of the spec or the setting."""
     stated = "or give what can't be scored a score: on_unscorable of the component"
     if result.reason == "timeout":
         slow = f"raise reward.item_timeout_s, {reward.item_timeout_s:g} s a completion now"

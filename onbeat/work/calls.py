@@ -33,9 +33,10 @@ NUM_THREADS = 9
 
 @dataclass(eq=False, kw_only=True)
 class BrokerCalls:
-    """Awaitable calls of the broker, with two deadlines: how long the server may be away, and how long it may be full.
+    """Awaitable calls of the broker, with two deadlines: for a server that is away, and for one that is full.
 
-    A full server is no outage: the work that it refuses is done, and is kept until there is room (back-pressure).
+    A full server is no outage: the work that it refuses is done, and is kept until there is room (back-pressure). The
+    worker's main function creates it.
     """
 
     timeout_s: float
@@ -56,7 +57,9 @@ class BrokerCalls:
         full_timeout_s without room.
         """
         work = partial(function, *args, **kwargs)
-        began_s, full_since_s, is_said = self.clock(), None, False
+        began_s = self.clock()
+        full_since_s = None
+        is_said = False
         pause_s = FIRST_PAUSE_S
         while True:
             left_s = began_s + self.timeout_s - self.clock()

@@ -1,4 +1,4 @@
-"""What a worker can't serve for now, through its own fault: it is left to others, and costs no attempt (I6).
+"""The work that a worker can't serve for now, through its own fault: it is left to others, and costs no attempt (I6).
 
 served ── it fails here ──▶ left alone, and the claim given back ── it goes well ──▶ served
                                └─ tried again without a claim, ever more seldom
@@ -23,7 +23,7 @@ MAX_WHY = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Alone(Generic[T]):
-    """One that is left alone."""
+    """A piece of work that is left alone. LeftAlone creates it, and replaces it at each further failure."""
 
     why: str
     """In one line."""
@@ -34,7 +34,7 @@ class Alone(Generic[T]):
 
 
 class LeftAlone(Generic[K, T]):
-    """What is left alone now, and why."""
+    """The pieces of work that are left alone now, each with its reason. The worker's loop alone touches it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -54,12 +54,12 @@ class LeftAlone(Generic[K, T]):
 
     @property
     def due(self) -> set[K]:
-        """Those whose time to be tried again has come."""
+        """Returns the keys whose time to be tried again has come."""
         now_s = self._clock()
         return {key for key, alone in self._alone.items() if alone.due_s <= now_s}
 
     def overdue_s(self, key: K) -> float | None:
-        """How long it has waited to be tried again, below 0.0 before its time; None where it isn't left alone."""
+        """Returns the seconds since a key was due to be tried again, below 0.0 before; None for a served key."""
         alone = self._alone.get(key)
         return None if alone is None else self._clock() - alone.due_s
 
@@ -72,7 +72,7 @@ class LeftAlone(Generic[K, T]):
         return is_new
 
     def serve_again(self, key: K) -> bool:
-        """Whether it was left alone until now."""
+        """Serves a key again. Returns True where it was left alone until now."""
         return self._alone.pop(key, None) is not None
 
     def went_well(self, key: K) -> None:

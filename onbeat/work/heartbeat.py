@@ -1,4 +1,4 @@
-"""What a worker holds, and how the stack learns that it lives: its presence, and the leases of its claims (I5).
+"""The heartbeat of a worker, by which the stack learns that it lives: its presence, and the leases of its claims (I5).
 
     claim ─ hold ─▶ Leases ─ renew, three times a lease ─▶ held │ lost: another worker's │ settled: not needed any more
                        └── end: published, put, or given back
@@ -31,7 +31,7 @@ free for the next iteration, nor asleep for a colocated job's trainer."""
 
 
 class Side(Protocol[C]):
-    """A worker's side of one job."""
+    """A worker's side of one job in Redis."""
 
     def renew(self, claims: Sequence[C], /) -> Renewal[C]:
         """Begins the leases anew. Raises BrokerUnavailable."""
@@ -68,7 +68,7 @@ class Leases(Generic[C]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """For people."""
+        """The names of all claims, for people."""
         with self._lock:
             return tuple(sorted(lease.name for lease in self._held.values()))
 
@@ -76,32 +76,48 @@ class Leases(Generic[C]):
         return id(claim) in self._held
 
     def hold(self, side: Side[C], claim: C, *, lease_s: float, name: str) -> None:
-        """Keeps a claim of the side's job until its end. name: for people."""
+        """Keeps a claim until `end`.
+
+        Args:
+            side: The worker's side of the job.
+            claim: The claim.
+            lease_s: The lease's seconds.
+            name: The claim's name, for people.
+        """
         with self._lock:
             self._held[id(claim)] = _Lease(side, claim, lease_s, name)
 
     def end(self, claim: C) -> str | None:
-        """The claim's name; None where it wasn't held."""
+        """Forgets a claim, and returns its name; None where it wasn't kept."""
         with self._lock:
             lease = self._held.pop(id(claim), None)
         return lease.name if lease else None
 
     @property
     def pause_s(self) -> float:
-        """Until the next renewal: three fit into the shortest lease, since one or two may fail before it runs out."""
+        """Seconds until the next renewal: three fit into the shortest lease, since one or two may fail before it runs
+        out.
+        """
         with self._lock:
             return min([PRESENCE_S, *(lease.lease_s / 3 for lease in self._held.values())])
 
     def renew(self, claims: Collection[C] | None = None) -> Renewal[C]:
-        """Begins the leases of these claims anew, None: of all; answers those that have none any more. It blocks.
+        """Begins the leases of claims anew. It blocks, and is safe to repeat.
 
-        What it answers is still held here: the caller ends it. Safe to repeat. Raises BrokerUnavailable.
+        Args:
+            claims: The claims; None takes all.
+
+        Returns:
+            The claims that have no lease any more. They stay here until the caller ends them.
+
+        Raises:
+            BrokerUnavailable: The server is away.
         """
-        some = None if claims is None else {id(claim) for claim in claims}
+        ids = None if claims is None else {id(claim) for claim in claims}
         by_side: dict[int, tuple[Side[C], list[C]]] = {}
         with self._lock:
             for key, lease in self._held.items():
-                if some is None or key in some:
+                if ids is None or key in ids:
                     by_side.setdefault(id(lease.side), (lease.side, []))[1].append(lease.claim)
         renewals = [side.renew(claims) for side, claims in by_side.values()]
         return Renewal(
@@ -111,7 +127,7 @@ class Leases(Generic[C]):
 
 
 class Board(Protocol):
-    """Where the workers of a kind say that they live; each call raises BrokerUnavailable."""
+    """The place where the workers of a kind say that they live; each call raises BrokerUnavailable."""
 
     def beat(self, worker: Any, /) -> None: ...
     def live(self) -> Sequence[WorkerSeen]: ...
@@ -120,7 +136,7 @@ class Board(Protocol):
 
 @dataclass(kw_only=True)
 class Heartbeat(Generic[C]):
-    """`run` beats until it is cancelled; it dies of a broker that stays away."""
+    """Renews presence and leases: `run` beats until it is cancelled; it dies of a broker that stays away."""
 
     worker_id: str
     calls: BrokerCalls
@@ -143,7 +159,8 @@ class Heartbeat(Generic[C]):
 
     def held(self) -> None:
         """Looks at a new claim: its lease may be shorter than those that the next renewal was chosen for."""
-        if (due_s := time.monotonic() + self.leases.pause_s) < self._due_s:
+        due_s = time.monotonic() + self.leases.pause_s
+        if due_s < self._due_s:
             self._due_s = due_s
             self.changed.set()
 
@@ -161,9 +178,13 @@ class Heartbeat(Generic[C]):
 
     async def _until_beat(self) -> None:
         """Returns when the next renewal is due, or something has changed; looks after copies until then."""
-        while (left_s := self._due_s - time.monotonic()) > 0:
+        while True:
+            left_s = self._due_s - time.monotonic()
+            if left_s <= 0:
+                return
             await wait_for(self.changed, min(left_s, COPY_LOOK_S) if self.copies() else left_s)
             if self.changed.is_set():
                 return
-            if copies := self.copies():
+            copies = self.copies()
+            if copies:
                 self.let_go(await self.calls(self.leases.renew, copies))

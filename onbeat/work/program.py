@@ -32,10 +32,12 @@ Serve = Callable[[Broker, str, Ending], Awaitable[int]]
 
 
 def run_worker(service: str, prepare: Callable[[StackSettings], Serve], *, is_patient: bool = False) -> int:
-    """Returns the exit code of the process. service: its name in the log.
+    """Runs a worker's process, and returns its exit code.
 
-    is_patient: one call of the broker may last as long as an outage, for calls that nothing repeats.
-    prepare: reads what the environment says of this kind of worker. Raises InvalidInput.
+    Args:
+        service: The service's name in the log.
+        prepare: Reads the settings of this kind of worker. Raises InvalidInput.
+        is_patient: True where one call of the broker may last as long as an outage, for calls that nothing repeats.
     """
     configure(StackSettings(), service=service)
     ending = end_in_time()
@@ -60,7 +62,7 @@ def run_worker(service: str, prepare: Callable[[StackSettings], Serve], *, is_pa
 
 
 def calls_of(broker: Broker, settings: StackSettings) -> BrokerCalls:
-    """How a worker calls its broker."""
+    """Makes a worker's calls of its broker."""
     return BrokerCalls(
         timeout_s=settings.broker_timeout_s, full_timeout_s=settings.broker_full_timeout_s, end_blocked=broker.break_off
     )
@@ -74,13 +76,19 @@ async def until_signal(
     hangs: Callable[[], bool] = lambda: False,
     dies_of_work: Callable[[BaseExceptionGroup], bool] = lambda _: False,
 ) -> int:
-    """Runs the worker until a signal, and returns the exit code. Raises what it died of before it claimed anything.
+    """Runs the worker until a signal, and returns the exit code.
 
-    what: it serves, in words.
-    ending: of this process, which the signal begins.
-    hangs: whether a thread of this process goes on. Then the process ends here: asyncio and Python would wait for it.
-    dies_of_work: whether it died of an engine that is not done; that thread goes on, and work is to blame for it though
-    nothing was claimed.
+    Args:
+        worker: The worker.
+        what: The work that it serves, in words.
+        ending: The end of this process, which the signal begins.
+        hangs: Returns True where a thread of this process goes on. Then the process ends here: asyncio and Python would
+            wait for it.
+        dies_of_work: Returns True where the worker died of an engine that is not done; that thread goes on, and work is
+            to blame for it though nothing was claimed.
+
+    Raises:
+        Exception: The worker died before it claimed anything.
     """
 
     def end() -> None:
@@ -90,7 +98,8 @@ async def until_signal(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, end)
     log.info("%s serves %s", worker.name, what)
-    code, is_stuck = WorkerExit.STOPPED, False
+    code = WorkerExit.STOPPED
+    is_stuck = False
     try:
         await worker.run()
     except BaseExceptionGroup as group:
@@ -110,7 +119,7 @@ async def until_signal(
 
 
 def errors_in(group: BaseExceptionGroup) -> list[BaseException]:
-    """The leaves of nested groups."""
+    """Returns the leaves of nested groups."""
     return [
         leaf
         for error in group.exceptions

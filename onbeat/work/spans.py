@@ -1,4 +1,4 @@
-"""What a worker did, on its way to the timelines of its jobs.
+"""The spans of a worker's work, on their way to the timelines of its jobs.
 
     its work ─ record ─▶ Spans ─ once a second, and when it is idle ─▶ Reports ─▶ the job's spans in Redis
 
@@ -55,7 +55,7 @@ class Spans:
 
 
 class Reports:
-    """`run` reports until it is cancelled; it dies of a broker that stays away, as the heartbeat does."""
+    """Sends spans to their jobs: `run` reports until it is cancelled; it dies of a broker that stays away."""
 
     def __init__(self, spans: Spans, calls: BrokerCalls, report: Report) -> None:
         self._spans = spans
@@ -75,7 +75,8 @@ class Reports:
             self._sending = asyncio.create_task(self._send_all())
             self._sending.add_done_callback(_looked_at)
         await asyncio.wait({self._sending})
-        sent, self._sending = self._sending, None
+        sent = self._sending
+        self._sending = None
         sent.result()
 
     async def _send_all(self) -> None:

@@ -43,7 +43,10 @@ LEAVE_S = 1.0
 
 
 class Worker(ABC, Generic[C]):
-    """One worker. `run` ends after `stop`, or raises what killed one of its tasks."""
+    """A worker of the stack: a generator or a stage worker. `run` ends after `stop`, or raises what killed a task.
+
+    The process's main function creates it; its event loop alone touches it.
+    """
 
     def __init__(
         self,
@@ -57,8 +60,18 @@ class Worker(ABC, Generic[C]):
         stop_grace_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """services: what the work needs beside the broker. stop_grace_s: time that the work in hand may still take
-        after a stop."""
+        """Takes the worker's parts.
+
+        Args:
+            worker_id: The worker's id.
+            calls: Calls of the broker.
+            board: The place where workers of its kind say that they live.
+            spans: The record of its work.
+            report: Sends spans to a job.
+            services: The services that the work needs besides the broker.
+            stop_grace_s: Seconds that the work in hand may still take after a stop.
+            clock: Monotonic seconds.
+        """
         self._worker_id = worker_id
         self._calls = calls
         self._board = board
@@ -90,7 +103,7 @@ class Worker(ABC, Generic[C]):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What it is and its id, for people."""
+        """The worker's kind and id, for people."""
 
     @abstractmethod
     async def _take(self) -> bool:
@@ -106,24 +119,24 @@ class Worker(ABC, Generic[C]):
 
     @abstractmethod
     def _seen(self) -> WorkerSeen:
-        """What it says of itself."""
+        """Returns the worker's report of itself, for its presence."""
 
     @property
     @abstractmethod
     def _awaited(self) -> str:
-        """What an idle worker waits for, in words."""
+        """Returns the thing that an idle worker waits for, in words."""
 
     @property
     @abstractmethod
     def _has_jobs(self) -> bool:
-        """Whether there is a job that it serves."""
+        """Returns True where there is a job that it serves."""
 
     def _copies(self) -> Sequence[C]:
-        """The claims that are copies of other workers' work."""
+        """Returns the claims that are copies of other workers' work."""
         return ()
 
     def _parts(self) -> Sequence[Coroutine[None, None, None]]:
-        """What runs beside its work, on top of the heartbeat and the reports."""
+        """Returns the tasks that run during its work, besides the heartbeat and the reports."""
         return ()
 
     def stop(self) -> None:
@@ -171,7 +184,7 @@ class Worker(ABC, Generic[C]):
                 self._settle(claim)
 
     def _lapse(self, claim: C) -> bool:
-        """Whether its lease was held until now."""
+        """Ends the lease of a claim. Returns True where there was one until now."""
         name = self._leases.end(claim)
         if name is not None:
             log.info("no longer holds %s", name)
@@ -204,11 +217,11 @@ class Worker(ABC, Generic[C]):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether nothing is in hand; what lost its lease goes on, and may still be the first."""
+        """Returns True where no work is in hand. A claim that lost its lease goes on, and may still be the first."""
         return not self._leases and not self._tasks
 
     def _say_if_idle(self) -> None:
-        """A worker may be idle as long as the stack is: it is said once, until something was claimed."""
+        """Logs that the worker is idle, once until something was claimed: it may be idle as long as the stack is."""
         now_s = self._clock()
         if not self._is_idle:
             return
