@@ -93,9 +93,7 @@ class EngineTensors:
         """
         if self._ahead is None:
             return self._held
-        if self._ahead.policy_version == policy_version:
-            return self._ahead.base
-        return None
+        return self._ahead.base if self._ahead.policy_version == policy_version else None
 
     def arriving(self, policy_version: int) -> Arrival:
         """Goes on with a version, or begins it: from here on the tensors hold nothing whole."""

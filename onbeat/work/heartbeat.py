@@ -178,13 +178,12 @@ class Heartbeat(Generic[C]):
 
     async def _until_beat(self) -> None:
         """Returns when the next renewal is due, or something has changed; looks after copies until then."""
-        while True:
-            left_s = self._due_s - time.monotonic()
-            if left_s <= 0:
-                return
+        left_s = self._due_s - time.monotonic()
+        while left_s > 0:
             await wait_for(self.changed, min(left_s, COPY_LOOK_S) if self.copies() else left_s)
             if self.changed.is_set():
                 return
             copies = self.copies()
             if copies:
                 self.let_go(await self.calls(self.leases.renew, copies))
+            left_s = self._due_s - time.monotonic()
