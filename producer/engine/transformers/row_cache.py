@@ -123,8 +123,7 @@ class RowCache:
 
         Args:
             positions: [N] the column that each row's token goes to; [T, N] for T tokens a row, which the step takes as
-                T·N
-                tokens in that order.
+                T·N tokens in that order.
             num_columns: The number of columns that are read.
             first: The first place.
         """
