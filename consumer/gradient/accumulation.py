@@ -54,11 +54,16 @@ class SumRange:
         return 2.0**self.fractional_bits
 
     def limit(self, num_micro_batches: int) -> float:
-        """Returns what the gradient of each of so many micro-batches has to stay below, so that no sum can wrap."""
+        """Returns the magnitude that the gradient of each micro-batch has to stay below, so that no sum can wrap.
+
+        Args:
+            num_micro_batches: The most micro-batches that are added to a sum.
+        """
+        # 2**62, where an int64 ends at 2**63: the bit between them has room for what rounding adds to each addend.
         return 2.0**62 / self.scale / num_micro_batches
 
     def cure_of(self, ratio: float) -> str:
-        """Says what takes a gradient of so many times the limit."""
+        """Returns the cure, in words, for a gradient of `ratio` times the limit."""
         bits = self.wider_bits + math.ceil(math.log2(ratio)) + MARGIN_BITS
         lower = "submit a job with a lower optimizer.learning_rate"
         if bits > MOST_WIDER_BITS:
@@ -82,7 +87,10 @@ def sum_range_at(spec: JobSpec, iteration: int) -> SumRange:
 
 @dataclass(kw_only=True)
 class OpenSums:
-    """The state that accumulators of the same sums share beside the sums themselves, under their lock."""
+    """The state of sums that are open, next to the sums themselves.
+
+    An accumulator creates it, those of its threads (`beside`) share it, and each changes and reads it under their lock.
+    """
 
     range: SumRange = field(default_factory=SumRange)
     num_added: int = 0
@@ -91,7 +99,10 @@ class OpenSums:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Gradient values of one parameter, or of several that stand next to each other in the sums."""
+    """Gradient values of one parameter, or of several that stand next to each other in the sums.
+
+    `ExactAccumulator.add` creates and adds it within one call.
+    """
 
     values: Tensor
     """[n] the gradient's own memory, or that of a copy."""
@@ -100,10 +111,13 @@ class Piece:
 
 
 class Gradients(Protocol):
-    """A step's gradients, by the names of what it steps; each has its parameter's shape. A dict of tensors is one."""
+    """The gradients of an optimizer step by the names of the stepped tensors, each in its parameter's shape.
+
+    An accumulator creates them, and the optimizer reads them. A dict of tensors keeps the Protocol.
+    """
 
     def __getitem__(self, name: str, /) -> Tensor:
-        """Returns a gradient, which may be asked for again."""
+        """Returns a gradient, which may be looked up again."""
         ...
 
     def pop(self, name: str, /) -> Tensor:
@@ -112,10 +126,14 @@ class Gradients(Protocol):
 
 
 class GradientAccumulator(ABC):
-    """Sums the gradients of one iteration."""
+    """Sums the gradients of one iteration.
+
+    `make_learner` creates it for a rank and it lives as long as the rank: each pass adds to it, each optimizer step
+    reads its gradients, and `finish` starts the next sums.
+    """
 
     dtype: ClassVar[torch.dtype]
-    """What the sums are kept in."""
+    """The dtype of the sums."""
 
     def __init__(
         self,
@@ -127,8 +145,9 @@ class GradientAccumulator(ABC):
         """Starts with zeros.
 
         Args:
-            targets: What is stepped, by the same names, where it is not the parameters; gradients have its shapes and
-                dtypes.
+            parameters: The parameters whose `.grad` is added, by name.
+            targets: The tensors that the optimizer steps, by the same names, where they are not the parameters;
+                gradients have their shapes and dtypes.
             num_witnesses: Rollout batches that leave a 1 in the sums, each in a place of its own.
         """
         self._parameters = dict(parameters)
@@ -147,20 +166,21 @@ class GradientAccumulator(ABC):
         """Held while the sums, or what is counted of them, change: several threads add to them."""
 
     def beside(self, parameters: Mapping[str, nn.Parameter]) -> Self:
-        """Returns one that adds to the same sums, by another thread: the gradients of parameters of its own."""
+        """Returns an accumulator by which another thread adds the gradients of its own parameters to the same sums."""
         other = copy.copy(self)
         other._parameters = dict(parameters)
         return other
 
     @property
     def sums(self) -> Tensor | None:
-        """[N] all that was added, which ranks add up in place over all of them; None: they have done so."""
+        """The sums [N] of this rank, which ranks add up in place; None where they have done so."""
         return self._flat
 
     def open(self, sum_range: SumRange) -> None:
         """Sets where the point of the sums stands, before a batch is added and before they are stepped on.
 
-        All that is added until `finish` has the same range. Raises ContractViolation where it isn't so.
+        Raises:
+            ContractViolation: For another range than that of what was added since the last `finish`.
         """
         with self._lock:
             if self._open.num_added and self._open.range != sum_range:
@@ -171,18 +191,27 @@ class GradientAccumulator(ABC):
     def add(self, batch: int = 0, *, more: bool = False) -> None:
         """Takes the gradients that a backward pass left in `.grad` and clears them; an error adds nothing of them.
 
-        batch: number of the rollout batch. more: another pass of the same one follows.
+        Args:
+            batch: The number of the rollout batch.
+            more: True where another pass of the same batch follows.
 
-        Raises TrainingDiverged, naming the parameter, for a gradient that is not finite or out of range.
+        Raises:
+            TrainingDiverged: For a gradient that is not finite or out of range; it names the parameter.
         """
 
     def gradients(self, divisor: float) -> Gradients:
-        """Returns sum / divisor of each parameter, made when it is asked for: no two of them need memory at a time."""
+        """Returns sum / divisor of each parameter, computed at its look-up: no two of them need memory at a time."""
         return SummedGradients(self, divisor)
 
     @abstractmethod
     def gradient(self, name: str, divisor: float, *, clears: bool) -> Tensor:
-        """Makes sum / divisor of one parameter, zeros where nothing was added. clears: its sums are 0 afterwards."""
+        """Computes sum / divisor of one parameter, in its shape and dtype; zeros where nothing was added.
+
+        Args:
+            name: The parameter's name.
+            divisor: The count that the loss is divided by (`Scaling.divisor`).
+            clears: True where its sums are 0 afterwards.
+        """
 
     @abstractmethod
     def finish(self) -> None:
@@ -191,7 +220,7 @@ class GradientAccumulator(ABC):
 
 @dataclass(frozen=True)
 class SummedGradients(Gradients):
-    """The gradients that an accumulator's sums make."""
+    """The gradients of an accumulator: each is computed from its sums when the optimizer looks it up."""
 
     sums: GradientAccumulator
     divisor: float
@@ -236,7 +265,8 @@ class ExactAccumulator(GradientAccumulator):
         sum_range = self._open.range
         limit = sum_range.limit(self._max_micro_batches)
         reached = largest_magnitude(piece.values for piece in pieces)
-        if not self._reached + reached < limit:  # a NaN is no number's less
+        # Written so that a NaN is out of range: NaN < x is False.
+        if not self._reached + reached < limit:
             check_range(gradients, limit=limit, reached=self._reached, sum_range=sum_range)
         self._reached += reached
         chunk = self._chunk_items
@@ -245,6 +275,7 @@ class ExactAccumulator(GradientAccumulator):
             place = self._flat.narrow(0, piece.start, piece.values.numel())
             for values, into in zip(piece.values.split(chunk), place.split(chunk), strict=True):
                 addends = fixed_point(values, scale=sum_range.scale, out=integers[: values.numel()])
+                # Integer addition commutes: the order in which threads come here doesn't show in the sum.
                 with self._lock:
                     into.add_(addends)
         if not more:
@@ -292,7 +323,7 @@ class ExactAccumulator(GradientAccumulator):
 
 
 class FloatAccumulator(GradientAccumulator):
-    """Sums in float32: 4 bytes a parameter, and the last bits depend on arrival order."""
+    """Sums in float32: 4 bytes a parameter, and the last bits depend on arrival order (`trainer.accumulation`)."""
 
     dtype: ClassVar[torch.dtype] = torch.float32
 
@@ -316,7 +347,13 @@ class FloatAccumulator(GradientAccumulator):
 def make_accumulator(
     spec: JobSpec, parameters: Mapping[str, nn.Parameter], targets: Mapping[str, nn.Parameter]
 ) -> GradientAccumulator:
-    """Makes the sums of parameters that each rank has whole. targets: what the optimizer steps, by the same names."""
+    """Creates the sums of parameters that each rank has whole.
+
+    Args:
+        spec: The job's; `trainer.accumulation` chooses between exact and float32 sums.
+        parameters: The parameters that passes leave gradients in, by name.
+        targets: The tensors that the optimizer steps, by the same names.
+    """
     make = FloatAccumulator
     if spec.trainer.accumulation == "exact":
         make = partial(ExactAccumulator, max_micro_batches=spec.rollout.batches_per_iteration)
@@ -327,20 +364,34 @@ def fixed_point(values: Tensor, *, scale: float, out: Tensor | None = None) -> T
     """Rounds float values to int64 multiples of 1 / scale, over their memory, and returns the integers.
 
     The rounding is the only loss: a scale is a power of two, which moves the exponent alone, and a float that is an
-    integer below 2**62 is an int64. out: int64 [n], takes them.
+    integer below 2**62 is an int64.
+
+    Args:
+        values: [n] in a float dtype; overwritten.
+        scale: A power of two, `SumRange.scale`.
+        out: int64 [n] that takes the integers; None for a new tensor.
     """
+    # In the gradient's own dtype: a product with a power of two is exact in each, and round_ takes halves to even.
     rounded = values.mul_(scale).round_()
-    return rounded.to(torch.int64) if out is None else out.copy_(rounded)
+    if out is None:
+        return rounded.to(torch.int64)
+    return out.copy_(rounded)
 
 
 def largest_magnitude(tensors: Iterable[Tensor]) -> float:
-    """Returns the largest magnitude in them, in a single transfer from the device; NaN where one holds NaN."""
+    """Returns the largest magnitude in the tensors, 0.0 of none, and NaN where one has a NaN."""
+    # All minima and maxima come in a single transfer from the device; both are NaN where a tensor has one.
     extremes = [torch.stack(tensor.aminmax()).double() for tensor in tensors]
-    return float(torch.stack(extremes).abs().max()) if extremes else 0.0
+    if not extremes:
+        return 0.0
+    return float(torch.stack(extremes).abs().max())
 
 
 def _joined(gradients: list[Tensor]) -> Tensor:
-    return gradients[0] if len(gradients) == 1 else torch.cat(gradients)
+    """Concatenates flat gradients; a single one is returned as it is, without a copy."""
+    if len(gradients) == 1:
+        return gradients[0]
+    return torch.cat(gradients)
 
 
 def take_gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
@@ -357,16 +408,18 @@ def check_range(gradients: Mapping[str, Tensor], *, limit: float, sum_range: Sum
     """Returns the largest magnitude, 0.0 where there is no gradient.
 
     Args:
-        limit: What the passes of a micro-batch have to stay below.
-        sum_range: Where the limit comes from.
-        reached: Largest magnitude that the passes before this one can have added up to.
+        gradients: Flat gradients by the names of their parameters.
+        limit: The magnitude that the passes of a micro-batch together have to stay below.
+        sum_range: The range that the limit comes from.
+        reached: The largest magnitude that the passes before this one can have added up to.
 
-    Raises TrainingDiverged for a NaN, an infinity or a magnitude that reaches the limit, naming the parameter, and for
-    the latter how to go on with a wider range.
+    Raises:
+        TrainingDiverged: For a NaN, an infinity or a magnitude that reaches the limit. It names the parameter, and for
+            the latter how to go on with a wider range.
     """
     if not gradients:
         return 0.0
-    # Each one's, NaN where one holds NaN, in a single transfer from the device.
+    # The extremes of every gradient, NaN where it has a NaN, come in a single transfer from the device.
     extremes = [torch.stack(gradient.aminmax()).double() for gradient in gradients.values()]
     most = 0.0
     for name, largest in zip(gradients, torch.stack(extremes).abs().amax(dim=1).tolist(), strict=True):

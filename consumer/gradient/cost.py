@@ -26,7 +26,7 @@ EXPERTS_OF_A_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The sizes of a model's matrices that decide what a token costs."""
+    """The sizes of a model's matrices that decide the cost of a token. `model_shape` reads it once for a learner."""
 
     num_body_parameters: int
     """Parameters that multiply one token between embedding and head: of routed experts the chosen ones."""
@@ -45,7 +45,7 @@ SHAPELESS = ModelShape(num_body_parameters=0, num_head_parameters=0, trained_sha
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCost:
-    """What one batch costs in one step, or before it."""
+    """The cost of one batch in one step, or before it. `training_cost` counts it, and metrics add it up."""
 
     num_tokens: int = 0
     """Tokens through the policy's layers; a prompt counts as often as it goes through."""
@@ -56,7 +56,8 @@ class TrainingCost:
 def model_shape(model: PreTrainedModel) -> ModelShape:
     """Reads the shape of a model, once for a job."""
     config = model.config.get_text_config()
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
+    head = model.get_output_embeddings()
     outside = {id(parameter) for part in (embedding, head) if part is not None for parameter in part.parameters()}
     num_chosen = next((getattr(config, key) for key in EXPERTS_OF_A_TOKEN if hasattr(config, key)), None)
     num_body = num_trained = 0
@@ -64,10 +65,13 @@ def model_shape(model: PreTrainedModel) -> ModelShape:
         if id(parameter) not in outside:
             num_items = _items_of_a_token(name, parameter, num_chosen)
             num_body += num_items
-            num_trained += num_items if parameter.requires_grad else 0
-    of_head = list(head.parameters()) if isinstance(head, nn.Module) else []
-    num_head = sum(parameter.numel() for parameter in of_head)
-    num_trained += sum(parameter.numel() for parameter in of_head if parameter.requires_grad)
+            if parameter.requires_grad:
+                num_trained += num_items
+    head_parameters: list[nn.Parameter] = []
+    if isinstance(head, nn.Module):
+        head_parameters = list(head.parameters())
+    num_head = sum(parameter.numel() for parameter in head_parameters)
+    num_trained += sum(parameter.numel() for parameter in head_parameters if parameter.requires_grad)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return ModelShape(
         num_body_parameters=num_body,
@@ -101,10 +105,18 @@ def training_cost(
     is_trained: bool,
     with_critic: bool = False,
 ) -> TrainingCost:
-    """Counts the given rows of a batch. shares_prompts: a group's prompt goes through once. is_trained: whether there
-    is a backward pass. with_critic: a second model of the shape is trained, whose head of one row counts nothing.
+    """Counts tokens and floating-point operations of some rows of a batch.
 
-    The last token of a response counts, although it is never an input: its log-prob is asked for.
+    The last token of a response counts, although it is never an input: its log-prob is computed.
+
+    Args:
+        shape: The policy's, by `model_shape`.
+        batch: The rollout batch.
+        rows: [R] of the batch that go through the model.
+        shares_prompts: True where a group's prompt goes through once.
+        with_reference: True where a reference of the same shape goes forward, too.
+        is_trained: True where there is a backward pass.
+        with_critic: True where a second model of the shape is trained, whose head of one row counts nothing.
     """
     size = batch.group_size
     num_tokens = num_sampled = 0
@@ -129,8 +141,8 @@ def training_cost(
     flops = forward = 2.0 * multiplied + 4.0 * attention
     if is_trained:
         flops = (4.0 + 2.0 * shape.trained_share) * multiplied + 12.0 * attention
-    if with_critic:
-        flops *= (1.0 + shape.num_body_parameters * num_tokens / multiplied) if multiplied else 1.0
+    if with_critic and multiplied:
+        flops *= 1.0 + shape.num_body_parameters * num_tokens / multiplied
     if with_reference:
         flops += forward
     return TrainingCost(num_tokens=num_tokens, flops=flops)

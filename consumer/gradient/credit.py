@@ -1,4 +1,4 @@
-"""Credit that only a forward pass can tell: a KL in the reward, and a critic's estimates.
+"""Credit that needs the models' outputs: a KL in the reward, and a critic's estimates.
 
 outputs of the models ─▶ KL a token ─┬─▶ off the rewards, in a group (`penalised_advantages`)
                                      └─▶ off each token's reward ─▶ critic (`estimates`) ─▶ whitened
@@ -28,7 +28,7 @@ def penalises(algorithm: AlgorithmSpec) -> bool:
 
 
 def needs_outputs(algorithm: AlgorithmSpec) -> bool:
-    """Returns True where advantages are made of what the models give to the tokens."""
+    """Returns True where advantages are made of the models' outputs at the tokens."""
     return penalises(algorithm) or algorithm.advantage_kind.has_critic
 
 
@@ -37,8 +37,8 @@ def credited(layout: BatchLayout, outputs: Sequence[TokenOutputs], algorithm: Al
 
     Args:
         layout: With one pass or more.
-        outputs: What the models give to the tokens of each pass, before the iteration's first step.
-        algorithm: One that `needs_outputs`.
+        outputs: The models' outputs at the tokens of each pass, before the iteration's first step.
+        algorithm: The job's, for which `needs_outputs` is True.
     """
     divergences: list[Tensor] = []
     if penalises(algorithm):
@@ -52,6 +52,7 @@ def credited(layout: BatchLayout, outputs: Sequence[TokenOutputs], algorithm: Al
 
 def _penalised(layout: BatchLayout, divergences: Sequence[Tensor], algorithm: AlgorithmSpec) -> BatchLayout:
     """Takes each response's KL off its reward, and compares the groups anew. divergences: [R, T] of each pass."""
+    # A sum over tokens and no mean: the KL of a sequence is the sum of its tokens'.
     sums = [divergence.sum(dim=1).cpu().numpy() for divergence in divergences]
     # [R] of each pass → [k, G]: under a KL every row goes through, in the order of the batch.
     penalties = algorithm.kl_coefficient * np.concatenate(sums).reshape(layout.rewards.shape)
@@ -98,8 +99,9 @@ def _estimated(
     if outputs.values is None:
         raise ValueError("GAE needs a critic's values")
     micro_batch = one_pass.micro_batch
-    made = estimates(outputs.values, rewards, penalties, loss_mask=micro_batch.loss_mask, algorithm=algorithm)
-    return replace(one_pass, micro_batch=replace(micro_batch, advantages=made.advantages, estimates=made))
+    pass_estimates = estimates(outputs.values, rewards, penalties, loss_mask=micro_batch.loss_mask, algorithm=algorithm)
+    with_estimates = replace(micro_batch, advantages=pass_estimates.advantages, estimates=pass_estimates)
+    return replace(one_pass, micro_batch=with_estimates)
 
 
 def _whitened(passes: Sequence[Pass], algorithm: AlgorithmSpec) -> list[Pass]:
@@ -116,7 +118,7 @@ def _whitened(passes: Sequence[Pass], algorithm: AlgorithmSpec) -> list[Pass]:
 
 
 def _response_means(layout: BatchLayout, passes: Sequence[Pass]) -> NDArray[np.float64]:
-    """Returns the mean over each completion's tokens, [k, G]; 0.0 of one that didn't go through the model."""
+    """Returns the mean over each completion's tokens, [k, G]; 0.0 of those that didn't go through the model."""
     means = np.zeros(layout.rewards.size)
     for one_pass in passes:
         micro_batch = one_pass.micro_batch

@@ -47,7 +47,10 @@ ALONE = Place(rank=0, world_size=1, local_rank=0)
 
 
 class OptimizerStep(Record, frozen=True, kw_only=True):
-    """An optimizer step on an iteration's sums: its gradient is sum / divisor."""
+    """An optimizer step on an iteration's sums: its gradient is sum / divisor.
+
+    The step phase of rank 0 creates it, and every rank takes the same step.
+    """
 
     iteration: int
     """The iteration whose sums are stepped on; the range of the sums is a function of it."""
@@ -68,7 +71,10 @@ def mini_batch_of(batch_id: str, spec: JobSpec) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A rollout batch whose gradient is in a sum, or which was measured for a later step."""
+    """A rollout batch whose gradient is in a sum, or which was measured for a later step.
+
+    `Learner.train` and `Learner.train_kept` create it, and the iteration books its numbers and its times.
+    """
 
     stats: BatchStats
     rank: int
@@ -90,7 +96,11 @@ class Lockstep(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
-    """Policy, optimizer and the sum of an iteration's gradients. Each rank of a trainer has one; all hold the same."""
+    """Policy, optimizer and the sum of an iteration's gradients.
+
+    `make_learner` creates one for each rank, and all ranks hold the same weights. Its rank trains batches with it,
+    steps it in the order of the iterations, and reads its weights to publish and to save them.
+    """
 
     spec: JobSpec
     policy: Policy
@@ -100,7 +110,7 @@ class Learner:
     place: Place = ALONE
     lockstep: Lockstep | None = None
     """Not None where the ranks share the policy's parameters."""
-    kept: list[KeptBatch] = field(default_factory=list)
+    kept_batches: list[KeptBatch] = field(default_factory=list)
     """The batches that further steps of the open iteration train; empty where each iteration has one step."""
 
     def train(self, batch: RolloutBatch) -> Trained:
@@ -112,50 +122,61 @@ class Learner:
         started_s = time.time()
         self.accumulator.open(sum_range_at(self.spec, batch.iteration))
         is_first = mini_batch_of(batch.batch_id, self.spec) == 0
-        stats, kept = train_micro_batch(
+        stats, kept_batch = train_micro_batch(
             self.policy,
             batch,
             reference=self.reference,
             spec=self.spec,
+            # A batch of a later mini-batch has its gradient under the weights of a later step.
             accumulator=self.accumulator if is_first else None,
         )
-        if kept is not None and (self.spec.algorithm.updates_per_iteration > 1 or not is_first):
-            self.kept.append(kept)
+        if kept_batch is not None and (self.spec.algorithm.updates_per_iteration > 1 or not is_first):
+            self.kept_batches.append(kept_batch)
         trained = self._trained(stats, batch, started_s, with_reference=self.reference is not None, is_trained=is_first)
         recording = self.spec.recording_policy
         if not recording.takes(batch.batch_id, purpose=batch.purpose, seed=self.spec.seed):
             return trained
-        return replace(trained, logprobs=measured_logprobs(batch, kept))
+        return replace(trained, logprobs=measured_logprobs(batch, kept_batch))
 
     def train_again(self, check: Callable[[], None], mini_batch: int = 0) -> Iterator[Trained]:
         """Trains a mini-batch's kept batches under the weights of the last step; `check` is called before each."""
-        for kept in self.kept_of(mini_batch):
+        for kept_batch in self.kept_of(mini_batch):
             check()
-            yield self.train_kept(kept)
+            yield self.train_kept(kept_batch)
 
     def kept_of(self, mini_batch: int) -> list[KeptBatch]:
         """Returns the kept batches of one mini-batch of the open iteration."""
-        return [kept for kept in self.kept if mini_batch_of(kept.batch.batch_id, self.spec) == mini_batch]
+        return [
+            kept_batch
+            for kept_batch in self.kept_batches
+            if mini_batch_of(kept_batch.batch.batch_id, self.spec) == mini_batch
+        ]
 
-    def train_kept(self, kept: KeptBatch) -> Trained:
+    def train_kept(self, kept_batch: KeptBatch) -> Trained:
         """Trains one of the kept batches under the weights of the last step."""
         started_s = time.time()
-        self.accumulator.open(sum_range_at(self.spec, kept.batch.iteration))
-        stats = train_kept_batch(self.policy, kept, spec=self.spec, accumulator=self.accumulator)
-        return self._trained(stats, kept.batch, started_s, with_reference=False, is_trained=True)
+        self.accumulator.open(sum_range_at(self.spec, kept_batch.batch.iteration))
+        stats = train_kept_batch(self.policy, kept_batch, spec=self.spec, accumulator=self.accumulator)
+        return self._trained(stats, kept_batch.batch, started_s, with_reference=False, is_trained=True)
 
     def beside(self, number: int) -> Learner:
         """Returns a learner that another thread of this process trains with at the same time.
 
         It adds to the same sums, keeps batches in the same list and sees each step of this one, which alone steps. It
-        has modules and gradients of its own. number: the rank that its batches are reported under.
+        has modules and gradients of its own.
+
+        Args:
+            number: The rank that its batches are reported under.
         """
         policy = self.policy.beside()
+        reference = self.reference
+        if reference is not None:
+            reference = with_own_parameters(reference)
         return replace(
             self,
             policy=policy,
             accumulator=self.accumulator.beside(policy.trained_parameters()),
-            reference=None if self.reference is None else with_own_parameters(self.reference),
+            reference=reference,
             place=replace(self.place, rank=number),
         )
 
@@ -180,13 +201,14 @@ class Learner:
             grad_norm = self.optimizer.step(step.learning_rate, gradients, on_stepped=stream.stepped)
         self.accumulator.finish()
         self.policy.follow()
+        # The reference follows the policy as it is after the step, so it comes last.
         if step.syncs_reference:
             self.optimizer.sync_reference()
             if isinstance(self.reference, FSDPModule):
                 # A pass leaves the outermost parameters whole, and their rows alone have moved.
                 self.reference.reshard()
         if step.is_last:
-            self.kept.clear()
+            self.kept_batches.clear()
         return grad_norm
 
     def publish(self, sink: TensorSink, *, base: bool = False) -> None:
@@ -200,7 +222,7 @@ class Learner:
             WeightStream(self.policy.weights(), sink).all()
 
     def rest(self) -> None:
-        """Gives back what torch and the C library hold of freed memory; weights, sums and optimizer state stay."""
+        """Gives the freed memory of torch and the C library back; weights, sums and optimizer state stay."""
         if self.policy.model.device.type == "cuda":
             torch.cuda.empty_cache()
         give_free_memory_back()
@@ -211,7 +233,7 @@ class Learner:
 
     @cached_property
     def shares_state(self) -> bool:
-        """True where a rank has only some rows of what is trained. Adapters are whole on every rank."""
+        """True where a rank has only some rows of the trained parameters. Adapters are whole on every rank."""
         return any(isinstance(parameter, DTensor) for parameter in self.policy.trained_parameters().values())
 
     def save(self, folder: Path) -> None:
@@ -220,7 +242,7 @@ class Learner:
         save_state(folder, self.policy, self.optimizer, rank=place.rank, num_ranks=place.world_size)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Goes back to a checkpoint. Raises what `restore_state` raises."""
+        """Goes back to a checkpoint. Raises as `restore_state`."""
         restore_state(checkpoint, self.policy, self.optimizer)
 
     def _trained(

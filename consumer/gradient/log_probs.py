@@ -1,4 +1,4 @@
-"""The forward pass: what models give to the sampled tokens of a micro-batch, of logits of those tokens only."""
+"""The forward pass: the models' outputs at the sampled tokens of a micro-batch, from logits of those tokens only."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def token_outputs(
         temperature: The job's, which divides all logits.
 
     Returns:
-        What the terms need, and nothing else; the policy's with gradient.
+        The outputs that the terms need, and no others; the policy's with gradient.
     """
     needs = {need for term in terms for need in term.needs}
     # Each model in this order, and in no other: the first pass of a model may choose its kernels.
@@ -60,27 +60,34 @@ def token_outputs(
         if reference is not None:
             with torch.no_grad(), policy.without_adapters():
                 reference_logprobs = response_logprobs(reference, micro_batch, temperature)
-    teacher = policy.teacher if Need.TEACHER_DIVERGENCE in needs else None
+    summary: Summary | None = None
+    known: Tensor | None = None
+    if Need.TEACHER_DIVERGENCE in needs and policy.teacher is not None:
+        summary = policy.teacher.divergence
+        known = policy.teacher.known(micro_batch.columns)
     logprobs, entropy, divergence = response_measures(
         policy.model,
         micro_batch,
         temperature,
         entropy=Need.ENTROPY in needs,
-        summary=None if teacher is None else teacher.divergence,
-        known=None if teacher is None else teacher.known(micro_batch.columns),
+        summary=summary,
+        known=known,
     )
     is_trained = any(Need.ENTROPY in term.needs and term.gives_loss for term in terms)
     if entropy is not None and not is_trained:
-        # What is only measured lets go of its graph, [chunk, V] twice, before the backward pass.
+        # An entropy that is only measured lets go of its graph, [chunk, V] twice, before the backward pass.
         entropy = entropy.detach()
     values = None
     if Need.VALUES in needs and policy.critic is not None:
         values = response_values(policy.critic, micro_batch)
+    teacher_logprobs = None
+    if Need.TEACHER in needs:
+        teacher_logprobs = micro_batch.column(TEACHER_LOGPROBS)
     return TokenOutputs(
         policy=logprobs,
         generator=micro_batch.generator_logprobs.to(logprobs.device),
         reference=reference_logprobs,
-        teacher=micro_batch.column(TEACHER_LOGPROBS) if Need.TEACHER in needs else None,
+        teacher=teacher_logprobs,
         divergence=divergence,
         entropy=entropy,
         values=values,
@@ -90,7 +97,8 @@ def token_outputs(
 def response_logprobs(model: PreTrainedModel, micro_batch: MicroBatch, temperature: float) -> Tensor:
     """Returns [R, S_max] log-probs of the sampled tokens under logits / temperature; padding holds 0.0.
 
-    They are of the distribution that the generator drew from: its logits changed as its were, over what it kept.
+    They are of the distribution that the generator drew from: logits changed as the generator changed them, over the
+    kept set.
     """
     return response_measures(model, micro_batch, temperature)[0]
 
@@ -110,32 +118,37 @@ def response_measures(
         model: The policy, a reference or a teacher.
         micro_batch: The rows.
         temperature: Divides all logits.
-        entropy: True where the entropies are asked for.
+        entropy: True where the entropies are computed, too.
         summary: Makes numbers of the distributions that tokens were drawn from, and of `known`.
         known: [N, …] of the N sampled tokens, row by row; left out: their last hidden states.
 
     Returns:
         `response_logprobs`; [R, S_max] the entropy in nats of the whole distribution at each token, or None; and
-        [R, S_max, …] what `summary` made, or None.
+        [R, S_max, …] the numbers of `summary`, or None.
     """
     if isinstance(micro_batch.inputs, PackedInputs):
         share_prompts(model)
     if has_plain_head(model):
-        states, logits_of = _predicting_states(model, micro_batch), functools.partial(project, model)
+        states = _predicting_states(model, micro_batch)
+        logits_of = functools.partial(project, model)
     else:
-        states, logits_of = _predicting_logits(model, micro_batch), upcast
+        # The model makes its logits itself: its "states" are logits already, and need a wider dtype alone.
+        states = _predicting_logits(model, micro_batch)
+        logits_of = upcast
+    if known is not None:
+        known = known.to(model.device)
     logprobs, entropies, summaries = chosen_values(
         logits_of,
         states,
         micro_batch.response_ids[micro_batch.loss_mask].to(model.device),
-        kept=micro_batch.kept,
+        kept_sets=micro_batch.kept_sets,
         contexts=micro_batch.contexts,
         first=_first_tokens(model, micro_batch),
         vocabulary_size=vocabulary_size(model),
         temperature=temperature,
         entropy=entropy,
         summary=summary,
-        known=None if known is None else known.to(model.device),
+        known=known,
     )
     return (
         _in_rows(logprobs, micro_batch),
@@ -145,10 +158,11 @@ def response_measures(
 
 
 def response_values(critic: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
-    """Returns [R, S_max] what a critic expects before each sampled token; padding holds 0.0."""
+    """Returns [R, S_max] the values that a critic expects before each sampled token; padding holds 0.0."""
     if isinstance(micro_batch.inputs, PackedInputs):
         share_prompts(critic)
-    states, head = _predicting_states(critic, micro_batch), output_head(critic)
+    states = _predicting_states(critic, micro_batch)
+    head = output_head(critic)
     # In float32 from the head on: bfloat16 would round each value, and the advantages with them, to 8 bits.
     values = functional.linear(upcast(states), upcast(head.weight), upcast(head.bias))
     return _in_rows(values.squeeze(-1), micro_batch)
@@ -159,6 +173,7 @@ def _first_tokens(model: PreTrainedModel, micro_batch: MicroBatch) -> FirstToken
     inputs = micro_batch.inputs
     if not isinstance(inputs, PackedInputs) or inputs.prefill is None:
         return None
+    # Sampled tokens stand side by side from column 0 on: the first of each response is in that column.
     first = torch.zeros_like(micro_batch.loss_mask)
     first[:, 0] = True
     return FirstTokens(is_first=first[micro_batch.loss_mask], logits_of=functools.partial(project_prompts, model))
@@ -178,12 +193,18 @@ def _predicting_logits(model: PreTrainedModel, micro_batch: MicroBatch) -> Tenso
     """Returns [N, V] of an architecture with logits of its own making, for all response positions at once."""
     inputs = micro_batch.inputs
     predicting = inputs.predicting[micro_batch.loss_mask]
-    rows, columns = predicting // inputs.input_ids.shape[1], predicting % inputs.input_ids.shape[1]
+    # `predicting` counts through input_ids flattened, row after row.
+    width = inputs.input_ids.shape[1]
+    rows = predicting // width
+    columns = predicting % width
     # A response begins with a sampled token, and in padded rows all begin at the same column.
     first = int(columns.min())
-    num_positions = inputs.input_ids.shape[1] - first
-    keep = {"logits_to_keep": num_positions} if takes_logits_to_keep(type(base_causal_lm(model))) else {}
-    logits = model(use_cache=False, **inputs.arguments(model.device), **keep).logits[:, -num_positions:]
+    num_positions = width - first
+    options: dict[str, int] = {}
+    if takes_logits_to_keep(type(base_causal_lm(model))):
+        options["logits_to_keep"] = num_positions
+    # Cut also where the model made the logits of all positions.
+    logits = model(use_cache=False, **inputs.arguments(model.device), **options).logits[:, -num_positions:]
     return logits[rows.to(model.device), (columns - first).to(model.device)]
 
 

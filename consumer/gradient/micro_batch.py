@@ -64,7 +64,7 @@ class MicroBatch:
     """The estimates of a critic, whose advantages are those above; None without one."""
     columns: Mapping[str, Sequence[bytes]]
     """Column → [R] values that stages made of the rows."""
-    kept: KeptSets | None = None
+    kept_sets: KeptSets | None = None
     """The kept sets of the sampled tokens, row by row; None without truncated sampling."""
     contexts: Contexts | None = None
     """The tokens before each sampled token, row by row; None where no logit depends on them."""
@@ -72,12 +72,14 @@ class MicroBatch:
     def column(self, name: str) -> Tensor | None:
         """Returns float32 [R, S_max] of a column with a number a token; None where no stage makes it."""
         values = [np.frombuffer(value, dtype="<f4") for value in self.columns.get(name, ())]
-        return _right_padded(values, np.float32) if values else None
+        if not values:
+            return None
+        return _right_padded(values, np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """The rows of a rollout batch that go through the models together."""
+    """The rows of a rollout batch that go through the models together. `lay_out` creates it."""
 
     rows: NDArray[np.int64]
     """[R] of the batch, ascending."""
@@ -86,7 +88,10 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchLayout:
-    """A rollout batch in passes. `credited` replaces the advantages that only a forward pass can tell."""
+    """A rollout batch in passes, as `lay_out` creates it; the passes of one update read it.
+
+    `credited` returns another with the advantages that need a forward pass.
+    """
 
     rewards: NDArray[np.float64]
     """[k, G] as they are trained: shuffled, where the job is a negative control."""
@@ -97,7 +102,7 @@ class BatchLayout:
 
 
 def lay_out(batch: RolloutBatch, *, spec: JobSpec, policy: Policy, every_row: bool) -> BatchLayout:
-    """Makes all of a batch that needs no model.
+    """Computes all that a batch's passes need and no model is needed for: advantages, rows, tensors.
 
     A batch with more tokens than a pass may have is cut into several, always the same ones (I7).
 
@@ -122,6 +127,7 @@ def lay_out(batch: RolloutBatch, *, spec: JobSpec, policy: Policy, every_row: bo
     advantages = batch_advantages(batch, rewards, algorithm)
     rows = rows_that_teach(advantages, every_row=every_row)
     if algorithm.on_truncated == "mask":
+        # A boolean index keeps the order of the rows, which is ascending.
         rows = rows[[not is_truncated(batch, row) for row in rows.tolist()]]
     if not rows.size:
         return BatchLayout(rewards=rewards, advantages=advantages, passes=())
@@ -156,7 +162,7 @@ def micro_batch_maker(batch: RolloutBatch, *, spec: JobSpec, policy: Policy) -> 
 def check_fits(micro_batch: MicroBatch, policy: Policy, *, batch_id: str) -> None:
     """Raises ContractViolation for tokens that the model cannot take."""
     inputs = micro_batch.inputs
-    # Positions start at 0, and a response's last token is never an input: + 1 for each.
+    # Positions start at 0, and a response's last token is never an input: + 1 for each makes + 2.
     longest = int(inputs.position_ids.max()) + 2
     if longest > policy.context_tokens:
         raise ContractViolation(
@@ -164,8 +170,8 @@ def check_fits(micro_batch: MicroBatch, policy: Policy, *, batch_id: str) -> Non
             field="token_ids",
         )
     token_ids = [inputs.input_ids, micro_batch.response_ids]
-    if micro_batch.kept is not None:
-        token_ids.append(micro_batch.kept.ids)
+    if micro_batch.kept_sets is not None:
+        token_ids.append(micro_batch.kept_sets.ids)
     used = np.concatenate([ids.numpy().reshape(-1) for ids in token_ids])
     if used.min() < 0 or used.max() >= policy.vocabulary_size:
         raise ContractViolation(
@@ -190,10 +196,18 @@ def batch_rewards(batch: RolloutBatch) -> NDArray[np.float64]:
 def rows_that_teach(advantages: NDArray[np.float64], *, every_row: bool) -> NDArray[np.int64]:
     """Picks the rows that don't add exactly 0 to the summed loss: those of nonzero advantage, or all of them.
 
-    advantages: [k, G], or [k, G, K] of turns; returns flat row numbers g * G + i, ascending. every_row: as `lay_out`.
+    Args:
+        advantages: [k, G], or [k, G, K] of turns.
+        every_row: As in `lay_out`.
+
+    Returns:
+        Flat row numbers g * G + i, ascending.
     """
     size = advantages.shape[0] * advantages.shape[1]
-    return np.arange(size) if every_row else np.flatnonzero(advantages.reshape(size, -1).any(axis=1))
+    if every_row:
+        return np.arange(size)
+    # With credit by turn a row teaches where any of its turns does.
+    return np.flatnonzero(advantages.reshape(size, -1).any(axis=1))
 
 
 def is_truncated(batch: RolloutBatch, row: int) -> bool:
@@ -228,10 +242,16 @@ def make_micro_batch(
     sampling: SamplingParams | None = None,
     end_ids: frozenset[int] = frozenset(),
 ) -> MicroBatch:
-    """Decodes the chosen rows (ascending, at least one; default: all). advantages: [k, G], or [k, G, K] of turns.
+    """Decodes some rows of a batch into the tensors of one pass.
 
-    multiple_of: the length of a packed sequence (`packed_inputs`).
-    sampling, end_ids: as the generator sampled, and the model's ends, where logits were changed by them.
+    Args:
+        batch: The rollout batch.
+        advantages: float64 [k, G], or [k, G, K] of turns, of the whole batch.
+        rows: [R] of the batch, ascending, at least one; None for all.
+        packing: The layout of the inputs (consumer/model/inputs.py).
+        multiple_of: The number that the length of a packed sequence is a multiple of (`packed_inputs`).
+        sampling: The generator's, where it changed logits by the tokens before them.
+        end_ids: The tokens that end a completion, where the sampling kept them from its first tokens.
     """
     size = batch.group_size
     chosen = range(batch.num_completions) if rows is None else rows.tolist()
@@ -242,6 +262,7 @@ def make_micro_batch(
     prompts = [np.frombuffer(batch.groups[index].prompt_token_ids, dtype="<i4") for index in group_index]
     responses = [np.frombuffer(completion.token_ids, dtype="<i4") for completion in completions]
     logprobs = [np.frombuffer(completion.generator_logprobs, dtype="<f4") for completion in completions]
+    # The wire's arrays are little-endian: token ids int32, log-probs float32.
     # Behind the rows stand the lines that began anew, each with a prompt of its own.
     lines = [(place, line) for place, completion in enumerate(completions) for line in completion.lines[1:]]
     seen = [response[: completion.lines[0][2]] for response, completion in zip(responses, completions, strict=True)]
@@ -275,7 +296,7 @@ def make_micro_batch(
         generator_logprobs=_right_padded(logprobs, np.float32),
         advantages=row_advantages,
         columns={name: [values[row] for row in chosen] for name, values in (batch.columns or {}).items()},
-        kept=_kept_sets(completions, sampled),
+        kept_sets=_kept_sets(completions, sampled),
         contexts=contexts,
     )
 
@@ -288,7 +309,9 @@ def _prefill(batch: RolloutBatch) -> Prefill:
 def _kept_sets(completions: Sequence[Completion], sampled: Sequence[NDArray[np.int32]]) -> KeptSets | None:
     """Reads the kept sets of truncated sampling, which all completions of a job have, or none has."""
     packed = [completion.kept_sets for completion in completions if completion.kept_sets is not UNSET]
-    return KeptSets.of(packed, sampled) if packed else None
+    if not packed:
+        return None
+    return KeptSets.of(packed, sampled)
 
 
 def _contexts(
@@ -300,12 +323,16 @@ def _contexts(
     for row, completion in enumerate(completions):
         tokens = np.frombuffer(completion.token_ids, dtype="<i4")
         for begin, _, end in completion.lines:
-            before = prompts[row] if begin == 0 else tokens[:0]
-            of_line = [span for span in completion.spans if begin <= span[0] < end]
+            # A line that began anew has its prompt among the completion's tokens: the batch's prompt isn't before it.
+            before = tokens[:0]
+            if begin == 0:
+                before = prompts[row]
+            line_spans = [span for span in completion.spans if begin <= span[0] < end]
             offset = before.size - begin
-            places += [(len(first_places), offset + place) for span in of_line for place in range(*span)]
+            places += [(len(first_places), offset + place) for span in line_spans for place in range(*span)]
+            # (distinct ids, the first place of each): an id is seen by the tokens behind that place.
             first_places.append(np.unique(np.concatenate((before, tokens[begin:end])), return_index=True))
-    num_new = np.concatenate([np.arange(end - start) for one in completions for start, end in one.spans])
+    num_new = np.concatenate([np.arange(end - start) for completion in completions for start, end in completion.spans])
 
     def seen(number: int) -> NDArray[np.int32]:
         line, place = places[number]
@@ -316,7 +343,7 @@ def _contexts(
 
 
 def row_tokens(batch: RolloutBatch, row: int) -> tuple[int, int]:
-    """Returns (prompt tokens, response tokens), observations included: what goes through the model."""
+    """Returns (prompt tokens, response tokens) of a row that go through the model, observations included."""
     group = batch.groups[row // batch.group_size]
     return len(group.prompt_token_ids) // ITEM_BYTES, group.rollouts[row % batch.group_size].completion.num_tokens
 
@@ -349,10 +376,13 @@ def _packed_parts(lengths: Sequence[tuple[int, int]], groups: Sequence[int], max
     whole: dict[int, int] = {}
     for group, (prompt, response) in zip(groups, lengths, strict=True):
         whole[group] = whole.get(group, prompt) + response - 1
-    used, previous = 0, -1
+    used = 0
+    previous = -1
     for number, (group, (prompt, response)) in enumerate(zip(groups, lengths, strict=True)):
         # The last token of a response is never an input, and a group's prompt goes through with its first row only.
-        more = response - 1 + (prompt if group != previous else 0)
+        more = response - 1
+        if group != previous:
+            more += prompt
         fits_elsewhere = group != previous and used + whole[group] > max_tokens >= whole[group]
         if number and (used + more > max_tokens or fits_elsewhere):
             yield number

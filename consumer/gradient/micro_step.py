@@ -1,7 +1,7 @@
 """The gradient of one rollout batch, added to the iteration's sums.
 
     lay out     rewards → advantages → rows that teach → passes         micro_batch.py    no model
-    forward     what the terms of the loss need of each token           log_probs.py      each model once
+    forward     the outputs that the terms of the loss need             log_probs.py      each model once
     credit      a KL in the reward, a critic's estimates                credit.py         only where a job has one
     sum         token losses of each term, in order; one scalar         terms/            no model
     backward    the scalar's gradient, left in `.grad`                  torch
@@ -46,7 +46,7 @@ from contracts.spec.job import JobSpec
 
 @dataclass(frozen=True, kw_only=True)
 class KeptPass:
-    """A pass with the log-probs that the first update measured."""
+    """A pass with the log-probs that the first update measured; a part of a `KeptBatch`."""
 
     rows: NDArray[np.int64]
     """[R] of the batch."""
@@ -60,7 +60,7 @@ class KeptPass:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptBatch:
-    """A batch as the later updates of its iteration need it: all that does not move with the weights.
+    """A batch as the later updates of its iteration need it: all its numbers that don't move with the weights.
 
     `train_micro_batch` makes it, a `Learner` keeps it until the iteration's last step, and nothing changes it.
     """
@@ -73,7 +73,7 @@ class KeptBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class PassLoss:
-    """The loss of one pass."""
+    """The loss of one pass. `pass_loss` creates it, and its sums go into the batch's numbers."""
 
     loss_sum: Tensor
     """Scalar with gradient, undivided: see `Normaliser`."""
@@ -103,7 +103,7 @@ def train_micro_batch(
         accumulator: The iteration's sums; None: the batch is only measured, for a later step.
 
     Returns:
-        The batch's numbers, and what later updates need of it; None where nothing teaches.
+        The batch's numbers, and the batch as later updates need it; None where nothing teaches.
 
     Raises:
         ContractViolation: For tokens that the model cannot take, and for a column that is not there.
@@ -114,29 +114,38 @@ def train_micro_batch(
     # Rewards are measured as sampled: a negative control reports what its policy earned.
     measured = BatchStats.of(batch, batch_rewards(batch))
     if not layout.passes:
-        # Without a pass a critic has no say, and what isn't trained has no advantage.
-        advantages = layout.advantages if policy.critic is None else np.zeros_like(layout.advantages)
+        advantages = layout.advantages
+        if policy.critic is not None:
+            # The rewards of an untrained batch went through no critic, and are no advantages.
+            advantages = np.zeros_like(advantages)
         return replace(measured, advantages=_flat(advantages, batch)), None
     forward = functools.partial(
         token_outputs, policy, terms=terms, reference=reference, temperature=spec.rollout.sampling.temperature
     )
     train_pass = functools.partial(_train_pass, stats=measured, terms=terms, spec=spec, accumulator=accumulator)
     with torch.set_grad_enabled(accumulator is not None):
-        # A batch of one pass goes through the models once, for all that is asked of it. The passes of a larger one go
-        # through again when their gradient is due: their graphs together would be what the cut is there to avoid.
-        known = forward(layout.passes[0].micro_batch) if len(layout.passes) == 1 else None
+        # A batch of one pass goes through the models once, for credit and loss. The passes of a larger one go through
+        # again when their gradient is due: their graphs together would be what the cut is there to avoid.
+        only_outputs: TokenOutputs | None = None
+        if len(layout.passes) == 1:
+            only_outputs = forward(layout.passes[0].micro_batch)
         if needs_outputs(spec.algorithm):
             with torch.no_grad():
-                outputs = [known] if known is not None else [forward(cut.micro_batch) for cut in layout.passes]
+                if only_outputs is not None:
+                    outputs = [only_outputs]
+                else:
+                    outputs = [forward(one_pass.micro_batch) for one_pass in layout.passes]
             layout = credited(layout, outputs, spec.algorithm)
             del outputs
         losses: list[PassLoss] = []
-        kept: list[KeptPass] = []
+        kept_passes: list[KeptPass] = []
         for number, one_pass in enumerate(layout.passes, start=1):
             micro_batch = one_pass.micro_batch
-            tokens = known if known is not None else forward(micro_batch)
+            tokens = only_outputs
+            if tokens is None:
+                tokens = forward(micro_batch)
             losses.append(train_pass(tokens, micro_batch, more=number < len(layout.passes)))
-            kept.append(
+            kept_passes.append(
                 KeptPass(
                     rows=one_pass.rows,
                     micro_batch=micro_batch,
@@ -146,14 +155,16 @@ def train_micro_batch(
             )
     stats = replace(
         _with_losses(measured, losses),
-        mismatch=joined(_mismatch(one_pass, spec.algorithm) for one_pass in kept),
+        mismatch=joined(_mismatch(one_pass, spec.algorithm) for one_pass in kept_passes),
         advantages=_flat(layout.advantages, batch),
         trained_rows=tuple(np.concatenate([one_pass.rows for one_pass in layout.passes]).tolist()),
     )
-    return stats, KeptBatch(batch=batch, stats=stats, passes=tuple(kept))
+    return stats, KeptBatch(batch=batch, stats=stats, passes=tuple(kept_passes))
 
 
-def train_kept_batch(policy: Policy, kept: KeptBatch, *, spec: JobSpec, accumulator: GradientAccumulator) -> BatchStats:
+def train_kept_batch(
+    policy: Policy, kept_batch: KeptBatch, *, spec: JobSpec, accumulator: GradientAccumulator
+) -> BatchStats:
     """Trains a batch in a later update: forward under the weights of now, loss against the kept log-probs, backward.
 
     Returns:
@@ -164,7 +175,7 @@ def train_kept_batch(policy: Policy, kept: KeptBatch, *, spec: JobSpec, accumula
     """
     terms = terms_of_job(spec)
     losses: list[PassLoss] = []
-    for number, one_pass in enumerate(kept.passes, start=1):
+    for number, one_pass in enumerate(kept_batch.passes, start=1):
         outputs = token_outputs(
             policy,
             one_pass.micro_batch,
@@ -176,22 +187,32 @@ def train_kept_batch(policy: Policy, kept: KeptBatch, *, spec: JobSpec, accumula
             _train_pass(
                 replace(outputs, old=one_pass.old_logprobs, reference=one_pass.reference_logprobs),
                 one_pass.micro_batch,
-                stats=kept.stats,
+                stats=kept_batch.stats,
                 terms=terms,
                 spec=spec,
                 accumulator=accumulator,
-                more=number < len(kept.passes),
+                more=number < len(kept_batch.passes),
             )
         )
-    return _with_losses(kept.stats, losses)
+    return _with_losses(kept_batch.stats, losses)
 
 
-def measured_logprobs(batch: RolloutBatch, kept: KeptBatch | None) -> tuple[bytes | None, ...]:
-    """Returns what the first update measured at each sampled token, float32 for each completion; None for one that
-    didn't go through the model. kept: as `train_micro_batch` returned it."""
+def measured_logprobs(batch: RolloutBatch, kept_batch: KeptBatch | None) -> tuple[bytes | None, ...]:
+    """Returns the log-probs that the first update measured, for the recording of a batch.
+
+    Args:
+        batch: The rollout batch.
+        kept_batch: As `train_micro_batch` returned it.
+
+    Returns:
+        Little-endian float32 of each sampled token, for each completion; None for a completion that didn't go through
+        the model.
+    """
     logprobs: list[bytes | None] = [None] * batch.num_completions
+    if kept_batch is None:
+        return tuple(logprobs)
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-    for one_pass in kept.passes if kept is not None else ():
+    for one_pass in kept_batch.passes:
         values = one_pass.old_logprobs.float().cpu().numpy().astype("<f4", copy=False)
         for place, row in enumerate(one_pass.rows.tolist()):
             logprobs[row] = values[place, : rollouts[row].completion.num_sampled].tobytes()
@@ -213,30 +234,39 @@ def pass_loss(
         normaliser of ((sum of the terms that are weighed) * correction + sum of the others)
 
     Args:
-        outputs: What the models gave to the tokens.
+        outputs: The models' outputs at the tokens.
         terms: In the order in which they are added, which is part of a job's digest.
         advantages: [R], or [R, T] with credit by turn or token; in the log-probs' dtype.
         loss_mask: bool [R, T], one True or more in each row; on the log-probs' device.
         algorithm: The job's.
         sizes: The rollout batch's, for the normaliser.
-        estimates: What a critic learns.
+        estimates: The returns that a critic learns; None without one.
     """
     tokens = outputs.masked(loss_mask)
+    # pi_old of the ratio is the generator's mu, or the trainer's own policy before the first step; in that step, where
+    # `tokens.old` is None, it is the policy itself.
+    old_logprobs = tokens.old
+    if algorithm.old_policy == "generator":
+        old_logprobs = tokens.generator
+    # pi_prox of the correction is always the trainer's.
+    prox_logprobs = tokens.old
+    if prox_logprobs is None:
+        prox_logprobs = tokens.policy
     inputs = TermInputs(
         tokens=tokens,
-        old_logprobs=tokens.generator if algorithm.old_policy == "generator" else tokens.old,
+        old_logprobs=old_logprobs,
         advantages=advantages,
         loss_mask=loss_mask,
         correction=Correction.of(
             algorithm,
-            prox_logprobs=tokens.policy if tokens.old is None else tokens.old,
+            prox_logprobs=prox_logprobs,
             generator_logprobs=tokens.generator,
             loss_mask=loss_mask,
         ),
         estimates=estimates,
     )
-    # All are computed in order before any is added: the order in which their graphs are made is that in which their
-    # gradients meet at the log-probs.
+    # All terms are computed in order before any is added: the order in which their graphs are made is that in which
+    # their gradients meet at the log-probs.
     losses = [(term.is_weighed, term.token_losses(inputs)) for term in terms]
     weighed = _added(loss.token_loss for is_weighed, loss in losses if is_weighed)
     if weighed is not None:
@@ -264,10 +294,12 @@ def _joined_sums(losses: Sequence[TermLoss]) -> dict[str, float]:
 
 def _added(token_losses: Iterable[Tensor | None]) -> Tensor | None:
     """Adds token losses [R, T] from the left, but for those that are None; None where all are."""
-    total = None
+    total: Tensor | None = None
     for token_loss in token_losses:
-        if token_loss is not None:
-            total = token_loss if total is None else total + token_loss
+        if token_loss is None:
+            continue
+        # No 0.0 + first: the sum starts with the first itself.
+        total = token_loss if total is None else total + token_loss
     return total
 
 
@@ -304,14 +336,14 @@ def _train_pass(
     return replace(loss, loss_sum=loss.loss_sum.detach())
 
 
-def _mismatch(kept: KeptPass, algorithm: AlgorithmSpec) -> Mismatch:
+def _mismatch(kept_pass: KeptPass, algorithm: AlgorithmSpec) -> Mismatch:
     """Measures how far the policy and the generator are apart over the tokens of a pass."""
-    old_logprobs = kept.old_logprobs
-    sampler_logprobs = kept.micro_batch.generator_logprobs.to(old_logprobs.device)
+    old_logprobs = kept_pass.old_logprobs
+    sampler_logprobs = kept_pass.micro_batch.generator_logprobs.to(old_logprobs.device)
     if algorithm.learns_given:
-        # What the data set gives was sampled by no policy, from which this one could be apart.
+        # A completion of the data set was sampled by no policy, from which this one could be apart.
         sampler_logprobs = old_logprobs
-    return measure_mismatch(old_logprobs, sampler_logprobs, kept.micro_batch.loss_mask.to(old_logprobs.device))
+    return measure_mismatch(old_logprobs, sampler_logprobs, kept_pass.micro_batch.loss_mask.to(old_logprobs.device))
 
 
 def _with_losses(stats: BatchStats, losses: Sequence[PassLoss]) -> BatchStats:

@@ -36,7 +36,9 @@ OPTIMIZERS: dict[str, type[Adamw32bit]] = {"adamw": Adamw32bit, "adamw_8bit": Ad
 def horizon_at(iteration: int, horizons: Mapping[int, int], iterations: int) -> int:
     """Returns the `iterations` of `learning_rate_at` there: a resume that changes it leaves `JobStore.horizons`."""
     firsts = [first for first in horizons if first <= iteration]
-    return horizons[max(firsts)] if firsts else iterations
+    if not firsts:
+        return iterations
+    return horizons[max(firsts)]
 
 
 def learning_rate_at(iteration: int, spec: OptimizerSpec, iterations: int) -> float:
@@ -51,7 +53,9 @@ def learning_rate_at(iteration: int, spec: OptimizerSpec, iterations: int) -> fl
         start = max(start, iterations - spec.decay_iterations)
     # 0.0 at the first iteration of the decay, 1.0 at the end of the job.
     progress = max(0, iteration - start) / max(1, iterations - start)
-    lowest = 0.0 if spec.min_learning_rate is UNSET else spec.min_learning_rate
+    lowest = spec.min_learning_rate
+    if lowest is UNSET:
+        lowest = 0.0
     if spec.schedule in ("linear", "wsd"):
         return lowest + (spec.learning_rate - lowest) * (1.0 - progress)
     if spec.schedule == "cosine":
@@ -68,27 +72,41 @@ def groups_of(
 ) -> dict[str, tuple[float, float]]:
     """Returns the factor of the learning rate, and the weight decay, of each parameter by its name.
 
-    embeddings, critic: the names of their parameters. A critic's have its factor, times that of their group.
-
     Where no group says it, decay acts on matrices alone, and not on an embedding's. Norms and biases are no matrices. A
     norm's scale has a size of its own that isn't 0, and an embedding's row would be decayed in each step, but learns
-    only in those that have its token. Raises InvalidInput for a group of the spec that has no parameter.
+    only in those that have its token.
+
+    Args:
+        parameters: The trained parameters, by name.
+        spec: The job's.
+        embeddings: The names of the embeddings' parameters.
+        critic: The names of the critic's parameters, which have the critic's factor times that of their group.
+
+    Raises:
+        InvalidInput: For a group of the spec that has no parameter.
     """
     groups = () if spec.groups is UNSET else spec.groups
-    of_critic = spec.critic_learning_rate_factor
-    if of_critic is UNSET:
-        of_critic = CRITIC_LEARNING_RATE_FACTOR
+    critic_factor = spec.critic_learning_rate_factor
+    if critic_factor is UNSET:
+        critic_factor = CRITIC_LEARNING_RATE_FACTOR
     without = set(range(len(groups)))
     settings: dict[str, tuple[float, float]] = {}
     for name, parameter in parameters.items():
-        factor, decay = 1.0, spec.weight_decay if parameter.dim() >= 2 and name not in embeddings else 0.0
+        factor = 1.0
+        decay = 0.0
+        if parameter.dim() >= 2 and name not in embeddings:
+            decay = spec.weight_decay
+        # The first group whose pattern fits decides, in the order of the spec.
         for number, group in enumerate(groups):
             if any(fnmatchcase(name, pattern) for pattern in group.parameters):
                 without.discard(number)
                 factor = group.learning_rate_factor
-                decay = decay if group.weight_decay is UNSET else group.weight_decay
+                if group.weight_decay is not UNSET:
+                    decay = group.weight_decay
                 break
-        settings[name] = (factor * of_critic if name in critic else factor), decay
+        if name in critic:
+            factor = factor * critic_factor
+        settings[name] = (factor, decay)
     if without:
         raise InvalidInput(
             "names no trained parameter, or those of groups before it alone",
@@ -103,6 +121,9 @@ class PolicyOptimizer:
 
     Parameters below float32 are the rounding of float32 masters, which it steps: a step of 1e-6 is less than half of a
     bfloat16's last bit for any weight above 1e-3, and would be lost without them.
+
+    `make_learner` creates it for a rank. `step` and `load_state_tensors` change it, and a checkpoint reads
+    `state_tensors` after the iteration's last step.
     """
 
     def __init__(
@@ -151,11 +172,17 @@ class PolicyOptimizer:
 
         Clipping needs the norm of all gradients before the first step. So each is made for the norm, let go, and made
         again when its group is due: a group of them needs memory at a time, and never those of the whole model. The
-        first group's stay in between, so that a small model's are made once.
+        first group's stay in between, so that a small model's are made once. The bits are those of one step over all of
+        them.
 
-        on_stepped is called with the name of each parameter that has its new value: what that starts goes on beside the
-        next groups. The bits are those of one step over all of them. Raises TrainingDiverged, with the parameters as
-        they were, when the norm is not finite.
+        Args:
+            learning_rate: The iteration's, before the factor of each group.
+            gradients: sum / divisor of each parameter, unclipped.
+            on_stepped: Called with the name of each parameter as soon as it has its new value: what that starts goes on
+                next to the groups that follow.
+
+        Raises:
+            TrainingDiverged: When the norm is not finite, with the parameters as they were.
         """
         groups = self._groups()
         ready = {name: gradients.pop(name) for name in groups[0]}
@@ -165,7 +192,7 @@ class PolicyOptimizer:
             raise TrainingDiverged(
                 f"the gradient norm is {grad_norm}", field="grad_norm", cure="lower optimizer.learning_rate"
             )
-        # torch multiplies by min(1, this) whatever it is; a product with 1 has the bits that it had.
+        # torch multiplies by min(1, this) whatever it is; a product with 1 has the bits that it had. 1e-6 is torch's.
         is_clipped = bool(self._max_grad_norm / (norm + 1e-6) < 1.0)
         for group in (group for optimizer in self._moments.optimizers for group in optimizer.param_groups):
             group["lr"] = learning_rate * group["factor"]
@@ -191,7 +218,9 @@ class PolicyOptimizer:
     def sync_reference(self) -> None:
         """Mixes the policy into the reference: alpha policy + (1 - alpha) reference, of their float32 masters."""
         for name, frozen in self._reference.items():
-            trained, rows = name.removeprefix("reference."), local_rows(frozen)
+            trained = name.removeprefix("reference.")
+            rows = local_rows(frozen)
+            # lerp_(end, weight) is self + weight (end - self): the weight is the policy's share, alpha.
             if name in self._reference_masters:
                 master = self._reference_masters[name]
                 rows.copy_(master.lerp_(local_rows(self.stepped[trained]), self._mixup_alpha))
@@ -208,7 +237,7 @@ class PolicyOptimizer:
             for state_name, tensor in self._moments.state(parameter).items()
         }
         if tensors:
-            tensors |= {name: local_rows(kept).detach() for name, kept in self.beside.items()}
+            tensors |= {name: local_rows(parameter).detach() for name, parameter in self.beside.items()}
             tensors |= self._reference_masters
         return tensors | {f"master.{name}": master.detach() for name, master in self._masters().items() if tensors}
 
@@ -222,7 +251,8 @@ class PolicyOptimizer:
         expected |= {f"master.{name}" for name in self._masters()}
         # A fork may begin, or end, to have a reference that moves.
         expected |= {name for name in self.beside if not name.startswith("reference.")}
-        if differing := sorted(expected ^ {name for name in tensors if not name.startswith("reference.")}):
+        differing = sorted(expected ^ {name for name in tensors if not name.startswith("reference.")})
+        if differing:
             raise ContractViolation(f"the optimizer state is not this model's, e.g. {differing[0]}", field="optimizer")
         for name, parameter in self.stepped.items():
             shapes = self._moments.shapes(parameter)
@@ -233,9 +263,9 @@ class PolicyOptimizer:
         with torch.no_grad():
             for name, master in self._masters().items():
                 master.copy_(tensors[f"master.{name}"])
-            for name, kept in self.beside.items():
+            for name, parameter in self.beside.items():
                 if name in tensors:
-                    local_rows(kept).copy_(tensors[name])
+                    local_rows(parameter).copy_(tensors[name])
                 if name in tensors and name in self._reference_masters:
                     self._reference_masters[name].copy_(tensors[name])
 
@@ -257,21 +287,28 @@ class PolicyOptimizer:
         return groups
 
     def _gradient_norm(self, ready: Mapping[str, Tensor], gradients: Gradients) -> Tensor:
-        """Computes torch's `get_total_norm`: the norm of the tensors' norms. ready: those that are made already.
+        """Computes torch's `get_total_norm`: the norm of the tensors' norms.
 
         Each norm is that of the whole tensor, also where ranks share it: the norm of its rows' norms has other bits.
+
+        Args:
+            ready: The gradients that are made already, by name.
+            gradients: All others.
         """
         norms: list[Tensor] = []
         for name, parameter in self._parameters.items():
             gradient = ready[name] if name in ready else gradients[name]
             norms.append(torch.linalg.vector_norm(whole(gradient, parameter)))
-            # Else it would live until the next one is made.
+            # Else its memory would be taken until the next gradient is made.
             del gradient
         return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:
+    """Returns the tensor that is stepped for a parameter: its float32 copy, this rank's rows, or the parameter."""
     rows = local_rows(parameter)
     if parameter.dtype not in (torch.float32, torch.float64):
         return nn.Parameter(rows.float())
-    return nn.Parameter(rows) if isinstance(parameter, DTensor) else parameter
+    if isinstance(parameter, DTensor):
+        return nn.Parameter(rows)
+    return parameter

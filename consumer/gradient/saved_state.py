@@ -21,7 +21,7 @@ from onbeat.weights.hashing import tensors_digest
 
 
 def save_state(folder: Path, policy: Policy, optimizer: PolicyOptimizer, *, rank: int = 0, num_ranks: int = 1) -> None:
-    """Writes one rank's files: its rows of what the ranks share, and on rank 0 also what each of them has whole."""
+    """Writes one rank's files: its rows of sharded tensors, and on rank 0 the tensors that each rank has whole."""
     for file, tensors in rank_files(policy, optimizer, is_first=rank == 0):
         save_tensors(tensors, folder / file_of_rank(file, rank, num_ranks))
         if file == MODEL_FILE:
@@ -31,15 +31,24 @@ def save_state(folder: Path, policy: Policy, optimizer: PolicyOptimizer, *, rank
 def rank_files(
     policy: Policy, optimizer: PolicyOptimizer, *, is_first: bool
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The files of one rank with their tensors; a scalar, as the number of steps, is the same on every rank."""
-    model = policy.state_tensors()
-    yield MODEL_FILE, {name: local_rows(t) for name, t in model.items() if is_first or isinstance(t, DTensor)}
-    yield OPTIMIZER_FILE, {name: t for name, t in optimizer.state_tensors().items() if is_first or t.dim() > 0}
+    """Yields the name and the tensors of each file of one rank.
+
+    Rank 0 writes what every rank has whole: tensors that aren't sharded, and scalars, as the number of steps.
+    """
+    model: dict[str, Tensor] = {}
+    for name, tensor in policy.state_tensors().items():
+        if is_first or isinstance(tensor, DTensor):
+            model[name] = local_rows(tensor)
+    yield MODEL_FILE, model
+    state = {name: tensor for name, tensor in optimizer.state_tensors().items() if is_first or tensor.dim() > 0}
+    yield OPTIMIZER_FILE, state
 
 
 def restore_state(checkpoint: Checkpoint, policy: Policy, optimizer: PolicyOptimizer) -> None:
-    """Puts weights, optimizer state and random state back; each rank reads its rows. Raises InvalidInput or
-    ContractViolation where the tensors are not this model's.
+    """Puts weights, optimizer state and random state back; each rank reads its rows.
+
+    Raises:
+        InvalidInput, ContractViolation: Where the tensors are not this model's.
     """
     adapters = checkpoint.state.adapters
     if adapters is not None and adapters.base_digest != policy.base_digest:
@@ -49,7 +58,8 @@ def restore_state(checkpoint: Checkpoint, policy: Policy, optimizer: PolicyOptim
             cure="put the folder back that the job was started with",
         )
     policy.load_state_tensors(checkpoint.model_tensors)
-    trained, stored = policy.trained_parameters(), checkpoint.optimizer_tensors
+    trained = policy.trained_parameters()
+    stored = checkpoint.optimizer_tensors
     # A state's name is `{state}.{parameter}`, and it is sharded as its parameter is.
     optimizer.load_state_tensors(
         {name: stored_rows(stored, name, like=trained.get(name.partition(".")[2])) for name in stored}
@@ -58,7 +68,7 @@ def restore_state(checkpoint: Checkpoint, policy: Policy, optimizer: PolicyOptim
 
 
 def adapter_state(policy: Policy) -> AdapterState | None:
-    """The digests that a checkpoint of adapters records; None for a policy without adapters."""
+    """Returns the digests that a checkpoint of adapters records; None for a policy without adapters."""
     if policy.adapters is None:
         return None
     return AdapterState(base_digest=policy.base_digest, adapters_digest=tensors_digest(policy.state_tensors()))

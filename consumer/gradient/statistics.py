@@ -1,4 +1,4 @@
-"""The numbers of a trained iteration: each is declared with what makes it of the batches.
+"""The numbers of a trained iteration: each is declared with the function that makes it of the batches.
 
     pass ─▶ sums of each term ─▶ BatchStats ─▶ StepSums ─▶ Metric.reduce ─▶ mean over the steps ─▶ loss_metrics
 
@@ -29,7 +29,7 @@ from onbeat.loop.sampled import BatchesOf, SampledNumbers, SampledStats, mean, n
 
 @dataclass(frozen=True, kw_only=True)
 class Mismatch:
-    """How far trainer and generator are apart over some tokens; rho = trainer probability / generator probability.
+    """The distance of trainer and generator over some tokens; rho = trainer probability / generator probability.
 
     Under a lag that is how far the policy has moved since it sampled, on top of the gap between the two engines.
     """
@@ -55,7 +55,9 @@ class Mismatch:
 
         1.0 where there are no tokens.
         """
-        return self.rho_sum**2 / (self.num_tokens * self.rho_square_sum) if self.num_tokens else 1.0
+        if not self.num_tokens:
+            return 1.0
+        return self.rho_sum**2 / (self.num_tokens * self.rho_square_sum)
 
     @property
     def effective_sequence_share(self) -> float:
@@ -64,11 +66,13 @@ class Mismatch:
         largest = max(self.log_weights, default=0.0)
         weights = [math.exp(log_weight - largest) for log_weight in self.log_weights]
         squares = math.fsum(weight * weight for weight in weights)
-        return math.fsum(weights) ** 2 / (len(weights) * squares) if squares else 1.0
+        if not squares:
+            return 1.0
+        return math.fsum(weights) ** 2 / (len(weights) * squares)
 
 
 def joined(mismatches: Iterable[Mismatch]) -> Mismatch:
-    """Adds mismatches up: that over the tokens of all of them, in any order."""
+    """Adds mismatches up, to the mismatch over the tokens of all of them; their order doesn't show."""
     parts = list(mismatches)
     return Mismatch(
         num_tokens=sum(part.num_tokens for part in parts),
@@ -82,7 +86,11 @@ def joined(mismatches: Iterable[Mismatch]) -> Mismatch:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchStats(SampledStats):
-    """The numbers of one trained rollout batch, which add up to the iteration's."""
+    """The numbers of one trained rollout batch, which add up to the iteration's.
+
+    `train_micro_batch` creates them, a later update replaces the loss and its sums, and the report of the iteration
+    reads them.
+    """
 
     advantages: tuple[float, ...] = ()
     """The advantage of every completion, before what only the whole iteration knows (`Scaling`); with credit by turn of
@@ -99,7 +107,10 @@ class BatchStats(SampledStats):
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """The divisor that makes loss and gradient of the iteration's sums, once: sum / divisor."""
+    """The divisor that makes loss and gradient of the iteration's sums, once: sum / divisor.
+
+    `iteration_scaling` creates it when the last batch is in; the steps and the report read it.
+    """
 
     count: int
     """Completions, tokens or batches, by the loss."""
@@ -112,7 +123,7 @@ class Scaling:
 
 
 class TrainedBatches(BatchesOf[BatchStats]):
-    """The batches of an iteration, or of one of its steps."""
+    """The batches of an iteration, or of one of its steps, as `IterationNumbers` reads them."""
 
     def __init__(self, stats: Iterable[BatchStats], scaling: Scaling, metrics: Sequence[Metric]) -> None:
         """Takes the batches' numbers, the scaling of `iteration_scaling`, and the metrics of the job's loss."""
@@ -142,7 +153,7 @@ class TrainedBatches(BatchesOf[BatchStats]):
         return {name: value for name, value in numbers.items() if value is not None}
 
     def step_sums(self) -> StepSums:
-        """Returns what the metrics of the loss are made of."""
+        """Returns the sums that the metrics of the loss are made of."""
         names = {name: None for stats in self.ordered for name in stats.term_sums}
         return StepSums(
             sums={name: math.fsum(stats.term_sums.get(name, 0.0) for stats in self.ordered) for name in names},
@@ -172,7 +183,7 @@ class IterationNumbers(SampledNumbers):
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """An optimizer step with the numbers of its batches."""
+    """An optimizer step with the numbers of its batches. The step phase creates it, and the report reads it."""
 
     stats: Sequence[BatchStats]
     """The numbers of the batches that the step was taken on, with the loss that it went down."""
@@ -184,6 +195,7 @@ class Update:
 
 def measure_mismatch(trainer_logprobs: Tensor, generator_logprobs: Tensor, loss_mask: Tensor) -> Mismatch:
     """Measures the masked tokens of [R, T] log-probs, in float64. Raises ContractViolation where they aren't finite."""
+    # The sign is that of log rho = trainer - generator; padding is 0.0 in the sums of responses below.
     gaps = (trainer_logprobs.detach().double() - generator_logprobs.double()).masked_fill(~loss_mask, 0.0)
     log_ratio = gaps[loss_mask]
     ratio = log_ratio.exp()
@@ -203,7 +215,7 @@ def measure_mismatch(trainer_logprobs: Tensor, generator_logprobs: Tensor, loss_
 
 
 def iteration_scaling(batches: Sequence[BatchStats], algorithm: AlgorithmSpec) -> Scaling:
-    """Computes what only the whole iteration knows; at least one batch, in any order."""
+    """Computes the divisor that only the whole iteration knows; batches: at least one, in any order."""
     advantages = [advantage for stats in batches for advantage in stats.advantages]
     rewards = clipped(np.array([reward for stats in batches for reward in stats.rewards]), algorithm)
     deviation = ADVANTAGES[algorithm.advantage].late_deviation(
@@ -213,7 +225,7 @@ def iteration_scaling(batches: Sequence[BatchStats], algorithm: AlgorithmSpec) -
 
 
 def divided_by(batches: Sequence[BatchStats], algorithm: AlgorithmSpec) -> int:
-    """Counts what the loss of these batches is divided by."""
+    """Returns the count that the loss of these batches is divided by: completions, tokens or batches, by the loss."""
     counts = {
         "completions": sum(len(stats.rewards) for stats in batches),
         "tokens": sum(stats.num_tokens for stats in batches),
@@ -238,7 +250,9 @@ def iteration_numbers(
 def counts_by_lag(batches: Iterable[BatchStats], *, max_policy_lag: int) -> tuple[int, ...]:
     """Counts the batches by their lag, from 0 to max_policy_lag; () in a job without one."""
     counts = Counter(stats.lag for stats in batches)
-    return tuple(counts[lag] for lag in range(max_policy_lag + 1)) if max_policy_lag else ()
+    if not max_policy_lag:
+        return ()
+    return tuple(counts[lag] for lag in range(max_policy_lag + 1))
 
 
 def mean_over_updates(

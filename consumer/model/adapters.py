@@ -44,7 +44,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters:
-    """The adapters of one model."""
+    """The adapters of one model.
+
+    `attach_adapters` creates them, optimizer steps change A and B, and passes and publishing read them.
+    """
 
     layers: Mapping[str, LoraLinear]
     """Layers by their name in the model as it was, where a layer's weight is `{name}.weight`."""
@@ -54,14 +57,14 @@ class Adapters:
     """Not None where the model's dtype is below float32, A's and B's: passes go through the published weights."""
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """A [rank, inputs] and B [outputs, rank] of each layer, float32, under the names that peft saves them by."""
+        """Returns A [rank, inputs] and B [outputs, rank] of each layer, float32, by the names in peft's files."""
         named: dict[str, nn.Parameter] = {}
         for name, layer in self.layers.items():
             named |= zip(matrix_names(name), matrices(layer, ADAPTER), strict=True)
         return named
 
     def merged(self, layer: str, weight: Tensor) -> Tensor:
-        """Returns a new tensor: a layer's weight in the model as it was, with its adapter in it."""
+        """Returns a new tensor: a layer's weight in the model as it was, with its adapter merged into it."""
         merged = torch.empty_like(weight)
         lora_a, lora_b = matrices(self.layers[layer], ADAPTER)
         merge_into(merged, weight, lora_a=lora_a.detach(), lora_b=lora_b.detach(), scaling=self.scaling)
@@ -69,7 +72,7 @@ class Adapters:
 
     @contextlib.contextmanager
     def disabled(self) -> Iterator[None]:
-        """Inside, the model is the one without adapters, bit for bit."""
+        """Turns the adapters off inside: the model computes as it did without them, bit for bit."""
         for layer in self.layers.values():
             layer.enable_adapters(False)
         try:
@@ -83,8 +86,11 @@ class Adapters:
 def attach_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int) -> Adapters:
     """Puts an adapter into each layer that the spec names; B is zero, so that the model computes what it did.
 
-    A is drawn from `seed` alone. Every other parameter is frozen. Raises InvalidInput naming the key where a name fits
-    no layer, or one that is not a plain linear layer, or a head that is tied to the embedding, or where peft refuses.
+    A is drawn from `seed` alone. Every other parameter is frozen.
+
+    Raises:
+        InvalidInput: Where a name fits no layer, or a layer that is not a plain linear one, or a head that is tied to
+            the embedding, or where peft refuses; it names the spec's key.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -92,8 +98,10 @@ def attach_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int) -> Ada
     except ImportError as error:
         raise InvalidInput("peft is not installed", field=FIELD, cure='pip install "onbeat[lora]"') from error
     chosen = _chosen_layers(model, spec)
-    if spec.target_modules == (ALL_LINEAR,) and (frozen := left_frozen(model, chosen)):
-        log.warning("%s = all-linear: %s", TARGETS, frozen)
+    if spec.target_modules == (ALL_LINEAR,):
+        frozen = left_frozen(model, chosen)
+        if frozen:
+            log.warning("%s = all-linear: %s", TARGETS, frozen)
     config = LoraConfig(
         r=spec.rank,
         lora_alpha=cast(int, spec.alpha),
@@ -128,7 +136,7 @@ def attach_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int) -> Ada
 
 
 def base_name(name: str) -> str:
-    """The name that a parameter of a model with adapters has in the model as it was."""
+    """Returns the name that a parameter of a model with adapters has in the model as it was."""
     return name.replace(".base_layer.", ".")
 
 
@@ -141,7 +149,9 @@ def _chosen_layers(model: PreTrainedModel, spec: LoraSpec) -> dict[str, nn.Modul
     modules = dict(cast(nn.Module, model).named_modules())
     if spec.target_modules == (ALL_LINEAR,):
         head = model.get_output_embeddings()
-        chosen = {name: one for name, one in modules.items() if type(one) in PLAIN_LINEAR and one is not head}
+        chosen = {
+            name: module for name, module in modules.items() if type(module) in PLAIN_LINEAR and module is not head
+        }
         if not chosen:
             raise InvalidInput("no layer of the model is an nn.Linear", field=TARGETS, cure=_layer_words(modules))
     else:
@@ -170,11 +180,15 @@ def left_frozen(model: PreTrainedModel, chosen: Mapping[str, nn.Module]) -> str:
     """Says in one line which matrices no adapter reaches, such as a mixture's experts; "" where all have one.
 
     Args:
-        chosen: the layers that get an adapter. Embeddings and the head never do unless they are named.
+        model: The model, before or after its adapters are in it.
+        chosen: The layers that get an adapter. Embeddings and the head never do unless they are named.
     """
-    network, head = cast(nn.Module, model), model.get_output_embeddings()
-    embeddings = [module for module in network.modules() if isinstance(module, nn.Embedding)]
-    parts = [*chosen.values(), *embeddings, *([head] if isinstance(head, nn.Module) else [])]
+    network = cast(nn.Module, model)
+    parts = list(chosen.values())
+    parts += [module for module in network.modules() if isinstance(module, nn.Embedding)]
+    head = model.get_output_embeddings()
+    if isinstance(head, nn.Module):
+        parts.append(head)
     reached = {id(parameter) for part in parts for parameter in part.parameters()}
     named = list(network.named_parameters())
     left = {
@@ -185,10 +199,14 @@ def left_frozen(model: PreTrainedModel, chosen: Mapping[str, nn.Module]) -> str:
     share = sum(left.values()) / sum(parameter.numel() for _, parameter in named)
     # Layer by layer the names differ in a number alone.
     kinds = sorted({LAYER_NUMBER.sub(".*.", name) for name in left})
-    names = ", ".join(kinds[:MOST_NAMED]) + (", …" if len(kinds) > MOST_NAMED else "")
+    names = ", ".join(kinds[:MOST_NAMED])
+    if len(kinds) > MOST_NAMED:
+        names += ", …"
     return f"{share:.0%} of the parameters stay as they are, since no adapter reaches {names}"
 
 
 def _layer_words(modules: Mapping[str, nn.Module]) -> str:
     names = sorted({name.rpartition(".")[2] for name, module in modules.items() if type(module) in PLAIN_LINEAR})
-    return f"linear layers of this model end in {', '.join(names)}" if names else "this model takes no adapters"
+    if not names:
+        return "this model takes no adapters"
+    return f"linear layers of this model end in {', '.join(names)}"

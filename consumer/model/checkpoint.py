@@ -32,7 +32,7 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint whose digests were verified."""
+    """A checkpoint whose digests were verified; `read_checkpoint` creates it, and a trainer's start restores it."""
 
     folder: Path
     state: CheckpointState
@@ -41,15 +41,15 @@ class Checkpoint:
 
     @property
     def older(self) -> list[StoredVersion]:
-        """The versions before its own, oldest first. Raises ContractViolation for a file that is none."""
+        """The versions before its own, oldest first. Raises ContractViolation for a file that holds no tensors."""
         return [
             StoredVersion(
-                policy_version=one.policy_version,
-                weights_digest=one.weights_digest,
-                tensors=StoredTensors([self.folder / one.file]),
-                tensors_digest=one.tensors_digest,
+                policy_version=version.policy_version,
+                weights_digest=version.weights_digest,
+                tensors=StoredTensors([self.folder / version.file]),
+                tensors_digest=version.tensors_digest,
             )
-            for one in self.state.older or ()
+            for version in self.state.older or ()
         ]
 
 
@@ -65,10 +65,19 @@ def write_checkpoint(
 ) -> None:
     """Writes the state after `iteration` to `folder` (`RunFolder.checkpoint_after`), on disk when it returns.
 
-    weights_digest: of the version that the iteration made. save: writes the tensors' files into a folder, each rank its
-    own (`file_of_rank`). adapters: what the model's files hold instead of the weights. save_older: writes the files of
-    older versions. Raises OnbeatError naming the folder when it cannot be written, and what `save_older` raises;
-    earlier checkpoints stay good and nothing is left behind.
+    Earlier checkpoints stay good where it raises, and nothing is left behind.
+
+    Args:
+        folder: The checkpoint's, which isn't there yet.
+        job_id: The job that is trained.
+        iteration: The iteration whose steps are in the weights.
+        weights_digest: The digest of the version that the iteration made.
+        save: Writes the tensors' files into a folder, each rank its own (`file_of_rank`).
+        adapters: The digests of the adapters that the model's files hold instead of the weights; None without any.
+        save_older: Writes the files of older versions into a folder, and returns their records.
+
+    Raises:
+        OnbeatError: When the folder, which it names, cannot be written, and as `save_older` does.
     """
 
     def fill(scratch: Path) -> None:
@@ -91,17 +100,28 @@ def write_checkpoint(
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Reads and verifies a checkpoint, but for its older versions: each rank reads it, and one alone publishes those.
+    """Reads and verifies a checkpoint, but for its older versions: each rank reads it, rank 0 alone publishes those.
 
-    Raises NotFound for a missing file, ContractViolation for a damaged one, InvalidInput for one of another release,
-    WeightsRejected for weights whose digest is not the recorded version's; each names the file.
+    Raises:
+        NotFound: For a missing file.
+        ContractViolation: For a damaged file.
+        InvalidInput: For a checkpoint of another release.
+        WeightsRejected: For weights whose digest is not the recorded version's. Each names the file.
     """
     state = read_state(folder)
-    own = state.files.keys() - {one.file for one in state.older or ()}
-    for name in {MODEL_FILE, OPTIMIZER_FILE} if MODEL_FILE in state.files else own:
+    # Of one rank the two names are fixed, so that a state that lacks the optimizer's file is damaged; of several ranks
+    # the files are those that the state names.
+    names = {MODEL_FILE, OPTIMIZER_FILE}
+    if MODEL_FILE not in state.files:
+        names = state.files.keys() - {version.file for version in state.older or ()}
+    for name in names:
         _verify_file(folder / name, state.files.get(name, ""))
     model_tensors = _stored(folder, state, MODEL_FILE)
-    if tensors_digest(model_tensors) != (state.adapters.adapters_digest if state.adapters else state.weights_digest):
+    # The files of a job with adapters hold the adapters, and not the version's weights.
+    expected = state.weights_digest
+    if state.adapters:
+        expected = state.adapters.adapters_digest
+    if tensors_digest(model_tensors) != expected:
         raise WeightsRejected(
             f"the weights are not version {state.policy_version} as recorded", field=str(folder / MODEL_FILE)
         )
@@ -120,11 +140,19 @@ def latest_checkpoint(
     versions: Mapping[int, str],
     older_than: Callable[[int], Iterable[int]] = lambda _: (),
 ) -> Checkpoint | None:
-    """The newest good checkpoint below `checkpoints` of a version that the job has (`contracts.events.versions_of`).
+    """Returns the newest good checkpoint of a version that the job has; None where there is none.
 
-    A damaged or foreign one, one of a future that was abandoned, and one without an older version that its window
-    needs, is skipped with a logged reason: the run replays the iterations since the one before. older_than: version →
-    the older ones that its window needs. Raises InvalidInput for one of another release: it isn't replaced unasked.
+    A checkpoint is skipped with a logged reason where it is damaged or another job's, is of a future that was
+    abandoned, or lacks an older version that its window needs: the run replays the iterations since the one before.
+
+    Args:
+        checkpoints: The folder of the job's checkpoints.
+        job_id: The job's.
+        versions: Version → its weights' digest by the audit chain (`contracts.events.versions_of`).
+        older_than: Version → the older versions that its window needs.
+
+    Raises:
+        InvalidInput: For a checkpoint of another release: it isn't replaced unasked.
     """
     for _, folder in reversed(numbered(checkpoints, CHECKPOINT)):
         try:
@@ -148,8 +176,12 @@ def latest_checkpoint(
 def set_aside_after(checkpoints: Path, iteration: int) -> None:
     """Puts the checkpoints after `iteration` aside, with which a trainer goes on, and removes killed writers' scratch.
 
-    iteration: -1 takes all. Later checkpoints can't be read, or follow from no record of the chain: a rewind took their
-    future back, or Redis is older than they are. There they push out no fresh one, and nothing is lost.
+    Later checkpoints can't be read, or follow from no record of the chain: a rewind took their future back, or Redis is
+    older than they are. Put aside they push out no fresh checkpoint, and nothing is lost.
+
+    Args:
+        checkpoints: The folder of the job's checkpoints.
+        iteration: The iteration that the trainer restored; -1 puts all aside.
     """
     put_folders_aside(folder for after, folder in numbered(checkpoints, CHECKPOINT) if after > iteration)
     remove_scratch(checkpoints)
@@ -160,36 +192,50 @@ def keep_newest_and_best(
 ) -> None:
     """Removes all but the newest `count` checkpoints, the best, and those of the versions that are needed.
 
-    scores: policy version → score; of equal ones the oldest is the best. A version is evaluated after its checkpoint is
-    written, so a checkpoint is judged when newer ones push it out.
+    A version is evaluated after its checkpoint is written, so a checkpoint is judged when newer ones push it out.
+
+    Args:
+        checkpoints: The folder of the job's checkpoints.
+        count: How many of the newest stay.
+        scores: Policy version → held-out score; of equal scores that of the oldest version is the best.
+        needed: Policy versions whose checkpoints other jobs are forked from.
     """
+    # A checkpoint after iteration t holds version t + 1.
     folders = {iteration + 1: folder for iteration, folder in numbered(checkpoints, CHECKPOINT)}
     best = max((version for version in folders if version in scores), key=lambda version: scores[version], default=None)
-    kept = {*sorted(folders)[-count:], best, *needed}
-    remove_folders(folder for version, folder in folders.items() if version not in kept)
+    lasting = {*sorted(folders)[-count:], best, *needed}
+    remove_folders(folder for version, folder in folders.items() if version not in lasting)
 
 
 def file_of_rank(name: str, rank: int, num_ranks: int) -> str:
-    """The name of a rank's file: `model.safetensors`, for several ranks `model-00001-of-00004.safetensors`."""
+    """Returns the name of a rank's file: `model.safetensors`, of several ranks `model-00001-of-00004.safetensors`."""
+    if num_ranks == 1:
+        return name
     stem, _, suffix = name.partition(".")
-    return name if num_ranks == 1 else f"{stem}-{rank + 1:05d}-of-{num_ranks:05d}.{suffix}"
+    # Files count from 1, as those of transformers do; ranks from 0.
+    return f"{stem}-{rank + 1:05d}-of-{num_ranks:05d}.{suffix}"
 
 
 def _check_older(checkpoint: Checkpoint, *, needed: Iterable[int], versions: Mapping[int, str]) -> None:
-    """Raises WeightsRejected unless it has each older version that is needed, as the job's audit chain knows it, and
-    what `_verify_file` does.
+    """Checks that a checkpoint has each older version that is needed, as the job's audit chain knows it.
 
-    versions: version → digest by the chain.
+    Args:
+        checkpoint: The checkpoint, verified but for its older versions.
+        needed: Policy versions.
+        versions: Version → digest by the chain.
+
+    Raises:
+        WeightsRejected: For a version that is missing, or isn't the chain's; and as `_verify_file`.
     """
     state = checkpoint.state
-    held = {one.policy_version: one.weights_digest for one in state.older or ()}
+    digests = {older.policy_version: older.weights_digest for older in state.older or ()}
     for version in needed:
-        if version not in held:
+        if version not in digests:
             raise WeightsRejected(f"it lacks version {version}, which batches of its window are sampled with")
-        if held[version] != versions.get(version):
+        if digests[version] != versions.get(version):
             raise WeightsRejected(f"its version {version} is not one of this job")
-    for one in state.older or ():
-        _verify_file(checkpoint.folder / one.file, state.files.get(one.file, ""))
+    for older in state.older or ():
+        _verify_file(checkpoint.folder / older.file, state.files.get(older.file, ""))
 
 
 def _verify_file(path: Path, expected: str) -> None:
@@ -202,6 +248,6 @@ def _verify_file(path: Path, expected: str) -> None:
 
 
 def _stored(folder: Path, state: CheckpointState, name: str) -> StoredTensors:
-    """The tensors of the file of that name, or of the files that the ranks wrote instead."""
+    """Returns the tensors of the file of that name, or of the files that the ranks wrote instead."""
     stem = name.partition(".")[0]
     return StoredTensors([folder / file for file in sorted(state.files) if re.split(r"[-.]", file)[0] == stem])

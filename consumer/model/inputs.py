@@ -40,7 +40,7 @@ Tokens = NDArray[np.int32]
 
 @dataclass(frozen=True, kw_only=True)
 class PaddedInputs:
-    """R rows: prompts padded on the left, responses on the right."""
+    """The inputs of R rows: prompts padded on the left, responses on the right. `padded_inputs` creates them."""
 
     input_ids: Tensor
     """int64 [R, P + T_max - 1]."""
@@ -49,13 +49,13 @@ class PaddedInputs:
     position_ids: Tensor
     """int64 [R, P + T_max - 1]."""
     prompts_are_padded: bool
-    """Whether prompts differ in length: only then does causal attention need the mask."""
+    """True where prompts differ in length: only then does causal attention need the mask."""
     predicting: Tensor
     """int64 [R, T_max]: index into input_ids, flattened, of the token whose logits are those of a response token; 0 in
     padding."""
 
     def arguments(self, device: torch.device) -> dict[str, Any]:
-        """Arguments of the model's forward."""
+        """Returns the arguments of the model's forward."""
         # Without left padding causal attention never looks at a padded token, and the maskless kernel is faster.
         inputs = {"input_ids": self.input_ids.to(device)}
         if self.prompts_are_padded:
@@ -66,7 +66,7 @@ class PaddedInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedInputs:
-    """One sequence of g groups, each prompt once."""
+    """The inputs of a single sequence of g groups, with each prompt once. `packed_inputs` creates them."""
 
     input_ids: Tensor
     """int64 [1, L]."""
@@ -79,7 +79,7 @@ class PackedInputs:
     """As in SharedPromptLayout."""
 
     def arguments(self, device: torch.device) -> dict[str, Any]:
-        """Arguments of the model's forward; `layout` reaches `shared_prompt_attention`."""
+        """Returns the arguments of the model's forward; `layout` reaches `shared_prompt_attention`."""
         return {
             "input_ids": self.input_ids.to(device),
             "position_ids": self.position_ids.to(device),
@@ -92,7 +92,7 @@ ModelInputs = PaddedInputs | PackedInputs
 
 @dataclass(frozen=True, kw_only=True)
 class KeptSets:
-    """The tokens that each of N sampled ones was drawn from: its log-prob is normalised over them."""
+    """The set of tokens that each of N sampled tokens was drawn from: its log-prob is normalised over the set."""
 
     ids: Tensor
     """int64 [K] of all sets, one after another."""
@@ -101,14 +101,23 @@ class KeptSets:
 
     @classmethod
     def of(cls, packed: Sequence[bytes], sampled: Sequence[Tokens]) -> KeptSets:
-        """packed, sampled: of each row. Raises ContractViolation for a token that is not in its set."""
+        """Reads the kept sets of all rows.
+
+        Args:
+            packed: The sets of each row, as completions have them.
+            sampled: int32 [S] of each row, its sampled tokens.
+
+        Raises:
+            ContractViolation: For a token that is not in its set, and for another number of sets than of tokens.
+        """
         ids, counts = unpack_kept_sets(b"".join(packed))
         tokens = np.concatenate(sampled)
         if len(counts) != len(tokens):
             raise ContractViolation(f"{len(counts)} kept sets are not of {len(tokens)} tokens", field="kept_sets")
         owners = np.repeat(np.arange(len(tokens)), counts)
-        found = np.bincount(owners[ids == tokens[owners]], minlength=len(tokens))
-        if not ((found > 0) | (counts == 0)).all():
+        num_matches = np.bincount(owners[ids == tokens[owners]], minlength=len(tokens))
+        # A count of 0 stands for the whole vocabulary, which has each token.
+        if not ((num_matches > 0) | (counts == 0)).all():
             raise ContractViolation("a sampled token is not in its kept set", field="kept_sets")
         return cls(ids=torch.from_numpy(ids), counts=torch.from_numpy(counts))
 
@@ -116,12 +125,13 @@ class KeptSets:
         """Cuts after each `size` tokens."""
         counts = self.counts.split(size)
         ids = self.ids.split([int(part.sum()) for part in counts])
-        return [KeptSets(ids=of_part, counts=part) for of_part, part in zip(ids, counts, strict=True)]
+        return [KeptSets(ids=part_ids, counts=part_counts) for part_ids, part_counts in zip(ids, counts, strict=True)]
 
     def left_out(self, vocabulary_size: int, device: torch.device) -> Tensor:
         """Returns bool [N, V], True where a token was not kept."""
         counts = self.counts.to(device)
         owners = torch.arange(len(counts), device=device).repeat_interleave(counts)
+        # All tokens of a set that isn't the whole vocabulary, and then again without its members.
         left_out = (counts > 0).unsqueeze(1).repeat(1, vocabulary_size)
         left_out[owners, self.ids.to(device)] = False
         return left_out
@@ -130,18 +140,22 @@ class KeptSets:
 def of_sampled(
     inputs: ModelInputs, places: Sequence[NDArray[np.int64]], lines: Sequence[tuple[int, int]] = ()
 ) -> ModelInputs:
-    """Leaves of a row's T response tokens those that are asked for. places: [S] of each row, ascending.
+    """Reduces `predicting` from a row's T response tokens to its S sampled ones.
 
-    lines: row, and place in it, of the first token that each further row of the inputs predicts, in order: they go on
-    with the rows' responses.
+    Args:
+        inputs: Rows of responses, and behind them the lines that began anew.
+        places: int64 [S] of each row, ascending: which of its response tokens were sampled.
+        lines: (row, place in its response) of the first token that each further row of the inputs predicts, in order:
+            they go on with the rows' responses.
     """
     predicting = np.zeros((len(places), max(of_row.size for of_row in places)), dtype=np.int64)
     each = inputs.predicting.numpy()
-    for row, of_row in enumerate(places):
-        predicting[row, : of_row.size] = each[row][np.minimum(of_row, each.shape[1] - 1)]
-    for of_line, (row, first) in zip(each[len(places) :], lines, strict=True):
+    # Places behind a row's own line are out of its range: they are cut to it here, and the lines below overwrite them.
+    for row, row_places in enumerate(places):
+        predicting[row, : row_places.size] = each[row][np.minimum(row_places, each.shape[1] - 1)]
+    for line, (row, first) in zip(each[len(places) :], lines, strict=True):
         later = np.flatnonzero(places[row] >= first)
-        predicting[row, later] = of_line[np.minimum(places[row][later] - first, each.shape[1] - 1)]
+        predicting[row, later] = line[np.minimum(places[row][later] - first, each.shape[1] - 1)]
     return replace(inputs, predicting=torch.from_numpy(predicting))
 
 
@@ -178,9 +192,14 @@ def packed_inputs(
     prefill: Prefill | None = None,
     multiple_of: int = 1,
 ) -> PackedInputs:
-    """Packs rows one after another, as in `padded_inputs`; those of a group stand together and have the same prompt.
+    """Packs rows behind each other into one sequence; rows of a group stand together and share their prompt.
 
-    multiple_of: the sequence's length, which more responses fill up that predict nothing.
+    Args:
+        prompts: int32 of each row.
+        responses: int32 of each row, at least one token.
+        group_index: The group of each row.
+        prefill: As in `SharedPromptLayout`.
+        multiple_of: The number that the sequence's length is made a multiple of, by responses that predict nothing.
     """
     predicting = np.zeros((len(prompts), max(response.size for response in responses)), dtype=np.int64)
     pieces: list[Tokens] = []
@@ -204,12 +223,16 @@ def packed_inputs(
             predicting[row, 0] = last_of_prompt
             predicting[row, 1 : response.size + 1] = end + np.arange(response.size)
             end += response.size
-    if missing := -end % multiple_of:
+    # -end modulo n: the tokens up to the next multiple of n, 0 at a multiple.
+    missing = -end % multiple_of
+    if missing:
         rest = np.zeros(missing, dtype=np.int32)
         pieces.append(rest)
         positions.append(rest.astype(np.int64))
         # The backward pass of all responses depends on how long the longest is: as_sampled always had one for the rest.
-        longest = missing if multiple_of == FEWEST_ROWS else max(1, predicting.shape[1] - 1)
+        longest = max(1, predicting.shape[1] - 1)
+        if multiple_of == FEWEST_ROWS:
+            longest = missing
         more = [min(longest, missing - start) for start in range(0, missing, longest)]
         groups[-1] = replace(groups[-1], response_tokens=(*groups[-1].response_tokens, *more))
     return PackedInputs(

@@ -1,4 +1,4 @@
-"""Log-probs are made of the last hidden states a chunk of tokens at a time: all logits are never held at once.
+"""Log-probs are made of the last hidden states a chunk of tokens at a time: all logits never exist at once.
 
     last hidden states [N, h] ─▶ head ─▶ logits [chunk, V] ─▶ log-prob of the chosen token, entropy ─▶ [N]
 
@@ -38,43 +38,59 @@ CHUNK_LOGITS = 1 << 25
 
 
 class Teacher(Protocol):
-    """What reads a teacher's distributions off the columns of batches, for `algorithm.distillation_beta`."""
+    """A reader of a teacher's distributions in the columns of batches, for `algorithm.distillation_beta`.
+
+    `make_learner` gives it to the policy, which never changes it; each pass reads it.
+    """
 
     def check(self, batch: RolloutBatch) -> None:
-        """Raises ContractViolation for columns that tell no distributions, or those of another model."""
+        """Raises ContractViolation for columns that hold no distributions, or those of another model."""
         ...
 
     def known(self, columns: Mapping[str, Sequence[bytes]]) -> Tensor:
-        """Returns what is known of each sampled token of some rows [N, …]."""
+        """Returns [N, …], the numbers that the columns have of each sampled token of these rows."""
         ...
 
     def divergence(self, distribution: Tensor, known: Tensor, drawn: Drawn) -> Tensor:
-        """A `Summary`: [n] in nats, with the gradient of the log-probs."""
+        """Computes a `Summary`: [n] in nats, with the gradient of the log-probs."""
         ...
 
 
 def base_causal_lm(model: Any) -> PreTrainedModel:
-    """The causal LM itself, also where adapters are wrapped around it."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    """Returns the causal LM itself, also where adapters are wrapped around it."""
+    if hasattr(model, "get_base_model"):
+        return model.get_base_model()
+    return model
 
 
 def upcast(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
+    """Returns logits in float32, or as they are where they are float64."""
+    if logits.dtype == torch.float64:
+        return logits
+    return logits.float()
 
 
 def last_states(model: PreTrainedModel, **inputs: Any) -> Tensor:
-    """Last hidden states [B, L, h], of which the head makes logits; with gradient. inputs: arguments of the forward.
+    """Returns the last hidden states [B, L, h], of which the head makes logits; with gradient.
 
-    The whole model is called, so that what wraps it (adapters, sharding) does its part; it is asked for no logits.
-    Raises InvalidInput for an architecture whose states don't pass through its base model.
+    The whole model is called, so that its wrappers (adapters, sharding) do their part; it makes no logits.
+
+    Args:
+        model: The model.
+        inputs: Arguments of its forward.
+
+    Raises:
+        InvalidInput: For an architecture whose states don't pass through its base model.
     """
     states: list[Tensor] = []
     causal_lm = base_causal_lm(model)
     hook = causal_lm.base_model.register_forward_hook(lambda _module, _inputs, output: states.append(output[0]))
-    no_logits = torch.empty(0, dtype=torch.int64, device=model.device)
-    keep = {"logits_to_keep": no_logits} if takes_logits_to_keep(type(causal_lm)) else {}
+    options: dict[str, Tensor] = {}
+    if takes_logits_to_keep(type(causal_lm)):
+        # An empty index and not 0, which stands for all logits.
+        options["logits_to_keep"] = torch.empty(0, dtype=torch.int64, device=model.device)
     try:
-        model(use_cache=False, **inputs, **keep)
+        model(use_cache=False, **inputs, **options)
     finally:
         hook.remove()
     if not states:
@@ -91,7 +107,7 @@ _PLAIN: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
 def has_plain_head(model: PreTrainedModel) -> bool:
-    """Whether `project` of `last_states` is what the model itself answers: each model is tried once.
+    """Returns True where `project` of `last_states` gives the model's own logits; each model is tried once.
 
     False for an architecture that does something else to its states or logits, and for one without `logits_to_keep`.
     """
@@ -117,31 +133,39 @@ def _is_plain(model: PreTrainedModel) -> bool:
 
 
 def output_head(model: PreTrainedModel) -> Any:
-    """The module that makes logits of hidden states; its weight is [V, h]."""
+    """Returns the module that makes logits of hidden states; its weight is [V, h]."""
     return base_causal_lm(model).get_output_embeddings()
 
 
 def project(model: PreTrainedModel, states: Tensor, *, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """Logits [..., V] of last hidden states [..., h], float32 (float64 for a float64 model), as the model has them."""
+    """Returns logits [..., V] of last hidden states [..., h], as the model makes them.
+
+    They are float32, or float64 of a float64 model. head: stands for the model's own where it is not None.
+    """
+    # The head multiplies in the model's dtype; all that follows is in float32.
     logits = upcast((head or output_head(model))(states))
     config = base_causal_lm(model).config.get_text_config()
-    if (scale := getattr(config, "logit_scale", None)) is not None:
+    scale = getattr(config, "logit_scale", None)
+    if scale is not None:
         logits = logits * scale
-    if (scaling := getattr(config, "logits_scaling", None)) is not None:
-        logits = logits / scaling
-    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+    # Granite's key divides, where Cohere's above multiplies.
+    divisor = getattr(config, "logits_scaling", None)
+    if divisor is not None:
+        logits = logits / divisor
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap is not None:
         logits = cap * torch.tanh(logits / cap)
     return logits
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:
-    """V: rows of the head."""
+    """Returns V, the rows of the head."""
     return output_head(model).weight.shape[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstTokens:
-    """The tokens that a prompt's last one predicts, whose logits a generator's prefill makes."""
+    """The tokens that a prompt's last token predicts, whose logits a generator's prefill makes."""
 
     is_first: Tensor
     """bool [N]"""
@@ -162,16 +186,17 @@ class FirstTokens:
 
 
 def project_prompts(model: PreTrainedModel, states: Tensor) -> Tensor:
-    """Logits [k, V] of prompts' last states [k, h] by the kernels of a generator's prefill.
+    """Returns logits [k, V] of prompts' last states [k, h] by the kernels of a generator's prefill.
 
-    It gives the head the prompts' last column, which isn't contiguous. Torch makes a product for each prompt there,
-    unless the weight has a gradient, or there is one prompt alone. The weight is copied, since that product's bits
-    depend on where it lies in memory, which is anywhere for one that was mapped from a file. By oneDNN none of
-    it counts.
+    A prefill gives the head the prompts' last column, which isn't contiguous. Torch makes a product for each prompt
+    there, unless the weight has a gradient, or there is one prompt alone. The weight is copied, since that product's
+    bits depend on where it lies in memory, which is anywhere for a weight that was mapped from a file. By oneDNN none
+    of it counts.
     """
     head = output_head(model)
     if isinstance(head, OneDnnLinear):
         return project(model, states)
+    # One prompt more than there are, so that there are two or more; its logits are cut off below.
     prompts = torch.cat((states, states[:1]))
     columns = torch.stack((prompts, prompts), dim=1)[:, -1:]
     weight = head.weight.detach().clone()
@@ -184,7 +209,7 @@ def chosen_values(
     states: Tensor,
     chosen: Tensor,
     *,
-    kept: KeptSets | None = None,
+    kept_sets: KeptSets | None = None,
     contexts: Contexts | None = None,
     first: FirstTokens | None = None,
     vocabulary_size: int,
@@ -193,26 +218,41 @@ def chosen_values(
     summary: Summary | None = None,
     known: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs [N] of `chosen` int64 [N] under logits_of(states [N, h]) / temperature, and the entropies in nats: [N]
-    where `entropy` asks for them, else [0]; and [N, …] what `summary` makes of the distributions and of `known`, which
-    is the states where it is left out, else [0].
+    """Computes the log-probs of chosen tokens under logits / temperature, and measures of their distributions.
 
-    kept: what log-probs are normalised over, where that isn't the whole vocabulary; an entropy is of the whole one.
-    contexts: what stands before the tokens, where it changes their logits.
-    first: where log-probs are to have the generator's bits.
+    Args:
+        logits_of: Makes logits [n, V] of states [n, h].
+        states: [N, h] that predict the tokens.
+        chosen: int64 [N], the tokens.
+        kept_sets: The tokens that log-probs are normalised over, where that isn't the whole vocabulary; an entropy is
+            of the whole vocabulary all the same.
+        contexts: The tokens before each token, where they change its logits.
+        first: The first tokens of responses, where log-probs are to have the generator's bits.
+        vocabulary_size: V, which bounds the tokens of a chunk.
+        temperature: Divides all logits.
+        entropy: True where entropies are computed.
+        summary: Makes numbers of the distributions and of `known`.
+        known: [N, …] of the tokens; None for their states.
+
+    Returns:
+        Log-probs [N]; entropies in nats [N], or [0] without `entropy`; and [N, …] of `summary`, or [0] without it.
     """
     chunk = max(1, CHUNK_LOGITS // vocabulary_size)
     if first is not None:
         chunk = max(FEWEST_ROWS, chunk // FEWEST_ROWS * FEWEST_ROWS)
     values = functools.partial(_chunk_values, logits_of, temperature=temperature, entropy=entropy, summary=summary)
     if chosen.numel() <= chunk:
-        return values(states, chosen, kept, contexts, first, known)
-    num_chunks = -(-chosen.numel() // chunk)
-    cut = (states, chosen, kept, contexts, first, known)
-    # Recomputed in the backward pass; nothing in a chunk draws random numbers, so that no state is kept.
+        return values(states, chosen, kept_sets, contexts, first, known)
+    num_chunks = -(-chosen.numel() // chunk)  # rounded up
+    columns: list[Sequence[Any]] = []
+    for argument in (states, chosen, kept_sets, contexts, first, known):
+        if argument is None:
+            columns.append([None] * num_chunks)
+        else:
+            columns.append(argument.split(chunk))
+    # Recomputed in the backward pass; nothing in a chunk draws random numbers, so that no random state is kept.
     parts = [
-        checkpoint(values, *part, use_reentrant=False, preserve_rng_state=False)
-        for part in zip(*([None] * num_chunks if one is None else one.split(chunk) for one in cut), strict=True)
+        checkpoint(values, *part, use_reentrant=False, preserve_rng_state=False) for part in zip(*columns, strict=True)
     ]
     logprobs, entropies, summaries = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies), torch.cat(summaries)
@@ -222,7 +262,7 @@ def _chunk_values(
     logits_of: Callable[[Tensor], Tensor],
     states: Tensor,
     chosen: Tensor,
-    kept: KeptSets | None,
+    kept_sets: KeptSets | None,
     contexts: Contexts | None,
     first: FirstTokens | None,
     known: Tensor | None,
@@ -231,20 +271,27 @@ def _chunk_values(
     entropy: bool,
     summary: Summary | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes `chosen_values` of a chunk of tokens."""
+
     def computed(head: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
-        missing = 0 if first is None else -len(states) % FEWEST_ROWS
-        logits = head(functional.pad(states, (0, 0, 0, missing)) if missing else states)
-        return logits[: len(states)] if missing else logits
+        missing = -len(states) % FEWEST_ROWS
+        if first is None or not missing:
+            return head(states)
+        # Rows of zeros fill the chunk up: with fewer rows the product would go by another kernel, with other bits.
+        return head(functional.pad(states, (0, 0, 0, missing)))[: len(states)]
 
     def changed(logits: Tensor) -> Tensor:
+        # The order is that of the engines: penalties and the like first, then the temperature.
         if contexts is not None:
             logits = logits.clone()
             contexts.process(logits)
-        return logits / temperature if temperature != 1.0 else logits
+        if temperature == 1.0:
+            return logits
+        return logits / temperature
 
     def drawn(logits: Tensor) -> Tensor:
-        if kept is not None:
-            logits = logits.masked_fill(kept.left_out(logits.shape[-1], logits.device), -torch.inf)
+        if kept_sets is not None:
+            logits = logits.masked_fill(kept_sets.left_out(logits.shape[-1], logits.device), -torch.inf)
         return logits.log_softmax(dim=-1)
 
     # [chunk, V]
@@ -255,20 +302,26 @@ def _chunk_values(
     if first is not None:
         with torch.no_grad():
             as_computed = first.put_into(as_computed, states)
-            values = _sampled_logprobs(as_computed.numpy(), chosen.numpy(), kept, contexts, temperature=temperature)
+            values = _sampled_logprobs(
+                as_computed.numpy(), chosen.numpy(), kept_sets, contexts, temperature=temperature
+            )
         logprobs = cast(Tensor, _Valued.apply(logprobs, values))
     entropies = summaries = logprobs.new_empty(0)
     if entropy:
-        whole = distribution if kept is None else logits.log_softmax(dim=-1)
+        whole = distribution
+        if kept_sets is not None:
+            # An entropy over the kept set would be about the sampling; this one is about the policy.
+            whole = logits.log_softmax(dim=-1)
         entropies = -(whole.exp() * whole).sum(dim=-1)
     if summary is not None:
-        known = states if known is None else known
+        if known is None:
+            known = states
         summaries = summary(distribution, known, lambda head, states: drawn(changed(computed(head, states))))
     return logprobs, entropies, summaries
 
 
 class _Valued(torch.autograd.Function):
-    """Other values, to float32 the same, with the gradient of log-probs."""
+    """Returns other values, to float32 the same, and passes their gradient on to log-probs."""
 
     @staticmethod
     def forward(ctx: Any, logprobs: Tensor, values: Tensor) -> Tensor:
@@ -280,17 +333,21 @@ class _Valued(torch.autograd.Function):
 
 
 def _sampled_logprobs(
-    logits: NDArray, chosen: NDArray, kept: KeptSets | None, contexts: Contexts | None, *, temperature: float
+    logits: NDArray, chosen: NDArray, kept_sets: KeptSets | None, contexts: Contexts | None, *, temperature: float
 ) -> Tensor:
     """Returns float32 [N], rounded from float64 as a generator's are."""
-    left_out = None if kept is None else kept.left_out(logits.shape[1], torch.device("cpu")).numpy()
-    found = np.empty(len(chosen))
+    left_out: NDArray | None = None
+    if kept_sets is not None:
+        left_out = kept_sets.left_out(logits.shape[1], torch.device("cpu")).numpy()
+    logprobs = np.empty(len(chosen))
     block = max(1, BLOCK_ITEMS // logits.shape[1])
     for start in range(0, len(chosen), block):
         rows = slice(start, start + block)
-        before = None if contexts is None else contexts.rows(rows)
+        before: Contexts | None = None
+        if contexts is not None:
+            before = contexts.rows(rows)
         values = scaled(logits[rows], temperature, before)
         if left_out is not None:
             values[left_out[rows]] = -np.inf
-        found[rows] = normalised(values)[np.arange(len(values)), chosen[rows]]
-    return torch.from_numpy(found.astype(np.float32))
+        logprobs[rows] = normalised(values)[np.arange(len(values)), chosen[rows]]
+    return torch.from_numpy(logprobs.astype(np.float32))

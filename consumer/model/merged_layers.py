@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 class MergedLayers:
     """The layers of one model: each holds its merged weight, and this object the base's, as many bytes again.
 
-    Both are this rank's rows where ranks share the weight.
+    Both are this rank's rows where ranks share the weight. `attach_adapters` creates it; `merge` changes the layers
+    after each optimizer step, and publishing reads `base`.
     """
 
     def __init__(self, model: nn.Module, layers: Mapping[str, LoraLinear], *, adapter: str, scaling: float) -> None:
@@ -63,7 +64,7 @@ class MergedLayers:
             )
 
     def base(self) -> dict[str, Tensor]:
-        """Layer → its weight without the adapter, spread over the ranks as the layer's is."""
+        """Returns layer → its weight without the adapter, spread over the ranks as the layer's is."""
         return {name: spread_like(rows, weight_of(self._layers[name].base_layer)) for name, rows in self._base.items()}
 
     @contextlib.contextmanager
@@ -78,11 +79,12 @@ class MergedLayers:
     def _swap(self) -> None:
         self._reshard()
         for name, rows in self._base.items():
-            parts = zip(_chunks(local_rows(weight_of(self._layers[name].base_layer))), _chunks(rows), strict=True)
-            for one, other in parts:
-                kept = one.clone()
-                one.copy_(other)
-                other.copy_(kept)
+            layer_rows = local_rows(weight_of(self._layers[name].base_layer))
+            # A chunk at a time, so that the copy needs no memory for a whole weight.
+            for in_layer, aside in zip(_chunks(layer_rows), _chunks(rows), strict=True):
+                before = in_layer.clone()
+                in_layer.copy_(aside)
+                aside.copy_(before)
 
     def _reshard(self) -> None:
         """Lets the outermost parameters go, which a pass leaves whole: the next would go through them as they were."""
@@ -92,6 +94,8 @@ class MergedLayers:
 
 class _ToMatrices(torch.autograd.Function):
     """The identity on a layer's output, whose gradient goes on to A and B, too.
+
+    The merged weight W' is no function of A and B for autograd, so their gradients are computed here.
 
     The rank is r here: output [..., outputs], inputs [..., inputs], lora_a [r, inputs], lora_b [outputs, r].
     """
@@ -124,7 +128,10 @@ def _forward(layer: LoraLinear, inputs: Tensor, *, adapter: str, scaling: float)
 
 
 def _chunks(rows: Tensor) -> tuple[Tensor, ...]:
-    return rows.view(-1).split(CHUNK_ITEMS) if rows.numel() else ()
+    """Returns flat views of at most CHUNK_ITEMS items; none of a rank without rows."""
+    if not rows.numel():
+        return ()
+    return rows.view(-1).split(CHUNK_ITEMS)
 
 
 def weight_of(linear: nn.Module) -> nn.Parameter:

@@ -46,7 +46,11 @@ LoadModel = Callable[[Path, Any, torch.dtype], tuple[PreTrainedModel, dict[str, 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The trained model with its tokenizer. Dropout is off: a pass is a function of weights and tokens alone."""
+    """The trained model with its tokenizer. Dropout is off: a pass is a function of weights and tokens alone.
+
+    `make_learner` creates it for a rank. Optimizer steps and `load_state_tensors` change its weights; passes, published
+    versions and checkpoints read them.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -55,10 +59,10 @@ class Policy:
     adapters: Adapters | None = None
     """The adapters in `model` where they alone are trained."""
     critic: PreTrainedModel | None = None
-    """The model as the job found it, whose head tells the values of `advantage = "gae"`. No generator loads it: its
-    parameters are trained beside the policy's, and a checkpoint has them with the optimizer's state."""
+    """The model as the job found it, whose head makes the values of `advantage = "gae"`. No generator loads it: its
+    parameters are trained next to the policy's, and a checkpoint has them with the optimizer's state."""
     teacher: Teacher | None = None
-    """What tells distributions from those of a teacher; None without `algorithm.distillation_beta`."""
+    """The reader of a teacher's distributions; None without `algorithm.distillation_beta`."""
     end_ids: frozenset[int] = frozenset()
     """The tokens that end the job's completions, where its sampling keeps them from the first ones."""
 
@@ -69,12 +73,11 @@ class Policy:
         return cast(nn.Embedding, embedding).num_embeddings
 
     def with_adapters(self, spec: LoraSpec, *, seed: int) -> Policy:
-        """The same model with adapters in it. Raises what `attach_adapters` raises."""
+        """Returns the same model with adapters in it. Raises as `attach_adapters`."""
         return replace(self, adapters=attach_adapters(self.model, spec, seed=seed))
 
     def with_critic(self) -> Policy:
-        """The same model with a critic beside it: a copy with a head of one row, of zeros, so that it begins with
-        values of 0."""
+        """Returns the same model with a critic: a copy whose head is a row of zeros, so that its first values are 0."""
         critic = copy.deepcopy(self.model)
         weight = output_head(critic).weight
         head = nn.Linear(weight.shape[1], 1, dtype=weight.dtype, device=weight.device)
@@ -85,37 +88,45 @@ class Policy:
         return replace(self, critic=critic)
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """Each trained parameter once, by name: a tied head is its embedding."""
+        """Returns each trained parameter once, by name: a tied head is its embedding."""
         if self.adapters is not None:
             return self.adapters.parameters()
         return dict(self.model.named_parameters(remove_duplicate=True)) | self.critic_parameters()
 
     def critic_parameters(self) -> dict[str, nn.Parameter]:
-        """Those of the critic among the trained parameters: `critic.` and their names in it; {} without one."""
-        named = () if self.critic is None else self.critic.named_parameters(remove_duplicate=True)
+        """Returns the critic's trained parameters, by `critic.` and their names in it; {} without a critic."""
+        if self.critic is None:
+            return {}
+        named = self.critic.named_parameters(remove_duplicate=True)
         return {f"critic.{name}": parameter for name, parameter in named}
 
     def embedding_names(self) -> frozenset[str]:
-        """Names of trained parameters that are an embedding, of tokens or positions; a tied head is its embedding."""
-        modules = itertools.chain.from_iterable(cast(nn.Module, one).modules() for one in self._networks)
+        """Returns the names of trained embeddings, of tokens or positions; a tied head is its embedding."""
+        modules = itertools.chain.from_iterable(cast(nn.Module, network).modules() for network in self._networks)
         embeddings = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
         return frozenset(name for name, parameter in self.trained_parameters().items() if id(parameter) in embeddings)
 
     def head_names(self) -> frozenset[str]:
-        """Names of the output heads' weights where they are trained; a tied one's is its embedding's."""
-        heads = {id(head.weight) for one in self._networks if (head := one.get_output_embeddings())}
+        """Returns the names of the output heads' trained weights; that of a tied head is its embedding's."""
+        heads: set[int] = set()
+        for network in self._networks:
+            head = network.get_output_embeddings()
+            if head:
+                heads.add(id(head.weight))
         return frozenset(name for name, parameter in self.trained_parameters().items() if id(parameter) in heads)
 
     @property
     def _networks(self) -> Sequence[PreTrainedModel]:
-        return (self.model,) if self.critic is None else (self.model, self.critic)
+        if self.critic is None:
+            return (self.model,)
+        return (self.model, self.critic)
 
     def weights(self) -> PublishedWeights:
-        """All that a generator must load to be this policy: the published set (onbeat/weights/model_folder.py)."""
+        """Returns the tensors that a generator loads to be this policy (onbeat/weights/model_folder.py)."""
         return PublishedWeights(self.base_tensors(), trained=self.trained_parameters(), adapters=self.adapters)
 
     def base_tensors(self) -> dict[str, Tensor]:
-        """The published tensors without the adapters, under the names of the model as it was."""
+        """Returns the published tensors without the adapters, under the names of the model as it was."""
         published = weight_tensors(cast(nn.Module, self.model))
         tensors = {base_name(name): tensor.detach() for name, tensor in published if not is_adapter_name(name)}
         if self.adapters is not None and self.adapters.merged_layers is not None:
@@ -124,17 +135,24 @@ class Policy:
 
     @functools.cached_property
     def base_digest(self) -> str:
-        """Digest of `base_tensors`, which never move where there are adapters. Ranks that share them ask together."""
+        """The digest of `base_tensors`, which never move where there are adapters.
+
+        Ranks that share them compute it at the same time.
+        """
         return tensors_digest(PublishedWeights(self.base_tensors(), trained=()))
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """The tensors that training moves: `base_tensors`, or the adapters alone."""
+        """Returns the tensors that training moves: `base_tensors`, or the adapters alone."""
         if self.adapters is None:
             return self.base_tensors()
         return {name: parameter.detach() for name, parameter in self.adapters.parameters().items()}
 
     def adapter_source(self, base: Callable[[TensorSink], None]) -> AdapterSource | None:
-        """The source of a publisher of adapters alone; None without adapters. base: `publish_base`, by all ranks."""
+        """Returns the source for a publisher of adapters alone; None without adapters.
+
+        Args:
+            base: Publishes the base, by `publish_base` on all ranks.
+        """
         if self.adapters is None:
             return None
         return AdapterSource(scaling=self.adapters.scaling, matrices=self.state_tensors, base=base)
@@ -142,8 +160,8 @@ class Policy:
     def publish_base(self, sink: TensorSink) -> None:
         """Gives a sink each of `base_tensors`. Ranks that share them call it at the same time."""
         base = PublishedWeights(self.base_tensors(), trained=())
-        for name, one in base.layout.items():
-            sink.make_room(one.num_bytes)
+        for name, tensor_layout in base.layout.items():
+            sink.make_room(tensor_layout.num_bytes)
             sink.add(name, base[name])
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -152,10 +170,12 @@ class Policy:
         Raises InvalidInput where names or shapes differ.
         """
         own = self.state_tensors()
-        if differing := sorted(own.keys() ^ tensors.keys()):
+        differing = sorted(own.keys() ^ tensors.keys())
+        if differing:
             raise InvalidInput(f"the saved tensors are not this model's: {', '.join(differing[:3])}", field=FIELD)
         for name, target in own.items():
-            if target.shape != (saved := stored_shape(tensors, name)):
+            saved = stored_shape(tensors, name)
+            if target.shape != saved:
                 problem = f"{name} has shape {saved}, the model {tuple(target.shape)}"
                 raise InvalidInput(problem, field=FIELD, cure="resume a run with the model that it was started with")
         with torch.no_grad():
@@ -169,8 +189,9 @@ class Policy:
             self.adapters.merged_layers.merge()
 
     def reference(self) -> PreTrainedModel:
-        """The reference of the KL term, whose passes are made inside `without_adapters`: a frozen copy of the model as
-        it is now, or the model itself, which without its adapters is what it was.
+        """Returns the reference of the KL term, whose passes are made inside `without_adapters`.
+
+        It is a frozen copy of the model as it is now, or the model itself, which without its adapters is as it was.
         """
         if self.adapters is not None:
             return self.model
@@ -185,12 +206,16 @@ class Policy:
         """
         if self.adapters is not None:
             raise AssertionError("the layers of adapters belong to one model")
-        critic = None if self.critic is None else with_own_parameters(self.critic)
+        critic = self.critic
+        if critic is not None:
+            critic = with_own_parameters(critic)
         return replace(self, model=with_own_parameters(self.model), critic=critic)
 
     def without_adapters(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, the model's passes are those of the base; nothing changes where there are no adapters."""
-        return contextlib.nullcontext() if self.adapters is None else self.adapters.disabled()
+        """Makes the model's passes those of the base inside; changes nothing where there are no adapters."""
+        if self.adapters is None:
+            return contextlib.nullcontext()
+        return self.adapters.disabled()
 
 
 def with_own_parameters(model: PreTrainedModel) -> PreTrainedModel:
@@ -204,7 +229,7 @@ def with_own_parameters(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def load_whole(folder: Path, config: Any, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """A `LoadModel` that reads all of the model."""
+    """Reads all of a model; a `LoadModel`."""
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
         config=config,
@@ -220,8 +245,17 @@ def load_whole(folder: Path, config: Any, dtype: torch.dtype) -> tuple[PreTraine
 def load_policy(
     model: ModelSpec, *, model_root: SpecRoot, gradient_checkpointing: bool, load: LoadModel = load_whole
 ) -> Policy:
-    """Raises InvalidInput naming `model.path` where the folder is missing, is not a causal LM, lacks weights, or has no
-    usable tokenizer.
+    """Loads the policy of a job from its model's folder.
+
+    Args:
+        model: The spec's.
+        model_root: The root that the model's path is below.
+        gradient_checkpointing: True where the backward pass computes activations again.
+        load: Loads a folder: whole, or this rank's rows.
+
+    Raises:
+        InvalidInput: Where the folder is missing, is not a causal LM, lacks weights, or has no usable tokenizer; it
+            names `model.path`.
     """
     transformers_logging.disable_progress_bar()
     with opened_model(model, model_root) as folder:
@@ -240,15 +274,13 @@ def load_policy(
 def load_model(
     model: ModelSpec, *, model_root: SpecRoot, gradient_checkpointing: bool, load: LoadModel
 ) -> PreTrainedModel:
-    """Loads the policy's model alone; raises what `load_policy` raises."""
+    """Loads the policy's model alone. Raises as `load_policy`."""
     folder = find_model(model, model_root)
     try:
         with opened_model(model, model_root, weights=True):
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            for name, value in config.to_dict().items() if gradient_checkpointing else ():
-                # A layer in training mode would apply its own dropout (`checkpoint_activations`).
-                if "drop" in name and isinstance(value, float):
-                    setattr(config, name, 0.0)
+            if gradient_checkpointing:
+                _clear_dropout(config)
             network, loading = load(folder, config, getattr(torch, model.dtype))
     except LOADING_ERRORS as error:
         raise InvalidInput(
@@ -257,7 +289,8 @@ def load_model(
             cure="it needs config.json of a causal LM and safetensors",
         ) from error
     # transformers fills what is missing with random numbers and only logs it.
-    if absent := sorted([*loading["missing_keys"], *(entry[0] for entry in loading["mismatched_keys"])]):
+    absent = sorted([*loading["missing_keys"], *(entry[0] for entry in loading["mismatched_keys"])])
+    if absent:
         raise InvalidInput(
             f"the safetensors of `{folder}` lack {len(absent)} tensors of the model, e.g. {absent[0]}",
             field=FIELD,
@@ -268,6 +301,13 @@ def load_model(
     if gradient_checkpointing:
         checkpoint_activations(network)
     return network
+
+
+def _clear_dropout(config: Any) -> None:
+    """Sets each dropout of a config to 0.0: a layer in training mode would apply its own (`checkpoint_activations`)."""
+    for name, value in config.to_dict().items():
+        if "drop" in name and isinstance(value, float):
+            setattr(config, name, 0.0)
 
 
 def checkpoint_activations(model: PreTrainedModel) -> None:

@@ -20,7 +20,7 @@ from onbeat.weights.publication import TensorSink
 
 
 class PublishedWeights(Mapping[str, Tensor]):
-    """Each tensor by its published name, as it is when it is asked for.
+    """The published tensors by their names, each as it is at the time of the look-up.
 
     A tensor that ranks share is gathered: they ask for the same ones at the same time, in the same order.
     """
@@ -28,7 +28,13 @@ class PublishedWeights(Mapping[str, Tensor]):
     def __init__(
         self, base: Mapping[str, Tensor], *, trained: Collection[str], adapters: Adapters | None = None
     ) -> None:
-        """base: the model's tensors, without adapters. trained: names of the parameters that the optimizer steps."""
+        """Takes the tensors without reading them.
+
+        Args:
+            base: The model's tensors, without adapters, by their published names.
+            trained: The names of the parameters that the optimizer steps.
+            adapters: The adapters that are merged into the tensors; None for none.
+        """
         self._base = base
         self._trained = trained
         self._adapters = adapters
@@ -36,7 +42,9 @@ class PublishedWeights(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         tensor = gathered(self._base[name])
         layer = self._merged_layer(name)
-        return self._adapters.merged(layer, tensor) if self._adapters and layer else tensor
+        if self._adapters and layer:
+            return self._adapters.merged(layer, tensor)
+        return tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._base)
@@ -50,22 +58,29 @@ class PublishedWeights(Mapping[str, Tensor]):
         return layout_of(self._base)
 
     def is_made(self, name: str) -> bool:
-        """Whether the tensor is a new one each time that it is asked for."""
+        """Returns True where each look-up of the name makes a new tensor."""
         return bool(self._merged_layer(name)) or isinstance(self._base[name], DTensor)
 
     def made_from(self, name: str) -> frozenset[str]:
-        """The trained parameters that its values come from."""
-        own = {name, *matrices_of(name)} if self._merged_layer(name) else {name}
-        return frozenset(own.intersection(self._trained))
+        """Returns the trained parameters that its values come from."""
+        sources = {name}
+        if self._merged_layer(name):
+            sources.update(matrices_of(name))
+        return frozenset(sources.intersection(self._trained))
 
     def _merged_layer(self, name: str) -> str:
         """Returns the layer whose adapter is merged into the tensor; "" for none."""
         layer, _, kind = name.rpartition(".")
-        return layer if self._adapters and kind == "weight" and layer in self._adapters.layers else ""
+        if self._adapters and kind == "weight" and layer in self._adapters.layers:
+            return layer
+        return ""
 
 
 class WeightStream:
-    """Gives a sink each tensor once, as soon as nothing will change it any more; in the same order on every rank."""
+    """Gives a sink each tensor once, as soon as nothing will change it any more; in the same order on every rank.
+
+    `Learner.step` creates it for a version, and the optimizer calls `stepped`.
+    """
 
     def __init__(self, weights: PublishedWeights, sink: TensorSink) -> None:
         self._weights = weights

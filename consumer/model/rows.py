@@ -18,25 +18,35 @@ from onbeat.weights.files.stored_tensors import StoredTensors
 
 
 def local_rows(tensor: Tensor) -> Tensor:
-    """This rank's rows of a sharded tensor, in the same memory; any other tensor as it is."""
+    """Returns this rank's rows of a sharded tensor, in the same memory; any other tensor as it is."""
     rows = tensor.detach()
-    return rows.to_local() if isinstance(rows, DTensor) else rows
+    if isinstance(rows, DTensor):
+        return rows.to_local()
+    return rows
 
 
 def first_row(tensor: DTensor, rank: int | None = None) -> int:
-    """Index of the first row that a rank has; rank: None for this one."""
-    rows_each = -(-tensor.shape[0] // tensor.device_mesh.size())
-    return min((tensor.device_mesh.get_local_rank() if rank is None else rank) * rows_each, tensor.shape[0])
+    """Returns the index of the first row that a rank has; rank: None for this one."""
+    if rank is None:
+        rank = tensor.device_mesh.get_local_rank()
+    rows_each = -(-tensor.shape[0] // tensor.device_mesh.size())  # rounded up
+    # A last rank without rows begins behind the last row.
+    return min(rank * rows_each, tensor.shape[0])
 
 
 def whole(rows: Tensor, like: Tensor) -> Tensor:
-    """All rows of a tensor that is sharded as `like`, on every rank: all ranks call it at the same time."""
+    """Returns all rows of a tensor that is sharded as `like`, on every rank: all ranks call it at the same time."""
     spread = spread_like(rows, like)
-    return spread.full_tensor() if isinstance(spread, DTensor) else rows
+    if isinstance(spread, DTensor):
+        return spread.full_tensor()
+    return rows
 
 
 def spread_like(rows: Tensor, like: Tensor) -> Tensor:
-    """A tensor in the same memory, spread over the ranks as `like` is, of which this rank has `rows`; else the rows."""
+    """Returns a tensor in the memory of this rank's `rows`, spread over the ranks as `like` is.
+
+    Where `like` isn't sharded it returns the rows themselves.
+    """
     if not isinstance(like, DTensor):
         return rows
     return DTensor.from_local(
@@ -45,25 +55,30 @@ def spread_like(rows: Tensor, like: Tensor) -> Tensor:
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """All rows of a tensor, on every rank: those that share it call this at the same time. Raises Unavailable."""
+    """Returns all rows of a tensor, on every rank: those that share it call at the same time. Raises Unavailable."""
     with store_errors():
         return whole(local_rows(tensor), tensor)
 
 
 def stored_shape(stored: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
-    """Shape of a tensor; one in a file is not read for it."""
-    return stored.shape(name) if isinstance(stored, StoredTensors) else tuple(stored[name].shape)
+    """Returns the shape of a tensor; the tensor of a file is not read for it."""
+    if isinstance(stored, StoredTensors):
+        return stored.shape(name)
+    return tuple(stored[name].shape)
 
 
 def stored_rows(stored: Mapping[str, Tensor], name: str, *, like: Tensor | None) -> Tensor:
-    """The same rows of a stored tensor that this rank has of `like`; all of them where `like` isn't sharded.
+    """Returns the rows of a stored tensor that this rank has of `like`; all of them where `like` isn't sharded.
 
     A sharded `like` has the shape of the stored tensor, unless that is a scalar, which every rank has.
     """
     if not isinstance(like, DTensor) or not stored_shape(stored, name):
         return stored[name]
-    first, count = first_row(like), local_rows(like).shape[0]
-    return stored.rows(name, first, count) if isinstance(stored, StoredTensors) else stored[name][first : first + count]
+    first = first_row(like)
+    count = local_rows(like).shape[0]
+    if isinstance(stored, StoredTensors):
+        return stored.rows(name, first, count)
+    return stored[name][first : first + count]
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The advantage that a spec chooses, and what each is made of: what a group knows, what the iteration does.
+"""The advantage that a spec chooses: the part that a group's rewards decide, and the part that the iteration decides.
 
 GDPO (Liu et al., arXiv 2601.05242) normalises each component n of a reward by itself before they are summed. So none
 drowns the others by its size, and unlike completions don't get the same:
@@ -45,25 +45,26 @@ from onbeat.loop.sampled import unbiased_std
 
 def centred_deviation(centred: Sequence[float], _earned: Sequence[float], epsilon: float) -> float:
     """Returns std + epsilon, with the unbiased std; centred: every r', in any order. Their mean is 0."""
+    # The mean isn't subtracted again: it is 0 but for rounding. fsum rounds once, so that no order shows.
     return math.sqrt(math.fsum(value * value for value in centred) / (len(centred) - 1)) + epsilon
 
 
 def earned_deviation(_: Sequence[float], earned: Sequence[float], epsilon: float) -> float:
-    """Returns std + epsilon, the unbiased std of what was earned."""
+    """Returns std + epsilon, with the unbiased std of the rewards as earned."""
     return unbiased_std(earned) + epsilon
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advantage:
-    """A member of the family. `ADVANTAGE_KINDS` of contracts/spec/kinds.py says what goes with it."""
+    """A kind of advantage, in the table `ADVANTAGES`. `ADVANTAGE_KINDS` of contracts/spec/kinds.py has its rules."""
 
     of_groups: Callable[[Rewards, float], Rewards]
     """(rewards, epsilon) → [k, G]; where groups are compared, one of equal rewards gives exactly 0.0."""
     of_penalties: Callable[[Rewards], Rewards] | None = None
-    """Penalties [k, G] → what is taken off the advantages, [k, G]; None: they are taken off the rewards."""
+    """Penalties [k, G] → numbers [k, G] that are taken off the advantages; None: the rewards are penalised instead."""
     late_deviation: Callable[[Sequence[float], Sequence[float], float], float] = lambda *_: 1.0
-    """(`of_groups` of the iteration's completions in any order, what they earned, epsilon) → what is known when the
-    iteration's last batch is in: `of_groups` over it is the advantage."""
+    """(`of_groups` of the iteration's completions in any order, their rewards, epsilon) → the deviation that is known
+    when the iteration's last batch is in: `of_groups` / deviation is the advantage."""
 
 
 ADVANTAGES = {
@@ -86,7 +87,7 @@ ADVANTAGES = {
 
 
 def group_advantages(rewards: Rewards, algorithm: AlgorithmSpec) -> Rewards:
-    """Returns [k, G], without what only the whole iteration knows. rewards: [k, G]."""
+    """Returns the advantages [k, G] of rewards [k, G], undivided by a deviation of the iteration (`late_deviation`)."""
     return ADVANTAGES[algorithm.advantage].of_groups(rewards, algorithm.advantage_epsilon)
 
 
@@ -116,18 +117,29 @@ def compared_rewards(batch: RolloutBatch, rewards: Rewards, spec: JobSpec) -> Re
 
 def clipped(rewards: Rewards, algorithm: AlgorithmSpec) -> Rewards:
     """Returns rewards of any shape, each of them within `reward_clip` of 0 where the spec has one."""
-    most = algorithm.reward_clip
-    return rewards if most is UNSET else np.clip(rewards, -most, most)
+    bound = algorithm.reward_clip
+    if bound is UNSET:
+        return rewards
+    return np.clip(rewards, -bound, bound)
 
 
 def _normalised_sum(group: RolloutGroup, weights: dict[str, float], algorithm: AlgorithmSpec) -> Rewards:
-    """Returns [G] sums over the components that score this group; one of a mixture may not."""
-    scores = [one.reward_breakdown for one in group.rollouts]
-    parts = [(weight, [one[name] for one in scores]) for name, weight in weights.items() if name in scores[0]]
-    trajectories = [one.completion.trajectory for one in group.rollouts]
-    parts.append((1.0, [0.0 if one is UNSET else one.reward for one in trajectories]))
+    """Returns [G] sums over the components that score this group; a component of a mixture may not."""
+    breakdowns = [rollout.reward_breakdown for rollout in group.rollouts]
+    parts: list[tuple[float, list[float]]] = []
+    for name, weight in weights.items():
+        if name in breakdowns[0]:
+            parts.append((weight, [breakdown[name] for breakdown in breakdowns]))
+    # The environment's reward is a component of weight 1, and 0.0 for a completion without a trajectory.
+    environment_rewards = [0.0] * len(group.rollouts)
+    for place, rollout in enumerate(group.rollouts):
+        trajectory = rollout.completion.trajectory
+        if trajectory is not UNSET:
+            environment_rewards[place] = trajectory.reward
+    parts.append((1.0, environment_rewards))
     total = np.zeros(len(group.rollouts))
-    for weight, of_component in parts:
-        values = clipped(np.array([of_component], dtype=np.float64), algorithm)
+    # The order of the sum is part of a job's digest: the spec's components first, the environment last.
+    for weight, component_rewards in parts:
+        values = clipped(np.array([component_rewards], dtype=np.float64), algorithm)
         total += weight * grpo_advantages(values, epsilon=algorithm.advantage_epsilon)[0]
     return total

@@ -40,7 +40,10 @@ LAMBDA = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Estimates:
-    """The advantages and returns of one pass, before the iteration's first step; [R, T] each, 0.0 in padding."""
+    """The advantages and returns of one pass, before the iteration's first step; [R, T] each, 0.0 in padding.
+
+    `estimates` creates them, the value term reads them in every update, and nothing changes them.
+    """
 
     advantages: Tensor
     """float64."""
@@ -60,8 +63,12 @@ def estimates(
 ) -> Estimates:
     """Computes a pass' advantages and returns in float64.
 
-    values: [R, T]; rewards: [R] of whole completions; penalties: [R, T] taken off each token's; loss_mask: bool [R, T],
-    whose rows begin with their True.
+    Args:
+        values: [R, T], what the critic expects before each token.
+        rewards: [R] of whole completions.
+        penalties: [R, T] that is taken off each token's reward; None for none.
+        loss_mask: bool [R, T], whose rows begin with their True.
+        algorithm: The job's, with discount and lambda.
     """
     values = values.detach()
     real = loss_mask.cpu().numpy()
@@ -70,11 +77,17 @@ def estimates(
     if penalties is not None:
         # A penalty is taken off each token's reward: hence the sign.
         token_rewards = -np.where(real, penalties.double().cpu().numpy(), 0.0)
-    # The reward of the whole completion stands at its last token.
+    # The reward of the whole completion stands at its last token: a row has its True first, so their count - 1.
     token_rewards[np.arange(len(token_rewards)), real.sum(axis=1) - 1] += rewards
-    discount = 1.0 if algorithm.discount is UNSET else algorithm.discount
-    trace = discount * (LAMBDA if algorithm.gae_lambda is UNSET else algorithm.gae_lambda)
+    discount = algorithm.discount
+    if discount is UNSET:
+        discount = 1.0
+    gae_lambda = algorithm.gae_lambda
+    if gae_lambda is UNSET:
+        gae_lambda = LAMBDA
+    trace = discount * gae_lambda
     advantages = np.zeros_like(expected)
+    # From the last token to the first: A_t is made of A_(t+1).
     # In padding all is 0: the last token of a row has neither a value nor an advantage after it.
     next_value = next_advantage = np.zeros(len(expected))
     for token in range(expected.shape[1] - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""Advantages that compare a reward with those of its group: GRPO, Dr. GRPO and RLOO, and what Lite PPO has of it.
+"""Advantages that compare a reward with those of its group: GRPO, Dr. GRPO and RLOO, and Lite PPO's numerator.
 
     grpo      A_i = (r_i - mean) / (std + epsilon)           Shao et al., arXiv 2402.03300, section 4.1.2
     dr_grpo   A_i = r_i - mean                               Liu et al., arXiv 2503.20783, section 3.2
@@ -78,42 +78,53 @@ def shuffled_rewards(rewards: Rewards, *, seed: int, batch_id: str) -> Rewards:
 def turn_advantages(
     batch: RolloutBatch, rewards: Rewards, of_groups: Callable[[Rewards], Rewards], *, penalises: bool
 ) -> TurnAdvantages:
-    """Returns an advantage for each turn. rewards: [k, G]; of_groups: [1, n] returns → their advantages, n >= 2.
+    """Computes an advantage for each turn of each trajectory.
 
-    penalises: whether the reward of a trajectory that was cut is stated, in place of what its turns had been given."""
-    returns = [
-        [_returns(row, reward) for row, reward in zip(_turn_rewards(group, penalises), of_group, strict=True)]
-        for group, of_group in zip(batch.groups, rewards.tolist(), strict=True)
-    ]
-    most = max(len(row) for of_group in returns for row in of_group)
-    advantages = np.zeros((*rewards.shape, most))
-    for place, of_group in enumerate(returns):
-        for turn in range(most):
-            alive = [sample for sample, row in enumerate(of_group) if len(row) > turn]
+    Args:
+        batch: The rollout batch, whose trajectories say what each turn was given.
+        rewards: [k, G] of whole trajectories.
+        of_groups: Returns [1, n] of a turn, n >= 2 → their advantages [1, n].
+        penalises: True where the reward of a trajectory that was cut is stated by the spec, in place of what its turns
+            had been given.
+    """
+    returns: list[list[list[float]]] = []
+    for group, group_rewards in zip(batch.groups, rewards.tolist(), strict=True):
+        turn_rewards = _turn_rewards(group, penalises)
+        returns.append([_returns(row, reward) for row, reward in zip(turn_rewards, group_rewards, strict=True)])
+    most_turns = max(len(row) for group_returns in returns for row in group_returns)
+    advantages = np.zeros((*rewards.shape, most_turns))
+    for place, group_returns in enumerate(returns):
+        for turn in range(most_turns):
+            alive = [sample for sample, row in enumerate(group_returns) if len(row) > turn]
+            # A turn that one trajectory alone has is compared with nothing: its advantage stays 0.
             if len(alive) > 1:
-                advantages[place, alive, turn] = of_groups(np.array([[of_group[one][turn] for one in alive]]))[0]
+                turn_returns = np.array([[group_returns[sample][turn] for sample in alive]])
+                advantages[place, alive, turn] = of_groups(turn_returns)[0]
     return advantages
 
 
 def turns_of(batch: RolloutBatch) -> NDArray[np.int64]:
     """Returns [k, G] the number of turns of each completion."""
-    return np.array([[len(one.completion.spans) for one in group.rollouts] for group in batch.groups])
+    return np.array([[len(rollout.completion.spans) for rollout in group.rollouts] for group in batch.groups])
 
 
 def _turn_rewards(group: RolloutGroup, penalises: bool) -> list[list[float]]:
-    """Returns [G][turns] what the environment gave for each turn of a group's trajectories, where that counts."""
-    return [
-        [0.0] * len(one.spans)
-        if one.trajectory is UNSET or (penalises and one.is_truncated)
-        else [turn.reward for turn in one.trajectory.turns]
-        for one in (rollout.completion for rollout in group.rollouts)
-    ]
+    """Returns [G][turns], the environment's reward for each turn of a trajectory; 0.0 where no such reward counts."""
+    rewards: list[list[float]] = []
+    for rollout in group.rollouts:
+        completion = rollout.completion
+        if completion.trajectory is UNSET or (penalises and completion.is_truncated):
+            rewards.append([0.0] * len(completion.spans))
+        else:
+            rewards.append([turn.reward for turn in completion.trajectory.turns])
+    return rewards
 
 
 def _returns(turn_rewards: list[float], reward: float) -> list[float]:
-    """Takes off a trajectory's reward what its turns had been given before each of them."""
-    later = [
-        round(math.fsum([reward, *(-one for one in turn_rewards[:turn])]), DECIMALS)
-        for turn in range(1, len(turn_rewards))
-    ]
-    return [reward, *later]
+    """Returns [turns], a trajectory's reward less the rewards of the turns before each of its turns."""
+    returns = [reward]
+    for turn in range(1, len(turn_rewards)):
+        earlier = [-turn_reward for turn_reward in turn_rewards[:turn]]
+        # Taken off the whole, and not summed over later turns: scorers and stages gave theirs to the whole.
+        returns.append(round(math.fsum([reward, *earlier]), DECIMALS))
+    return returns

@@ -27,7 +27,7 @@ class BatchSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Normaliser:
-    """`reduce` sums a micro-batch; the iteration's sum is divided once by its number of `counts`."""
+    """The weights of a loss's tokens: `reduce` sums a micro-batch, and the iteration divides once by its `counts`."""
 
     reduce: Callable[[Tensor, Tensor, BatchSizes], Tensor]
     """(token_loss [R, T], loss_mask [R, T], sizes) → scalar."""
@@ -35,6 +35,7 @@ class Normaliser:
 
 
 def _response_means(token_loss: Tensor, loss_mask: Tensor, _sizes: BatchSizes) -> Tensor:
+    # masked_fill, and no product with the mask: padding may hold any value, and inf * 0 is NaN.
     return (token_loss.masked_fill(~loss_mask, 0.0).sum(dim=1) / loss_mask.sum(dim=1)).sum()
 
 
@@ -63,13 +64,18 @@ NORMALISERS = (RESPONSE_MEAN, TOKEN_MEAN, CONSTANT, BATCH_TOKEN_MEAN)
 
 def log_ratio_of(logprobs: Tensor, old_logprobs: Tensor | None) -> Tensor:
     """Returns log rho = log pi - log pi_old, [R, T] each, with the gradient of log pi. old_logprobs: None for pi."""
-    # Less itself it is exactly 0.0, so that rho is exactly 1 and still has a gradient.
-    return logprobs - (logprobs.detach() if old_logprobs is None else old_logprobs)
+    if old_logprobs is None:
+        # Less itself it is exactly 0.0, so that rho is exactly 1 and still has a gradient.
+        return logprobs - logprobs.detach()
+    return logprobs - old_logprobs
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossInputs:
-    """The inputs of a surrogate: a micro-batch of R responses, at most T tokens long."""
+    """The inputs of a surrogate: a micro-batch of R responses, at most T tokens long.
+
+    The policy term creates them for each pass, and a surrogate reads them alone.
+    """
 
     logprobs: Tensor
     """[R, T] log pi with gradient; 0.0 where loss_mask is False."""
@@ -93,8 +99,10 @@ class LossInputs:
 
     @property
     def gain(self) -> Tensor:
-        """[R, 1] or [R, T]: the advantage of each token. Without credit by turn all tokens of a response share one."""
-        return self.advantages if self.advantages.dim() == 2 else self.advantages.unsqueeze(1)
+        """The advantage of each token: [R, T] with credit by turn, else [R, 1], shared by the tokens of a response."""
+        if self.advantages.dim() == 2:
+            return self.advantages
+        return self.advantages.unsqueeze(1)
 
     def clip(self, ratio: Tensor) -> Tensor:
         """Bounds a ratio by 1 - clip_low and 1 + clip_high; beyond them it has no gradient."""
@@ -105,11 +113,14 @@ class LossInputs:
 
         The clip holds a ratio of a positive advantage to less, so that all may be bounded.
         """
-        return ratio if self.clip_max is None else ratio.clamp(max=self.clip_max)
+        if self.clip_max is None:
+            return ratio
+        return ratio.clamp(max=self.clip_max)
 
     def clips(self, ratio: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
         """Returns where the lower and the upper bounds change the pessimistic loss, bool each, as broadcast."""
-        is_bad, clipped = gain < 0.0, self.clip(ratio)
+        is_bad = gain < 0.0
+        clipped = self.clip(ratio)
         # The bound is pessimistic: a good token's ratio is held down, a bad one's up, and never the other way round.
         beyond = (ratio > clipped) & (gain > 0.0)
         if self.clip_max is not None:
@@ -132,7 +143,7 @@ class PolicyTerm:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLoss:
-    """A member of the family. `LOSS_KINDS` of contracts/spec/kinds.py says what goes with it."""
+    """A loss of the family: surrogate and normaliser. `LOSS_KINDS` of contracts/spec/kinds.py has its rules."""
 
     surrogate: Callable[[LossInputs], PolicyTerm]
     normaliser: Normaliser

@@ -19,8 +19,8 @@ from onbeat.base.process.entry_points import load_entry_point
 def torch_kept() -> Iterator[None]:
     """Gives torch's random state and settings back as they were before foreign code.
 
-    A data set is called in rank 0 alone, a loss where a pass happens to run: what either left behind would make the
-    weights a matter of who trained what (I7).
+    A data set is called in rank 0 alone, a loss where a pass happens to run: a setting that either left behind would
+    make the weights depend on which rank trained which batch (I7).
     """
     threads = torch.get_num_threads()
     dtype = torch.get_default_dtype()
@@ -51,7 +51,7 @@ FIELD = "algorithm.loss.entry_point"
 @functools.cache
 @torch_kept()
 def load_loss(name: str) -> PolicyLoss:
-    """Imports the loss and tries it. Raises InvalidInput with what is missing or wrong."""
+    """Imports the loss and tries it. Raises InvalidInput that names the missing part or the broken promise."""
     with torch_kept():
         loaded = load_entry_point(GROUP, name, field=FIELD)
     if not isinstance(loaded, PolicyLoss):
@@ -85,7 +85,7 @@ def _guarded(name: str, surrogate: Callable[[LossInputs], PolicyTerm]) -> Callab
 
 
 def _shape_problem(term: PolicyTerm, inputs: LossInputs) -> str:
-    """Says what is wrong with the tensors; "" where nothing is."""
+    """Returns the problem of the tensors, in words; "" where there is none."""
     shape = inputs.loss_mask.shape
     for field in ("token_loss", "clipped_low", "clipped_high"):
         tensor = getattr(term, field)
@@ -127,7 +127,7 @@ def _same(inputs: LossInputs, fresh: LossInputs) -> bool:
 
 
 def _trial_inputs(*, off_policy: bool) -> LossInputs:
-    """Three responses of 4, 2 and 3 tokens; off the policy by ratios on both sides of the clips."""
+    """Returns three responses of 4, 2 and 3 tokens; off the policy by ratios on both sides of the clips."""
     loss_mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]], dtype=torch.bool)
     logprobs = torch.tensor([[-0.5, -1.0, -2.0, -0.1], [-1.5, -0.7, 0.0, 0.0], [-0.3, -2.5, -0.9, 0.0]])
     moved = torch.tensor([[0.5, -0.6, 0.05, 0.0], [0.2, -0.1, 0.0, 0.0], [-0.4, 0.7, -0.02, 0.0]])

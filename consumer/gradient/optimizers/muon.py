@@ -22,13 +22,17 @@ class MuonAndAdamw(Adamw32bit):
     """
 
     def __init__(self, groups: list[dict[str, Any]], spec: OptimizerSpec) -> None:
-        hidden, others = ([one for one in groups if one["is_hidden"] is kind] for kind in (True, False))
+        hidden = [group for group in groups if group["is_hidden"]]
+        others = [group for group in groups if not group["is_hidden"]]
         self._hidden = {parameter for group in hidden for parameter in group["params"]}
         super().__init__(others, spec)
+        # Muon first: `of` finds it at 0.
         self.optimizers.insert(0, torch.optim.Muon(hidden, adjust_lr_fn="match_rms_adamw"))
 
     def of(self, parameter: Tensor) -> Any:
         return self.optimizers[0 if parameter in self._hidden else 1]
 
     def shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
-        return {"momentum_buffer": tuple(parameter.shape)} if parameter in self._hidden else super().shapes(parameter)
+        if parameter in self._hidden:
+            return {"momentum_buffer": tuple(parameter.shape)}
+        return super().shapes(parameter)

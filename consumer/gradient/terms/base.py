@@ -201,7 +201,9 @@ class LossTerm(Protocol):
 
 def share(part: float, whole: float) -> float:
     """Returns part / whole; 0.0 of nothing."""
-    return part / whole if whole else 0.0
+    if not whole:
+        return 0.0
+    return part / whole
 
 
 def needs_every_row(terms: Iterable[LossTerm]) -> bool:

@@ -16,7 +16,7 @@ from contracts.spec.algorithm import AlgorithmSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """The weights of one pass."""
+    """The weights of one pass. `pass_loss` creates it; terms read `is_bounded`, and the weights multiply their sum."""
 
     weights: Tensor | None
     """[R, T] without gradient; None where the job has no correction."""
@@ -56,7 +56,9 @@ class Correction:
 
     def weigh(self, token_loss: Tensor) -> Tensor:
         """Returns the weighed loss, [R, T]."""
-        return token_loss if self.weights is None else token_loss * self.weights
+        if self.weights is None:
+            return token_loss
+        return token_loss * self.weights
 
 
 def correction_weights(
@@ -109,5 +111,8 @@ def correction_weights(
     if kind == "tis" and level != "geometric":
         return k.clamp(max=high).to(logprobs.dtype), k > high
     is_outside = (k < low) | (k > high)
-    inside = torch.ones_like(k) if level == "geometric" else k
+    inside = k
+    if level == "geometric":
+        # A root is no importance weight: it only chooses.
+        inside = torch.ones_like(k)
     return torch.where(is_outside, 0.0, inside).to(logprobs.dtype), is_outside

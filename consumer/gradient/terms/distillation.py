@@ -60,7 +60,8 @@ class SampledDistillationTerm:
         return True
 
     def token_losses(self, inputs: TermInputs) -> TermLoss:
-        policy, teacher = inputs.tokens.policy, inputs.tokens.teacher
+        policy = inputs.tokens.policy
+        teacher = inputs.tokens.teacher
         if teacher is None:
             raise ValueError("distillation needs the teacher's log-probs")
         divergence = reverse_kl(inputs.log_ratio(), policy, teacher)
@@ -116,7 +117,7 @@ def _sums(inputs: TermInputs) -> dict[str, float]:
 
 
 def reverse_kl(log_ratio: Tensor, logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor:
-    """On-policy distillation: the reverse KL to a teacher at each token that the student sampled, [R, T] each.
+    """Computes the reverse KL to a teacher at each token that the student sampled, [R, T] each: on-policy distillation.
 
         l = rho sg(log pi(o_t) - log pi_teacher(o_t)),  rho = pi(o_t) / pi_old(o_t)
 

@@ -13,7 +13,9 @@ ENTROPY_TOKENS = "tokens_of_entropy"
 
 def _mean_entropy(step: StepSums) -> float | None:
     num_tokens = step.total(ENTROPY_TOKENS)
-    return step.total(ENTROPY) / num_tokens if num_tokens else None
+    if not num_tokens:
+        return None
+    return step.total(ENTROPY) / num_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,9 @@ class EntropyTerm:
     @classmethod
     def of(cls, loss: LossSpec) -> Self | None:
         coefficient = loss.algorithm.entropy_coefficient
-        return cls(coefficient=coefficient) if coefficient > 0.0 or loss.measures_entropy else None
+        if coefficient == 0.0 and not loss.measures_entropy:
+            return None
+        return cls(coefficient=coefficient)
 
     @property
     def gives_loss(self) -> bool:
@@ -61,5 +65,7 @@ class EntropyTerm:
             raise ValueError("an entropy bonus needs the entropy of the distributions")
         # Padding holds 0.0.
         sums = {ENTROPY: float(entropy.detach().double().sum()), ENTROPY_TOKENS: float(inputs.loss_mask.sum())}
+        if not self.gives_loss:
+            return TermLoss(token_loss=None, sums=sums)
         # A bonus: more entropy, less loss. Hence the sign.
-        return TermLoss(token_loss=-self.coefficient * entropy if self.gives_loss else None, sums=sums)
+        return TermLoss(token_loss=-self.coefficient * entropy, sums=sums)

@@ -55,5 +55,7 @@ def estimate_weight(log_ratio: Tensor, estimator: Estimator) -> Tensor:
     log_ratio: [R, T] log rho, whose gradient the weight has (`TermInputs.log_ratio`).
     """
     ratio = log_ratio.exp()
-    # k2's own gradient is the divergence's; the ratio's would add rho k2 g to it.
-    return ratio.detach() if estimator == "k2" else ratio
+    if estimator == "k2":
+        # k2's own gradient is the divergence's; the ratio's would add rho k2 g to it.
+        return ratio.detach()
+    return ratio

@@ -57,7 +57,8 @@ class ReferenceKlTerm:
         return True
 
     def token_losses(self, inputs: TermInputs) -> TermLoss:
-        policy, reference = inputs.tokens.policy, reference_of(inputs.tokens)
+        policy = inputs.tokens.policy
+        reference = reference_of(inputs.tokens)
         sums = {REFERENCE_K3: k3_sum(policy, reference, inputs.loss_mask)}
         if not self.gives_loss:
             return TermLoss(token_loss=None, sums=sums)

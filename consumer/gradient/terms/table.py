@@ -36,5 +36,5 @@ def terms_of(loss: LossSpec) -> Sequence[LossTerm]:
 
 
 def terms_of_job(spec: JobSpec) -> Sequence[LossTerm]:
-    """Returns `terms_of` a job. Raises what `terms_of` raises."""
+    """Returns `terms_of` a job. Raises as `terms_of`."""
     return terms_of(LossSpec.of_job(spec))

@@ -29,7 +29,9 @@ ROUNDING = 1e-12
 
 def _value_loss(step: StepSums) -> float | None:
     num_tokens = step.total(VALUED_TOKENS)
-    return step.total(ERROR_SQUARES) / 2.0 / num_tokens if num_tokens else None
+    if not num_tokens:
+        return None
+    return step.total(ERROR_SQUARES) / 2.0 / num_tokens
 
 
 def _explained_variance(step: StepSums) -> float | None:
@@ -93,7 +95,8 @@ class ValueTerm:
         return True
 
     def token_losses(self, inputs: TermInputs) -> TermLoss:
-        values, estimates = inputs.tokens.values, inputs.estimates
+        values = inputs.tokens.values
+        estimates = inputs.estimates
         if values is None or estimates is None:
             raise ValueError("the critic's loss needs its values and its returns")
         returns = estimates.returns.to(values.device)[inputs.loss_mask]  # float64

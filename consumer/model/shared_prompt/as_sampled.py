@@ -24,13 +24,25 @@ Blocked = Callable[[Tensor, Tensor, Tensor], Tensor]
 def attention_as_sampled(
     query: Tensor, key: Tensor, value: Tensor, layout: SharedPromptLayout, *, scaling: float | None, blocked: Blocked
 ) -> Tensor:
-    """query [1, H, L, D]; key, value [1, H_kv, L, D] → [1, L, H, D]. The layout has the prompts' `prefill`."""
+    """Computes attention with the bits of a generator's steps.
+
+    Args:
+        query: [1, H, L, D].
+        key: [1, H_kv, L, D].
+        value: [1, H_kv, L, D].
+        layout: The sequence's, with its prompts' `prefill`.
+        scaling: The factor of the scores; None for 1 / sqrt(D).
+        blocked: The same attention by a blocked kernel, whose backward pass is taken.
+
+    Returns:
+        [1, L, H, D].
+    """
     attended: Tensor = _AsSampled.apply(query, key, value, layout, scaling, blocked)
     return attended
 
 
 class _AsSampled(torch.autograd.Function):
-    """Values of the steps, gradient of the blocked kernel."""
+    """Returns the values of a generator's steps, with the gradient of the blocked kernel."""
 
     @staticmethod
     def forward(
@@ -52,7 +64,7 @@ class _AsSampled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = [one.detach().requires_grad_() for one in ctx.saved_tensors]
+        inputs = [saved.detach().requires_grad_() for saved in ctx.saved_tensors]
         with torch.enable_grad():
             attended = ctx.blocked(*inputs)
         return *torch.autograd.grad(attended, inputs, gradients[0]), None, None, None
@@ -60,7 +72,8 @@ class _AsSampled(torch.autograd.Function):
 
 def _prompts(query: Tensor, key: Tensor, value: Tensor, layout: SharedPromptLayout, options: dict[str, Any]) -> Tensor:
     """Returns [g * W, H, D], as `left_padded_prompts` has them."""
-    prefill, index = layout.prefill, layout.left_padded_prompts
+    prefill = layout.prefill
+    index = layout.left_padded_prompts
     if prefill is None:
         raise AssertionError("the layout is not of a rollout batch")
     rows = [heads[index].transpose(1, 2) for heads in (query, key, value)]

@@ -47,9 +47,19 @@ def shared_prompt_attention(
 ) -> tuple[Tensor, None]:
     """Returns [1, L, H, D], like every attention function of transformers, and no weights.
 
-    query: [1, H, L, D]; key, value: [1, H_kv, L, D]. Without a layout it is SDPA with the model's mask.
-    sliding_window: tokens that this layer looks back, by position, itself included.
-    Raises InvalidInput for options that neither kernel has an argument for.
+    Args:
+        module: The attention layer.
+        query: [1, H, L, D].
+        key: [1, H_kv, L, D].
+        value: [1, H_kv, L, D].
+        attention_mask: The model's mask, which is read without a layout alone.
+        layout: The packed sequence's; without it this is SDPA with the model's mask.
+        scaling: The factor of the scores; None for 1 / sqrt(D).
+        sliding_window: Tokens that this layer looks back, by position, itself included; None for all.
+        options: Other arguments that the architecture hands to its attention.
+
+    Raises:
+        InvalidInput: For options that neither kernel has an argument for.
     """
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
@@ -83,7 +93,7 @@ AttentionMaskInterface.register(SHARED_PROMPT, sdpa_mask)
 
 
 def attention_arguments(layout: SharedPromptLayout) -> dict[str, Any]:
-    """Arguments of a model's forward, which hands them on to its layers.
+    """Returns arguments of a model's forward, which hands them on to its layers.
 
     A mask of four dimensions keeps the model from making its own.
     """
@@ -91,9 +101,10 @@ def attention_arguments(layout: SharedPromptLayout) -> dict[str, Any]:
 
 
 def block_mask(layout: SharedPromptLayout, window: int | None) -> BlockMask:
-    """The layout's mask for FlexAttention; blocks without a pair are not computed."""
+    """Returns the layout's mask for FlexAttention; blocks without a pair are not computed."""
     if window not in layout.block_masks:
-        own_start, (prompt_start, prompt_end) = layout.own_start, layout.prompt_range
+        own_start = layout.own_start
+        prompt_start, prompt_end = layout.prompt_range
         position = layout.position
 
         def may_see(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -101,15 +112,18 @@ def block_mask(layout: SharedPromptLayout, window: int | None) -> BlockMask:
             # No operation in place: FlexAttention compiles this into its kernel, and takes none there.
             in_prompt = (key >= prompt_start[query]) & (key < prompt_end[query])
             seen = (key <= query) & ((key >= own_start[query]) | in_prompt)
-            return seen if window is None else seen & (position[query] - position[key] < window)
+            if window is None:
+                return seen
+            return seen & (position[query] - position[key] < window)
 
         layout.block_masks[window] = _by_blocks(may_see, layout.num_tokens, layout.device)
     return layout.block_masks[window]
 
 
 def _by_blocks(may_see: Callable[..., Tensor], size: int, device: torch.device) -> BlockMask:
-    """What `create_block_mask` makes of a mask of size x size, without the memory for all of it at once."""
-    keys, counts = torch.arange(size, device=device), []
+    """Computes torch's `create_block_mask` of a size x size mask, without the memory for all of it at once."""
+    keys = torch.arange(size, device=device)
+    counts: list[Tensor] = []
     for start in range(0, size, MASK_ROWS):
         queries = torch.arange(start, min(start + MASK_ROWS, size), device=device)
         seen = pad(may_see(0, 0, queries[:, None], keys), (0, -size % BLOCK, 0, -len(queries) % BLOCK))
@@ -126,14 +140,17 @@ def _by_blocks(may_see: Callable[..., Tensor], size: int, device: torch.device) 
 
 
 def _first_the_computed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """bool [1, 1, Q, K] → how many blocks a row has, int32 [1, 1, Q], and their numbers before those of the others."""
+    """Returns int32 [1, 1, Q], how many blocks of a row are True, and int32 [1, 1, Q, K], their numbers before others'.
+
+    blocks: bool [1, 1, Q, K].
+    """
     numbers = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32), numbers.int()
 
 
 @functools.cache
 def _compiled() -> Callable[..., Any]:
-    """FlexAttention's kernel, the same for all lengths.
+    """Returns FlexAttention's kernel, the same for all lengths.
 
     A trainer that is killed begins again in the middle of a job: compiled for the lengths that a process meets first,
     or with the kernel for short queries that torch takes below 128 tokens, its bits would depend on where it began
@@ -160,8 +177,9 @@ class _WideBackward(torch.autograd.Function):
         wide = [inputs.detach().float().requires_grad_() for inputs in ctx.saved_tensors]
         with torch.enable_grad():
             attended = scaled_dot_product_attention(*wide, **ctx.options)
-        found = torch.autograd.grad(attended, wide, gradients[0].float())
-        return *(one.to(gradients[0].dtype) for one in found), None
+        wide_gradients = torch.autograd.grad(attended, wide, gradients[0].float())
+        # float32 → bfloat16 once; None for `options`.
+        return *(gradient.to(gradients[0].dtype) for gradient in wide_gradients), None
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -174,7 +192,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor
 def _split_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: SharedPromptLayout, *, scaling: float | None, window: int | None
 ) -> Tensor:
-    """Attention of prompts [g, H, P, D] among themselves, of responses [r, H, R, D] to keys [r, H_kv, P + R, D].
+    """Computes attention of prompts [g, H, P, D] in themselves, of responses [r, H, R, D] to keys [r, H_kv, P + R, D].
 
     Padding stands on the right of P and R. A padded query's output is not taken up (`source`). A padded key of a prompt
     is behind every query of that prompt, and masked for responses; one of a response is behind its queries.
@@ -183,9 +201,12 @@ def _split_attention(
         # No token looks back as far as the window, and a plain causal kernel needs no mask.
         window = None
     grouped = query.shape[1] != key.shape[1]
+    prompt_mask: Tensor | None = None
+    if window is not None:
+        prompt_mask = layout.prompt_mask(window)
 
     def rows(heads: Tensor, index: Tensor) -> Tensor:
-        """[1, H, L, D] → [rows, H, width, D] of the tokens in index [rows, width]."""
+        """Returns [rows, H, width, D] of heads [1, H, L, D], for the tokens in index [rows, width]."""
         # [L, H * D] by token, then [rows, width, H, D]: shape[1::2] is (H, D).
         tokens = heads[0].transpose(0, 1).flatten(1).index_select(0, index.reshape(-1))
         return tokens.view(*index.shape, *heads.shape[1::2]).transpose(1, 2)
@@ -195,7 +216,7 @@ def _split_attention(
         rows(query, layout.prompt_tokens),
         prompt_keys,
         prompt_values,
-        attn_mask=None if window is None else layout.prompt_mask(window),
+        attn_mask=prompt_mask,
         is_causal=window is None,
         scale=scaling,
         enable_gqa=grouped,

@@ -45,17 +45,20 @@ class GroupLengths:
 
 @dataclass(frozen=True, kw_only=True)
 class Prefill:
-    """How a generator took the prompts of a rollout batch through the model: together, padded on the left."""
+    """The shape in which a generator took a rollout batch's prompts through the model: together, padded on the left."""
 
     width: int
     """Tokens of the longest one."""
     is_padded: bool
-    """Whether they differ in length."""
+    """True where they differ in length."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SharedPromptLayout:
-    """The groups of one packed sequence, in order; it travels to every attention layer beside the hidden states."""
+    """The groups of one packed sequence, in order; it travels to every attention layer next to the hidden states.
+
+    `PackedInputs.arguments` creates it for one pass of one model. Layers read it, and add to its caches of masks.
+    """
 
     groups: tuple[GroupLengths, ...]
     device: torch.device
@@ -119,7 +122,8 @@ class SharedPromptLayout:
         for number, (start, group) in enumerate(self._starts()):
             source[start : start + group.prompt_tokens] = number * width + np.arange(group.prompt_tokens)
         responses = self._responses()
-        width, offset = max((length for _, _, length in responses), default=0), len(self.groups) * width
+        offset = len(self.groups) * width
+        width = max((length for _, _, length in responses), default=0)
         for number, (_, start, length) in enumerate(responses):
             source[start : start + length] = offset + number * width + np.arange(length)
         return self._tensor(source)
@@ -132,7 +136,9 @@ class SharedPromptLayout:
     @functools.cached_property
     def left_padded_prompts(self) -> Tensor:
         """int64 [g, W]: sequence indices of each prompt as `prefill` has it, padded on the left with 0."""
-        width = 0 if self.prefill is None else self.prefill.width
+        width = 0
+        if self.prefill is not None:
+            width = self.prefill.width
         index = np.zeros((len(self.groups), width), dtype=np.int64)
         for row, (start, group) in zip(index, self._starts(), strict=True):
             row[width - group.prompt_tokens :] = start + np.arange(group.prompt_tokens)
@@ -140,9 +146,12 @@ class SharedPromptLayout:
 
     @functools.cached_property
     def row_columns(self) -> Tensor:
-        """int64 [r, C]: sequence indices of each row, its prompt and its response; C is a multiple of COLUMNS, and what
-        no token has is 0."""
-        starts, responses = self._starts(), self._responses()
+        """int64 [r, C]: sequence indices of each row, its prompt and its response; 0 in columns without a token.
+
+        C is a multiple of COLUMNS.
+        """
+        starts = self._starts()
+        responses = self._responses()
         longest = max(self.groups[number].prompt_tokens + length for number, _, length in responses)
         columns = np.zeros((len(responses), -(-longest // COLUMNS) * COLUMNS), dtype=np.int64)
         for row, (number, at, length) in zip(columns, responses, strict=True):
@@ -155,24 +164,28 @@ class SharedPromptLayout:
     def sampled_source(self) -> Tensor:
         """int64 [L]: where a token stands in `left_padded_prompts` flattened, followed by `response_tokens`."""
         source = self.source.cpu().numpy().copy()
-        longest, width = self.prompt_tokens.shape[1], self.left_padded_prompts.shape[1]
+        longest = self.prompt_tokens.shape[1]
+        width = self.left_padded_prompts.shape[1]
         for number, (start, group) in enumerate(self._starts()):
+            # Responses follow g prompts of W columns here, and of P columns in `source`.
             source[start : start + group.num_tokens] += len(self.groups) * (width - longest)
+            # A prompt padded on the left ends with its row.
             ends = (number + 1) * width
             source[start : start + group.prompt_tokens] = np.arange(ends - group.prompt_tokens, ends)
         return self._tensor(source)
 
     def prompt_mask(self, window: int) -> Tensor:
-        """bool [P, P]: a token sees itself and those before it, `window` tokens in all."""
+        """Returns bool [P, P]: a token sees itself and the tokens before it, `window` tokens in all."""
         index = torch.arange(self.prompt_tokens.shape[1], device=self.device)
         distance = index[:, None] - index[None, :]
         return (distance >= 0) & (distance < window)
 
     def response_mask(self, window: int | None) -> Tensor:
-        """bool [r, 1, R, P + R]: a response token sees its prompt, itself, and those before it in its response."""
+        """Returns bool [r, 1, R, P + R]: a response token sees its prompt, itself, and its response before it."""
         if window in self.response_masks:
             return self.response_masks[window]
-        width, length = self.prompt_tokens.shape[1], self.response_tokens.shape[1]
+        width = self.prompt_tokens.shape[1]
+        length = self.response_tokens.shape[1]
         prompt_length = self.prompt_lengths[self.prompt_of_response]
         prompt_index = torch.arange(width, device=self.device)
         index = torch.arange(length, device=self.device)
@@ -193,7 +206,7 @@ class SharedPromptLayout:
         return list(zip(starts[:-1], self.groups, strict=True))
 
     def _responses(self) -> list[tuple[int, int, int]]:
-        """(group, first token, tokens) of each response that has input tokens."""
+        """Returns (group, index of the first token, tokens) of each response that has input tokens."""
         responses = []
         for number, (start, group) in enumerate(self._starts()):
             at = start + group.prompt_tokens

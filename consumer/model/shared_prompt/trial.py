@@ -1,6 +1,6 @@
 """A model is turned to packed sequences, or refused with the reason why it can't take them.
 
-A trial tells: the last hidden states of a small packed group must be those of its rows by themselves.
+A trial decides: the last hidden states of a small packed group must be those of its rows by themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ FIELD = "trainer.packing"
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 VECTORS = 32
 """Numbers of two vectors, which a CPU takes at a time; what is left over goes by other instructions."""
-TRIAL_PROMPT, TRIAL_RESPONSES = [3, 1, 4], [[1, 5, 2], [6, 5]]
+TRIAL_PROMPT = [3, 1, 4]
+TRIAL_RESPONSES = [[1, 5, 2], [6, 5]]
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Largest difference relative to the largest state; 0.1 for another dtype. A wrong mask is off by as much as that."""
 
@@ -66,7 +67,8 @@ def check_as_sampled(model: PreTrainedModel, device: torch.device) -> None:
 
 def _check_parts(causal_lm: PreTrainedModel) -> None:
     layer_types = getattr(causal_lm.config.get_text_config(), "layer_types", None) or ()
-    if others := sorted(set(layer_types) - KNOWN_LAYERS):
+    others = sorted(set(layer_types) - KNOWN_LAYERS)
+    if others:
         raise _refusal(causal_lm, f"has layers of type {', '.join(others)}")
     if not has_plain_head(causal_lm):
         raise _refusal(causal_lm, "does not make its logits from its last hidden states by its head alone")
@@ -104,7 +106,10 @@ def _num_sliding_layers(config: Any) -> int:
     layer_types = getattr(config, "layer_types", None)
     if layer_types is not None:
         return layer_types.count("sliding_attention")
-    return config.num_hidden_layers if getattr(config, "sliding_window", None) is not None else 0
+    # A config without layer types has the same attention in each layer.
+    if getattr(config, "sliding_window", None) is None:
+        return 0
+    return config.num_hidden_layers
 
 
 @torch.no_grad()

@@ -42,7 +42,7 @@ def test_they_are_the_bits_that_the_trainer_would_have_computed(tmp_path: Path, 
     batch = played_batch(num_groups=3) if "environment" in changes else rollout_batch(num_groups=3)
     learner = make_learner(settings, spec)
     learner.train(batch)
-    ((_, kept),) = learner.kept
+    (kept,) = learner.kept_batches
     assert "environment" in changes or (len(kept.passes) > 1) == ("trainer__max_tokens_per_micro_batch" in changes)
     expected = []
     for one in kept.passes:
