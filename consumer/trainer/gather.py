@@ -29,39 +29,47 @@ from onbeat.loop.gathering import CLAIMED_AT_ONCE, WAIT_S, Gathering
 log = logging.getLogger(__name__)
 
 
-def gather(held: HeldJob, iteration: Iteration) -> None:
-    """Returns when each expected batch is trained, scored as an evaluation, or abandoned.
+def gather(job: HeldJob, iteration: Iteration) -> None:
+    """Trains the batches of an iteration as they come, until each is trained, scored as an evaluation, or abandoned.
 
-    Raises what `LeaseKeeper.check` and `Gathering` do, DeadlineExceeded, and what ended the training of a batch.
+    Raises:
+        DeadlineExceeded: After `timeouts.iteration_s`; and as `LeaseKeeper.check`, `Gathering` and the training of a
+            batch do.
     """
-    ranks, side, num_training = held.ranks, held.side, 0
+    ranks = job.ranks
+    side = job.side
+    num_training = 0  # batches that ranks have and haven't given back
 
     def book(trained: Sequence[Trained]) -> None:
         nonlocal num_training
         num_training -= len(trained)
-        _book(held, iteration, trained)
+        _book(job, iteration, trained)
 
     def train(item: Arrived, batch: RolloutBatch) -> None:
         nonlocal num_training
-        held.keeper.check()
+        job.keeper.check()
         num_training += 1
-        with held.keeper.training(longest_pass_s=held.spec.timeouts.iteration_s):
+        with job.keeper.training(longest_pass_s=job.spec.timeouts.iteration_s):
             trained = ranks.train(batch)
         book(trained)
 
     def has_use_for_more() -> bool:
         return not iteration.is_complete and num_training < ranks.most_handed_out
 
-    gathering = Gathering(held, iteration, train=train, mend=functools.partial(_mend_weights, held, iteration))
-    limit = functools.partial(Waiting, deadline_s=held.spec.timeouts.iteration_s, cure="raise timeouts.iteration_s")
-    waiting, passes = limit(iteration.missing_in_words), limit("a batch's passes")
-    may_take, is_sampled = held.schedule.takes_at_once, False
+    gathering = Gathering(job, iteration, train=train, mend=functools.partial(_mend_weights, job, iteration))
+    limit = functools.partial(Waiting, deadline_s=job.spec.timeouts.iteration_s, cure="raise timeouts.iteration_s")
+    waiting = limit(iteration.missing_in_words)
+    passes = limit("a batch's passes")
+    may_take = job.schedule.takes_at_once
+    is_sampled = False
     while not iteration.is_complete or num_training:
-        held.keeper.check()
-        if not may_take and (may_take := side.fence().is_sampled) and held.schedule.takes_turns:
-            held.generators.wait_for_turn(held.folder.job_id, held.keeper.check)
+        job.keeper.check()
+        if not may_take:
+            may_take = side.fence().is_sampled
+            if may_take and job.schedule.takes_turns:
+                job.generators.wait_for_turn(job.folder.job_id, job.keeper.check)
         took = may_take and has_use_for_more() and gathering.take()
-        # What has been claimed says it, unless the ranks could take no more than that.
+        # The claims say it, without a call of the server, unless the ranks could take no more than was claimed.
         is_sampled = is_sampled or iteration.is_complete or (not has_use_for_more() and side.fence().is_sampled)
         if took:
             book(ranks.train(is_sampled=is_sampled))
@@ -69,7 +77,8 @@ def gather(held: HeldJob, iteration: Iteration) -> None:
             # A claim that found less than it may take is followed by a wait, not by one that finds nothing.
             if took == CLAIMED_AT_ONCE or not has_use_for_more():
                 continue
-        idle_since_s, wait_s = time.monotonic(), 0.0
+        idle_since_s = time.monotonic()
+        wait_s = 0.0
         gathering.look()
         if has_use_for_more():
             waiting.poke(iteration.missing_in_words)
@@ -87,28 +96,28 @@ def gather(held: HeldJob, iteration: Iteration) -> None:
         book(trained)
 
 
-def _book(held: HeldJob, iteration: Iteration, trained: Sequence[Trained]) -> None:
+def _book(job: HeldJob, iteration: Iteration, trained: Sequence[Trained]) -> None:
     """Books batches that went into the gradient, and writes the records of those that have one."""
     iteration.record(*trained)
-    for one in trained:
-        held.recorder.write(one.stats.batch_id, advantages=one.stats.advantages, trainer_logprobs=one.logprobs)
+    for batch in trained:
+        job.recorder.write(batch.stats.batch_id, advantages=batch.stats.advantages, trainer_logprobs=batch.logprobs)
 
 
-def _mend_weights(held: HeldJob, iteration: Iteration, refused: frozenset[str]) -> None:
-    """Writes a version again that a generator refuses, if its files are not what was published.
+def _mend_weights(job: HeldJob, iteration: Iteration, refused: frozenset[str]) -> None:
+    """Writes a version again that a generator refuses, if its files have another digest than when it was published.
 
-    Parameters do not move inside an iteration: the policy holds the iteration's own version. One before it is in no
-    memory; a trainer that starts publishes it again from its checkpoint, so that this one ends.
+    Parameters do not move inside an iteration: the policy holds the iteration's own version. A version before it is in
+    no memory; a trainer that starts publishes it again from its checkpoint, so that this trainer ends.
     """
-    manifests = [one for one in held.window.manifests if one.directory in refused]
+    manifests = [manifest for manifest in job.window.manifests if manifest.directory in refused]
     if not manifests:
         return
     log.warning(
         "a generator refuses %s: it is checked, and written again if it is damaged",
-        ", ".join(one.directory for one in manifests),
+        ", ".join(manifest.directory for manifest in manifests),
     )
     for manifest in manifests:
         if manifest.policy_version < iteration.number:
-            held.check_published(manifest)
-    # Also where an older one is refused and is whole: adapters stand on a base, which is written with any version.
-    held.publish_weights(iteration.number, is_again=True)
+            job.check_published(manifest)
+    # Also where an older version is refused and is whole: adapters stand on a base, which is written with any version.
+    job.publish_weights(iteration.number, is_again=True)

@@ -1,4 +1,4 @@
-"""A job whose lease this process holds: what its trainer is made of, and what the phases of an iteration share."""
+"""A job whose lease this process holds: the parts of its trainer, which the phases of an iteration share."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from onbeat.data.rendering.pieces import Pieces
 from onbeat.loop.trained_job import TrainedJob, job_prompts
 from onbeat.loop.window import Window
 from onbeat.recording.recorder import Recorder
+from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.layout import Layout, check_layout, layout_of
 from onbeat.weights.model_folder import empty_model, weight_tensors
 from onbeat.weights.model_path import model_folder
@@ -32,7 +33,11 @@ from onbeat.weights.publication import StoredVersion
 
 @dataclass(eq=False)
 class HeldJob(TrainedJob):
-    """One job under one trainer epoch. Its parts stay as they are; only `settled` changes from phase to phase."""
+    """A job under one trainer epoch.
+
+    `job_run.train` creates it once the lease is held, and the phases start, gather, step and commit read it. Its parts
+    stay as they are; only `settled` changes from phase to phase.
+    """
 
     metrics: ProcessMetrics = field(default_factory=partial(ProcessMetrics, "trainer"), kw_only=True)
     """The metrics of the process."""
@@ -40,12 +45,18 @@ class HeldJob(TrainedJob):
     def __post_init__(self) -> None:
         """Loads model and data. Raises InvalidInput that names the spec's field, or the setting."""
         super().__post_init__()
-        settings, spec = self.settings, self.spec
+        settings = self.settings
+        spec = self.spec
         prompts = partial(load_prompts, settings, spec, self.job_id)
-        # Before the weights, which may take minutes; but other processes are met first: they wait for no data set.
-        source = None if is_rank() else prompts()
-        self.ranks = make_ranks(settings, spec)
-        plan = IterationPlan(self.job_id, spec, prompts() if source is None else source)
+        if is_rank():
+            # Other processes are met first: they wait for no data set.
+            self.ranks = make_ranks(settings, spec)
+            source = prompts()
+        else:
+            # A data set that can't be read ends the job before its weights are loaded, which may take minutes.
+            source = prompts()
+            self.ranks = make_ranks(settings, spec)
+        plan = IterationPlan(self.job_id, spec, source)
         policy = self.ranks.learner.policy
         self.window = Window(self.schedule, plan, last_iteration=spec.last_iteration)
         self.open_files()
@@ -53,8 +64,9 @@ class HeldJob(TrainedJob):
         self.metrics.ask("missed", lambda: float(MISSED.total()))
         self.spans = SpanStream(self.broker, self.job_id)
         self.horizons = self.jobs.horizons(self.job_id)
-        as_adapters = spec.trainer.lora is not None and spec.trainer.lora.publish == "adapter"
-        adapters = policy.adapter_source(partial(self.ranks.publish, base=True)) if as_adapters else None
+        adapters: AdapterSource | None = None
+        if spec.trainer.lora is not None and spec.trainer.lora.publish == "adapter":
+            adapters = policy.adapter_source(partial(self.ranks.publish, base=True))
         layout = policy.weights().layout
         self._check_engines_load(layout)
         self.open_store(layout, adapters)
@@ -64,8 +76,10 @@ class HeldJob(TrainedJob):
         and from a step, which moves the policy away from it, to the commit of what the step made."""
 
     def _check_engines_load(self, layout: Layout) -> None:
-        """Raises WeightsUnfit where versions would have other tensors than the model's folder makes: no engine has a
-        place for them, and none is asked to load them."""
+        """Raises WeightsUnfit where versions would have other tensors than the model's folder makes.
+
+        No engine has a place for such tensors, so they are refused before an engine would load them.
+        """
         spec = self.spec
         folder = model_folder(spec.model, self.settings.spec_root)
         model = empty_model(folder, dtype=getattr(torch, spec.model.dtype), device="meta")
@@ -76,7 +90,12 @@ class HeldJob(TrainedJob):
             raise WeightsUnfit(problem, field="model.path", cure="this is a fault of the trainer: report it") from error
 
     def publish_weights(self, policy_version: int, *, is_again: bool = False) -> WeightManifest:
-        """Writes the policy as it is; the fence isn't told. is_again: `WeightPublisher.begin`."""
+        """Writes the policy as it is, without a word to the fence.
+
+        Args:
+            policy_version: The version that the policy holds.
+            is_again: As in `WeightPublisher.begin`.
+        """
         # The lease comes before the files: a trainer that was fenced off writes none beside its successor's.
         self.side.renew()
         with self.weights.begin(self.layout, policy_version=policy_version, is_again=is_again) as publication:
@@ -84,7 +103,7 @@ class HeldJob(TrainedJob):
             return publication.finish()
 
     def publish_stored(self, stored: StoredVersion) -> WeightManifest:
-        """Writes a version again that the policy has moved on from; the fence isn't told."""
+        """Writes a version again that the policy has moved on from, without a word to the fence."""
         self.side.renew()
         manifest = self.weights.publish_stored(stored, self.layout)
         reach("consumer.publishing_older_versions")

@@ -1,4 +1,4 @@
-"""An open iteration as its trainer sees it: the batches that it expects, those that have come, and their numbers."""
+"""An open iteration as its trainer sees it: the expected batches, the batches that have come, and their numbers."""
 
 from __future__ import annotations
 
@@ -29,23 +29,35 @@ Numbers = tuple[statistics.IterationNumbers, list[statistics.IterationNumbers]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Boundary:
-    """Where one iteration ended and the next began; Unix times."""
+    """The times between the end of one iteration and the beginning of the next; Unix times.
+
+    `Commits.commit` creates it, and the next iteration measures its bubble with it.
+    """
 
     last_token_s: float
     """The end of the last generation for training."""
     generations: tuple[tuple[float, float], ...] = ()
-    """Start and end of those that ended later: evaluations, which fill what would be a pause."""
+    """Start and end of the generations that ended later: evaluations, which fill what would be a pause."""
     opening_started_s: float
-    """The next version is announced; what is left is to report, to commit and to open."""
+    """The time when the next version was announced, with the report, the commit and the opening still to come."""
     opened_s: float
 
 
 class Iteration(ExpectedIteration):
-    """What was measured while its batches came; the rest of the iteration is read off it."""
+    """An iteration with the numbers and the times that were measured while its batches came.
 
-    def __init__(self, asked: AskedIteration, *, trainer_epoch: int, boundary: Boundary | None = None) -> None:
-        """boundary: the times between the iteration before and this one; None for a trainer's first."""
-        super().__init__(asked)
+    `run_iterations` creates it, gathering and steps add to it, and the commit reads its report.
+    """
+
+    def __init__(self, iteration: AskedIteration, *, trainer_epoch: int, boundary: Boundary | None = None) -> None:
+        """Starts without batches.
+
+        Args:
+            iteration: The batches that are expected, and the versions that may sample them.
+            trainer_epoch: The epoch of the trainer.
+            boundary: The times between the iteration before and this one; None for a trainer's first.
+        """
+        super().__init__(iteration)
         self.stats: list[statistics.BatchStats] = []
         self.spans: list[TimelineSpan] = []
         self.waiting_s = 0.0
@@ -71,20 +83,24 @@ class Iteration(ExpectedIteration):
 
     def record_span(self, trained: Trained) -> None:
         """Books when a batch was trained; each update of the iteration trains it once."""
-        who = f"{TRAINER} {trained.rank}" if trained.rank else TRAINER
+        who = TRAINER
+        if trained.rank:
+            who = f"{TRAINER} {trained.rank}"
         self._add_span(
             who, "train", batch_id=trained.stats.batch_id, started_s=trained.started_s, ended_s=trained.ended_s
         )
 
     def waited(self, seconds: float) -> None:
-        """Books that there was nothing to train until now; what follows a wait at once is the same wait."""
+        """Books that there was nothing to train until now; a wait that follows another at once goes on with it."""
         self.waiting_s += seconds
         now_s = time.time()
-        last = self.spans[-1] if self.spans else None
-        if last is not None and last.what == WAIT and now_s - seconds - last.ended_s < SAME_WAIT_S:
-            self.spans[-1] = replace(last, ended_s=now_s)
-        else:
-            self._add_span(TRAINER, WAIT, started_s=now_s - seconds, ended_s=now_s)
+        started_s = now_s - seconds
+        if self.spans:
+            last = self.spans[-1]
+            if last.what == WAIT and started_s - last.ended_s < SAME_WAIT_S:
+                self.spans[-1] = replace(last, ended_s=now_s)
+                return
+        self._add_span(TRAINER, WAIT, started_s=started_s, ended_s=now_s)
 
     @contextlib.contextmanager
     def span(self, what: str) -> Iterator[None]:
@@ -105,14 +121,16 @@ class Iteration(ExpectedIteration):
     @property
     def later_generations(self) -> tuple[tuple[float, float], ...]:
         """Start and end of each generation, of this iteration or one before, that ended after last_token_s."""
-        known = (*(self._boundary.generations if self._boundary else ()), *self._generations)
-        return tuple(one for one in known if one[1] > self.last_token_s)
+        generations = list(self._generations)
+        if self._boundary is not None:
+            generations = [*self._boundary.generations, *generations]
+        return tuple(generation for generation in generations if generation[1] > self.last_token_s)
 
     @property
     def bubble_s(self) -> float:
-        """How long no generator sampled between the iteration before and this one; 0.0 where there is none before.
+        """Seconds in which no generator sampled between the iteration before and this one; 0.0 in a trainer's first.
 
-        Under a lag this one was begun before that one was trained.
+        Under a lag this iteration was begun before that one was trained.
         """
         if self._boundary is None or not self._generations:
             return 0.0
@@ -125,7 +143,7 @@ class Iteration(ExpectedIteration):
 
     @property
     def _training_generations(self) -> list[tuple[float, float]]:
-        """Those of its training batches; all, where it only evaluates."""
+        """The generations of its training batches; all generations, where it only evaluates."""
         training = [
             (span.started_s, span.ended_s)
             for span in self.spans
@@ -138,7 +156,10 @@ class Iteration(ExpectedIteration):
     ) -> Numbers:
         """Returns the numbers of a training iteration whose batches are all in, and those of each update.
 
-        updates: at least one, in order. terms: of the job's loss.
+        Args:
+            updates: The optimizer steps in order, at least one.
+            scaling: The iteration's.
+            terms: The terms of the job's loss.
         """
         of_each = [
             statistics.iteration_numbers(update.stats, scaling=update.scaling, terms=terms) for update in updates
@@ -167,9 +188,12 @@ class Iteration(ExpectedIteration):
         numbers, of_each = numbers_of
         wall_s = time.time() - self._started_s
         training_s = self.seconds("train")
-        # A step on batches as they came has the same numbers; what was trained again has its own.
-        passed = {id(stats): stats for stats in (*self.stats, *(one for update in updates for one in update.stats))}
-        costs = [stats.cost for stats in passed.values()]
+        # A step on batches as they came has the same objects, whose cost counts once; a batch that was trained again
+        # has numbers of its own.
+        passes = {id(stats): stats for stats in self.stats}
+        for update in updates:
+            passes |= {id(stats): stats for stats in update.stats}
+        costs = [stats.cost for stats in passes.values()]
         trained_tokens = sum(cost.num_tokens for cost in costs)
         flops = _total(cost.flops for cost in costs)
         return IterationMetrics(
@@ -219,7 +243,8 @@ class Iteration(ExpectedIteration):
 
 def uncovered_s(since_s: float, until_s: float, spans: Iterable[tuple[float, float]]) -> float:
     """Returns the seconds from since_s to until_s that lie in none of the spans, which are (start, end)."""
-    idle_s, covered_until_s = 0.0, since_s
+    idle_s = 0.0
+    covered_until_s = since_s
     for started_s, ended_s in sorted(spans):
         idle_s += max(0.0, min(started_s, until_s) - covered_until_s)
         covered_until_s = max(covered_until_s, ended_s)
@@ -228,8 +253,12 @@ def uncovered_s(since_s: float, until_s: float, spans: Iterable[tuple[float, flo
 
 def _total(flops: Iterable[float | None]) -> float | None:
     """Adds floating-point operations; None where those of a batch are unknown."""
-    known = list(flops)
-    return None if None in known else math.fsum(number for number in known if number is not None)
+    known: list[float] = []
+    for number in flops:
+        if number is None:
+            return None
+        known.append(number)
+    return math.fsum(known)
 
 
 def _each_update(

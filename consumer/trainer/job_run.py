@@ -99,23 +99,26 @@ def _metrics_of(settings: StackSettings) -> ProcessMetrics:
 
 
 def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callable[[], HeldJob]) -> TrainerExit:
+    """Trains a job whose lease is held, and writes how it ended, as the table at the head of this file says."""
     state = jobs.state(job_id)
     if state.is_final:
         return TrainerExit.DONE
-    held: HeldJob | None = None
+    job: HeldJob | None = None
     try:
         if state is JobState.CANCELLING:
             raise Cancelled
         _begin(jobs, job_id, side)
-        held = load()
-        run_iterations(held)
+        job = load()
+        run_iterations(job)
     except Cancelled:
-        reason = _saved(held) if held is not None else ""
+        reason = ""
+        if job is not None:
+            reason = _saved(job)
         jobs.move(job_id, JobState.CANCELLED, reason=reason, trainer_epoch=side.trainer_epoch)
-        _clear(held)
+        _clear(job)
     except Stopped:
-        if held is not None:
-            _saved(held)
+        if job is not None:
+            _saved(job)
         log.info("stopped; another trainer may go on with job %s", job_id)
     except (errors.FencedOff, errors.FenceViolation, errors.Unavailable):
         raise
@@ -123,18 +126,18 @@ def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callabl
         log.error("job %s failed: %s", job_id, error)
         # The lease comes before the files: a trainer that slept past it writes no checkpoint beside its successor's.
         side.renew()
-        if held is not None and isinstance(error, (errors.BatchFailed, errors.DeadlineExceeded, errors.Unhealthy)):
-            _saved(held)
+        if job is not None and isinstance(error, (errors.BatchFailed, errors.DeadlineExceeded, errors.Unhealthy)):
+            _saved(job)
         jobs.fail(job_id, str(error), fault=error.fault, trainer_epoch=side.trainer_epoch)
-        _clear(held)
+        _clear(job)
         return TrainerExit.FAILED
     else:
         jobs.move(job_id, JobState.SUCCEEDED, trainer_epoch=side.trainer_epoch)
         log.info("job %s succeeded", job_id)
-        _clear(held)
+        _clear(job)
     finally:
-        if held is not None:
-            held.ranks.close()
+        if job is not None:
+            job.ranks.close()
     return TrainerExit.DONE
 
 
@@ -154,7 +157,10 @@ def _give_back(side: TrainerSide, keeper: LeaseKeeper, ended: TrainerExit) -> Tr
     """Lets a successor start at once: the ranks have ended, and this one commits and names no file any more (I4).
 
     Where Redis is away the lease runs out. A trainer that slept past its lease may meet its successor's work before the
-    keeper has asked: then it is HELD. Returns how it has ended.
+    keeper has looked: then the job is HELD.
+
+    Returns:
+        The exit code: `ended`, or HELD.
     """
     # A renewal after it would take the lease again.
     keeper.close()
@@ -174,7 +180,7 @@ def _give_back(side: TrainerSide, keeper: LeaseKeeper, ended: TrainerExit) -> Tr
 
 
 def _reaches_redis(error: Exception) -> bool:
-    """Whether a trainer that ends with this error can say so; one that asks a server that is away ends later."""
+    """Returns True where a trainer that ends with this error can say so: a call of a server that is away would wait."""
     return not isinstance(error, errors.BrokerUnavailable)
 
 
@@ -187,16 +193,16 @@ def _begin(jobs: JobStore, job_id: str, side: TrainerSide) -> None:
         raise Cancelled from error
 
 
-def _clear(held: HeldJob | None) -> None:
+def _clear(job: HeldJob | None) -> None:
     """Removes the versions of a job that has ended; a resume writes its first one again."""
-    if held is not None:
-        held.weights.store.remove_all()
+    if job is not None:
+        job.weights.store.remove_all()
 
 
-def _saved(held: HeldJob) -> str:
-    """Saves what was committed; returns "", or why it could not: that must not change how the job ends."""
+def _saved(job: HeldJob) -> str:
+    """Saves the last committed version; returns "", or the reason why it isn't saved, which must not change the end."""
     try:
-        save(held)
+        save(job)
     except (errors.FencedOff, errors.BrokerUnavailable):
         raise
     except errors.OnbeatError as error:
@@ -223,7 +229,8 @@ def _stopped_by_signals(keeper: LeaseKeeper, broker: Broker) -> Iterator[None]:
 
 def _end_loading(why: Exception, jobs: JobStore, *, side: TrainerSide, job_id: str) -> None:
     """Ends the process in the keeper's thread while the main one loads: nothing is to be saved."""
-    log.info("ends while it loads: %s", why if str(why) else type(why).__name__.lower())
+    # Cancelled and Stopped have no text.
+    log.info("ends while it loads: %s", str(why) or type(why).__name__.lower())
 
     def tell() -> None:
         if isinstance(why, Cancelled):
@@ -234,7 +241,9 @@ def _end_loading(why: Exception, jobs: JobStore, *, side: TrainerSide, job_id: s
     _say_last(tell)
     if isinstance(why, errors.FencedOff):
         _exit(TrainerExit.HELD)
-    _exit(TrainerExit.DIED if isinstance(why, errors.Unavailable) else TrainerExit.STOPPED)
+    if isinstance(why, errors.Unavailable):
+        _exit(TrainerExit.DIED)
+    _exit(TrainerExit.STOPPED)
 
 
 def _end_stuck(silent_s: float, jobs: JobStore, *, side: TrainerSide, job_id: str) -> None:
@@ -253,7 +262,7 @@ def _end_stuck(silent_s: float, jobs: JobStore, *, side: TrainerSide, job_id: st
 
 
 def _end_hung(silent_s: float, side: TrainerSide) -> None:
-    """Ends the process in the keeper's thread: what the main one hangs in is the process's, and not the job's."""
+    """Ends the process in the keeper's thread: the main thread hangs by a fault of the process, and not of the job."""
     log.error("this trainer ends, another goes on: nothing came of it for %.0f s (timeouts.iteration_s)", silent_s)
     faulthandler.dump_traceback()
     _say_last(side.release)
@@ -261,7 +270,10 @@ def _end_hung(silent_s: float, side: TrainerSide) -> None:
 
 
 def _say_last(tell: Callable[[], None]) -> None:
-    """A Redis that is away doesn't hold the end up: the lease runs out, and a worker finds the job."""
+    """Calls a function in a thread, for LAST_WORDS_S at the most: a Redis that is away doesn't hold the end up.
+
+    The lease runs out then, and a worker finds the job.
+    """
     telling = threading.Thread(target=tell, name="last words", daemon=True)
     telling.start()
     telling.join(LAST_WORDS_S)

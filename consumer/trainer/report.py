@@ -1,4 +1,4 @@
-"""What a run leaves to read: a log that tells it, lines of its folder, held-out scores, an alarm about log-probs."""
+"""The reports of a run: lines of its log and of its folder, held-out scores, an alarm about log-probs."""
 
 from __future__ import annotations
 
@@ -41,34 +41,46 @@ log = logging.getLogger(__name__)
 
 
 def log_run(job_id: str, spec: JobSpec, policy: Policy, *, first: int | None, num_ranks: int = 1) -> None:
-    """Says what is trained, of what, and with what; the JSON form has the whole of it as fields.
+    """Logs the job, its model, the device and the versions of libraries; the JSON form has them as fields.
 
-    first: the iteration that this trainer begins with, None where all are committed.
+    Args:
+        job_id: The job's.
+        spec: The job's.
+        policy: The policy with all that is trained in it.
+        first: The iteration that this trainer begins with; None where all are committed.
+        num_ranks: The ranks of the trainer.
     """
-    rollout, loss = spec.rollout, spec.algorithm.loss
+    rollout = spec.rollout
+    loss = spec.algorithm.loss
+    if not isinstance(loss, str):
+        loss = loss.entry_point
+    start = "every iteration is committed"
+    if first is not None:
+        start = f"starts at iteration {first} of {spec.iterations}"
     shape = (rollout.batches_per_iteration, rollout.prompts_per_batch, rollout.group_size)
     parameters = sum(parameter.numel() for parameter in policy.model.parameters())
     trained = sum(parameter.numel() for parameter in policy.trained_parameters().values())
     versions = {name: version(name) for name in ("onbeat", "torch", "transformers")} | {
         "python": platform.python_version()
     }
-    device, threads = str(policy.model.device), torch.get_num_threads()
+    device = str(policy.model.device)
+    threads = torch.get_num_threads()
     facts = {"job": job_id, "seed": spec.seed, "parameters": parameters, "device": device, "versions": versions}
     lines = (
         f"job {job_id}, {spec.name}: {spec.iterations} iterations of {' x '.join(map(str, shape))} batches, prompts, "
-        f"completions; schedule {spec.schedule}, loss {loss if isinstance(loss, str) else loss.entry_point}, "
+        f"completions; schedule {spec.schedule}, loss {loss}, "
         f"learning rate {spec.optimizer.learning_rate:g}, seed {spec.seed}",
         f"model {spec.model.path}: {parameters:,} parameters, {trained:,} of them trained, {spec.model.dtype}, "
         f"on {device}, ranks: {num_ranks}, threads each: {threads}",
         ", ".join(f"{name} {number}" for name, number in versions.items()),
-        "every iteration is committed" if first is None else f"starts at iteration {first} of {spec.iterations}",
+        start,
     )
     for line in lines:
         log.info("%s", line, extra={"facts": facts})
 
 
 def log_iteration(metrics: IterationMetrics, num_iterations: int) -> None:
-    """One line an iteration."""
+    """Logs an iteration in one line."""
     log.info(
         "iteration %d of %d: reward %.4g, %d tokens, %.3f s, version %d",
         metrics.iteration,
@@ -120,19 +132,24 @@ class RunLog:
 
 
 def sampled_scores(folder: RunFolder) -> dict[int, float]:
-    """Policy version → its held-out score under the job's sampling; the last evaluation of a version counts.
+    """Returns policy version → its held-out score under the job's sampling; the last evaluation of a version counts.
 
-    Raises OnbeatError naming the file when it cannot be read.
+    Raises:
+        OnbeatError: When the file, which it names, cannot be read.
     """
     return {score.policy_version: score.sampled for score in _read(folder.evaluations, EvaluationScore)}
 
 
 def mismatch_alarm(stats: Sequence[BatchStats], *, iteration: int, threshold: float) -> MismatchAlarm | None:
-    """None up to the threshold of the mean K3 a token, where 0.0 stands for no difference at all.
+    """Returns an alarm where the mean K3 a token is above the threshold; None up to it.
 
-    stats: of every training batch before the iteration's step. The alarm is about the engines, so it counts the batches
-    alone that the trained version sampled: of an older version log-probs differ because the policy has moved. None,
-    too, where there is no such batch.
+    The alarm is about the engines, so it counts the batches alone that the trained version sampled: of an older version
+    log-probs differ because the policy has moved. It is None, too, where there is no such batch.
+
+    Args:
+        stats: The numbers of every training batch before the iteration's step.
+        iteration: The iteration's number.
+        threshold: Nats a token; 0.0 stands for no difference at all.
     """
     own = [of_batch.mismatch for of_batch in stats if of_batch.lag == 0]
     if not own:
@@ -140,7 +157,10 @@ def mismatch_alarm(stats: Sequence[BatchStats], *, iteration: int, threshold: fl
     gap = joined(own)
     # Written so that a K3 that overflowed to NaN is above every threshold: NaN <= x is False. The K3 of a gap below
     # 1e-8 is lost in rounding, so a threshold of 0 looks at the gap itself.
-    if (gap.k3 if threshold else gap.largest) <= threshold:
+    distance = gap.k3
+    if threshold == 0.0:
+        distance = gap.largest
+    if distance <= threshold:
         return None
     return MismatchAlarm(
         at_s=time.time(),
@@ -155,10 +175,16 @@ def mismatch_alarm(stats: Sequence[BatchStats], *, iteration: int, threshold: fl
 def clipped_noise(stats: Sequence[BatchStats], algorithm: AlgorithmSpec) -> str:
     """Says which share of the tokens clips have acted on for the gap between two engines; "" up to NOISE_SHARE.
 
-    stats: of every training batch before the iteration's step. Against the generator's log-probs the ratio of what the
-    trained version sampled is that gap, and nothing else.
+    Against the generator's log-probs the ratio of a token that the trained version sampled is that gap, and nothing
+    else.
+
+    Args:
+        stats: The numbers of every training batch before the iteration's step.
+        algorithm: The job's.
     """
-    own = [of_batch for of_batch in stats if of_batch.lag == 0] if algorithm.old_policy == "generator" else []
+    if algorithm.old_policy != "generator":
+        return ""
+    own = [of_batch for of_batch in stats if of_batch.lag == 0]
     num_tokens = sum(of_batch.num_tokens for of_batch in own)
     share = sum(num_clipped(of_batch.term_sums) for of_batch in own) / max(1, num_tokens)
     if share <= NOISE_SHARE:
@@ -171,7 +197,7 @@ def clipped_noise(stats: Sequence[BatchStats], algorithm: AlgorithmSpec) -> str:
 
 
 def in_words(alarm: MismatchAlarm) -> str:
-    """`trainer and generator log-probs differ by a mean K3 of 0.31 a token (alarm above 0.01), at most by 5.1, …`"""
+    """Returns an alarm in words: `in iteration 3 trainer and generator log-probs differ by a mean K3 of 0.31 …`"""
     return (
         f"in iteration {alarm.iteration} trainer and generator log-probs differ by a mean K3 of "
         f"{alarm.mismatch_k3:.3g} a token (alarm above {alarm.threshold:g}), at most by {alarm.mismatch_max:.3g}; "

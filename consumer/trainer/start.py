@@ -36,34 +36,41 @@ from onbeat.loop.chain_file import ChainFile
 from onbeat.loop.trained_job import Succession
 
 
-def start(held: HeldJob) -> Succession:
+def start(job: HeldJob) -> Succession:
     """Restores, rewinds where the fence is ahead, and opens the window.
 
-    Raises InvalidInput or FenceViolation where the model, the version that it made, or a deterministic run's
-    environment is not the one of the chain.
+    Raises:
+        InvalidInput, FenceViolation: Where the model, the version that it made, or a deterministic run's environment
+            is not that of the chain.
     """
-    side, succession, checkpoints = held.side, Succession(held), held.folder.checkpoints
+    side = job.side
+    succession = Succession(job)
+    checkpoints = job.folder.checkpoints
     checkpoint = latest_checkpoint(
-        checkpoints, job_id=held.job_id, versions=succession.versions, older_than=held.window.older_than
+        checkpoints, job_id=job.job_id, versions=succession.versions, older_than=job.window.older_than
     )
+    fork: Checkpoint | None = None
     if checkpoint is not None:
         succession.go_on_from(checkpoint.state.policy_version, checkpoint.state.weights_digest)
-    first, fork = checkpoint.state.iteration + 1 if checkpoint else 0, None
-    if checkpoint is None:
-        fork, held.forked = read_fork(held.folder.run_root, held.spec, succession.records)
-    held.ranks.begin(checkpoint or fork)
+        first = checkpoint.state.iteration + 1
+    else:
+        fork, job.forked = read_fork(job.folder.run_root, job.spec, succession.records)
+        # The iterations of a forked job count from 0, whichever version it begins with.
+        first = 0
+    job.ranks.begin(checkpoint or fork)
     # The lease comes before the files, here and below: a trainer that was fenced off removes none of its successor's.
     side.renew()
-    held.weights.store.clear_scratch()
+    job.weights.store.clear_scratch()
     # A delta stands on the version before it.
-    for stored in checkpoint.older if checkpoint else ():
-        held.window.add(held.publish_stored(stored))
-    manifest = held.publish_weights(first)
+    if checkpoint is not None:
+        for stored in checkpoint.older:
+            job.window.add(job.publish_stored(stored))
+    manifest = job.publish_weights(first)
     succession.take_up(manifest)
-    held.settled = manifest
-    # Without any, every iteration is committed, and the last weights are in a checkpoint.
-    has_work = succession.committed < held.spec.last_iteration or first != held.spec.iterations
-    held.recorder.begin(first if has_work else None)
+    job.settled = manifest
+    # Without work, every iteration is committed, and the last weights are in a checkpoint.
+    has_work = succession.committed < job.spec.last_iteration or first != job.spec.iterations
+    job.recorder.begin(first if has_work else None)
     if has_work:
         succession.begin(first, lambda first: set_aside_after(checkpoints, first - 1))
     return succession
@@ -72,9 +79,18 @@ def start(held: HeldJob) -> Succession:
 def read_fork(
     run_root: Path, spec: JobSpec, chain: Sequence[AuditRecord]
 ) -> tuple[Checkpoint | None, ForkedFrom | UnsetType]:
-    """Returns what a job without a checkpoint of its own begins with, and what its chain says of that.
+    """Reads the checkpoint of another job that a job without a checkpoint of its own begins with.
 
-    chain: of this job, which must have begun with the same. Raises InvalidInput that names the spec's field.
+    Args:
+        run_root: The root of the run folders.
+        spec: The job's.
+        chain: The audit chain of this job, which must have begun with the same version.
+
+    Returns:
+        The checkpoint, and its link for the audit chain; None and UNSET of a job that isn't forked.
+
+    Raises:
+        InvalidInput: Where the checkpoint isn't there, or isn't that of the chain; it names the spec's field.
     """
     fork = spec.fork
     if fork is UNSET:
@@ -87,9 +103,10 @@ def read_fork(
         link = _made_by(ChainFile(source), state.policy_version, state.weights_digest)
         if fork.weights_digest not in (UNSET, state.weights_digest):
             raise InvalidInput(f"its weights are {state.weights_digest[:12]}, the job was accepted with others")
-        if problem := fork_problem(read_spec(source), spec):
+        problem = fork_problem(read_spec(source), spec)
+        if problem:
             raise InvalidInput(problem)
-        found = ForkedFrom(
+        forked = ForkedFrom(
             job_id=fork.job,
             policy_version=state.policy_version,
             weights_digest=state.weights_digest,
@@ -99,19 +116,20 @@ def read_fork(
     except (OnbeatError, OSError) as error:
         raise unusable_fork(fork, source, str(error)) from error
     begun = [record.forked for record in chain if record.policy_version == 0 and record.kind == "commit"]
-    if begun and begun[-1] != found:
+    if begun and begun[-1] != forked:
         raise InvalidInput(
             f"version {fork.version} of {fork.job} is another than the one that the job began with",
             field="fork.version",
             cure="put that checkpoint back, or submit the job anew",
         )
-    return checkpoint, found
+    return checkpoint, forked
 
 
 def _made_by(chain: ChainFile, version: int, weights_digest: str) -> str:
-    """The digest of the record that made a version. Raises InvalidInput where the chain has none."""
-    made = (version, weights_digest)
+    """Returns the digest of the record that made a version. Raises InvalidInput where the chain has none."""
+    # The newest first: a rewind may have made the version twice.
     for record in reversed(chain.after("")):
-        if record.kind == "commit" and (record.policy_version + 1, record.next_weights_digest) == made:
+        is_of_version = record.policy_version + 1 == version and record.next_weights_digest == weights_digest
+        if record.kind == "commit" and is_of_version:
             return record_digest(record)
     raise InvalidInput(f"its audit chain has no version {version} of these weights")

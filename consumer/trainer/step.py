@@ -32,111 +32,133 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Stepped:
-    """A training iteration after its last step."""
+    """A training iteration after its last step. `step` creates it, and the commit reads it."""
 
-    made: WeightManifest
+    manifest: WeightManifest
     """The version that the steps made."""
     metrics: IterationMetrics
     scaling: Scaling
 
 
-def step(held: HeldJob, iteration: Iteration) -> Stepped:
-    """Raises BatchFailed or TrainingDiverged before it moves a weight; what the ranks and the publisher raise after."""
-    spec = held.spec
+def step(job: HeldJob, iteration: Iteration) -> Stepped:
+    """Steps on an iteration's sums, writes the version that the last step makes, and announces it.
+
+    Raises:
+        BatchFailed, TrainingDiverged: Before a weight moves; after that it raises as the ranks and the publisher.
+    """
+    spec = job.spec
     rate = learning_rate_at(
-        iteration.number, spec.optimizer, horizon_at(iteration.number, held.horizons, spec.iterations)
+        iteration.number, spec.optimizer, horizon_at(iteration.number, job.horizons, spec.iterations)
     )
     if not iteration.stats:
         raise BatchFailed(f"every training batch of iteration {iteration.number} is dead", field="rollout")
-    _check_mismatch(held, iteration)
-    # From here to the commit the policy is no version that could be saved.
-    held.settled = None
+    _check_mismatch(job, iteration)
+    # From here to the commit the policy holds no version that could be saved.
+    job.settled = None
     scaling = iteration_scaling(iteration.stats, spec.algorithm)
-    with held.weights.begin(held.layout, policy_version=iteration.number + 1) as publication:
-        updates = _update(held, iteration, rate=rate, scaling=scaling, publication=publication)
+    with job.weights.begin(job.layout, policy_version=iteration.number + 1) as publication:
+        updates = _update(job, iteration, rate=rate, scaling=scaling, publication=publication)
         # While threads write the rest of the version.
         numbers = iteration.numbers(updates, scaling=scaling, terms=terms_of_job(spec))
         with iteration.span("sync"):
             # The lease comes before the name: a version is complete, and believed, once it is finished.
-            held.side.renew()
-            made = publication.finish()
-            held.side.publish_weights(made, oldest_kept=held.window.oldest_version(iteration.number))
+            job.side.renew()
+            manifest = publication.finish()
+            job.side.publish_weights(manifest, oldest_kept=job.window.oldest_version(iteration.number))
     reach("consumer.after_weights")
     metrics = iteration.metrics(
-        updates, numbers, learning_rate=rate, peak_flops=held.peak_flops, max_policy_lag=spec.max_policy_lag
+        updates, numbers, learning_rate=rate, peak_flops=job.peak_flops, max_policy_lag=spec.max_policy_lag
     )
-    return Stepped(made=made, metrics=metrics, scaling=scaling)
+    return Stepped(manifest=manifest, metrics=metrics, scaling=scaling)
 
 
 def _update(
-    held: HeldJob, iteration: Iteration, *, rate: float, scaling: Scaling, publication: Publication
+    job: HeldJob, iteration: Iteration, *, rate: float, scaling: Scaling, publication: Publication
 ) -> list[Update]:
     """Steps on each mini-batch in each pass over the iteration; the version is written while the last one makes it.
 
     A mini-batch whose batches all are dead has no step.
     """
-    algorithm = held.spec.algorithm
+    algorithm = job.spec.algorithm
     parts: dict[int, list[BatchStats]] = {}
     for stats in iteration.stats:
-        parts.setdefault(mini_batch_of(stats.batch_id, held.spec), []).append(stats)
+        parts.setdefault(mini_batch_of(stats.batch_id, job.spec), []).append(stats)
     steps = [(again, part) for again in range(algorithm.updates_per_iteration) for part in sorted(parts)]
     updates: list[Update] = []
     for again, part in steps:
         is_last = len(updates) == len(steps) - 1
-        # Those of the first mini-batch are in the sums as they came.
-        stats = _train_again(held, iteration, parts[part], mini_batch=part) if again or part else parts[part]
-        of_part = replace(scaling, count=divided_by(stats, algorithm))
+        stats = parts[part]
+        # The batches of the first mini-batch are in the sums as they came; all others go through the model now.
+        if again or part:
+            stats = _train_again(job, iteration, stats, mini_batch=part)
+        # The count is the part's own, and the deviation the iteration's.
+        part_scaling = replace(scaling, count=divided_by(stats, algorithm))
         with iteration.span("step"):
-            one = OptimizerStep(
+            optimizer_step = OptimizerStep(
                 iteration=iteration.number,
-                divisor=of_part.divisor,
+                divisor=part_scaling.divisor,
                 learning_rate=rate,
                 is_last=is_last,
                 syncs_reference=is_last and algorithm.syncs_reference_after(iteration.number),
             )
-            grad_norm = held.ranks.step(one, publication if is_last else None)
-        _count_sums(iteration, held.ranks.learner.accumulator.added, stats)
-        updates.append(Update(stats=stats, scaling=of_part, grad_norm=grad_norm))
+            # Only the weights of the last step are a version.
+            grad_norm = job.ranks.step(optimizer_step, publication if is_last else None)
+        _count_sums(iteration, job.ranks.learner.accumulator.added, stats)
+        updates.append(Update(stats=stats, scaling=part_scaling, grad_norm=grad_norm))
         reach("consumer.after_step")
     return updates
 
 
 def _count_sums(iteration: Iteration, added: tuple[int, ...] | None, stats: list[BatchStats]) -> None:
-    """Notes which batches the sums of a step held, as the sums say. Raises ContractViolation where they aren't those
-    that were trained for it (I1)."""
+    """Notes which batches the sums of a step held, as the witnesses in the sums say.
+
+    Args:
+        iteration: Takes the note, for its audit record.
+        added: Times that the sums held each batch, by its number; None of float sums, which have no witnesses.
+        stats: The numbers of the batches that were trained for the step.
+
+    Raises:
+        ContractViolation: Where the sums held other batches, or one of them twice (I1).
+    """
     if added is None:
         return
-    trained = {number_of(one.batch_id) for one in stats if one.trained_rows}
-    if strange := [number for number, times in enumerate(added) if times != (number in trained)]:
-        raise ContractViolation(
-            f"the sums of iteration {iteration.number} held batch {strange[0]} {added[strange[0]]} times, and it was "
-            f"trained {int(strange[0] in trained)} times",
-            field="gradient",
-        )
+    trained = {number_of(batch.batch_id) for batch in stats if batch.trained_rows}
+    for number, times in enumerate(added):
+        expected = int(number in trained)
+        if times != expected:
+            raise ContractViolation(
+                f"the sums of iteration {iteration.number} held batch {number} {times} times, and it was trained "
+                f"{expected} times",
+                field="gradient",
+            )
     before = iteration.in_sums or (0,) * len(added)
     iteration.in_sums = tuple(map(sum, zip(before, added, strict=True)))
 
 
-def _train_again(held: HeldJob, iteration: Iteration, stats: list[BatchStats], *, mini_batch: int) -> list[BatchStats]:
-    """The numbers of a mini-batch under the weights of the last step. A cancel waits: these are no version to save."""
-    again = {one.batch_id: one for one in stats}
-    with held.keeper.training(longest_pass_s=held.spec.timeouts.iteration_s):
-        all_again = held.ranks.train_again(held.keeper.check_lease, mini_batch)
+def _train_again(job: HeldJob, iteration: Iteration, stats: list[BatchStats], *, mini_batch: int) -> list[BatchStats]:
+    """Trains a mini-batch under the weights of the last step, and returns its batches' new numbers, in their order.
+
+    A cancel waits, and only the lease is checked: the weights between two steps are no version to save.
+    """
+    again = {batch.batch_id: batch for batch in stats}
+    with job.keeper.training(longest_pass_s=job.spec.timeouts.iteration_s):
+        all_again = job.ranks.train_again(job.keeper.check_lease, mini_batch)
     for trained in all_again:
         iteration.record_span(trained)
         again[trained.stats.batch_id] = trained.stats
     return list(again.values())
 
 
-def _check_mismatch(held: HeldJob, iteration: Iteration) -> None:
+def _check_mismatch(job: HeldJob, iteration: Iteration) -> None:
     """Raises TrainingDiverged where the spec says that an alarm fails the job."""
-    if problem := clipped_noise(iteration.stats, held.spec.algorithm):
+    problem = clipped_noise(iteration.stats, job.spec.algorithm)
+    if problem:
         log.warning("in iteration %d %s", iteration.number, problem)
-    trainer = held.spec.trainer
+    trainer = job.spec.trainer
     alarm = mismatch_alarm(iteration.stats, iteration=iteration.number, threshold=trainer.mismatch_limit)
     if alarm is None:
         return
-    held.tell(alarm)
+    job.tell(alarm)
     if trainer.on_mismatch == "fail":
         raise TrainingDiverged(in_words(alarm), field="mismatch_k3", cure=LIKELY_CAUSES)
     log.warning("%s; %s", in_words(alarm), LIKELY_CAUSES)

@@ -23,34 +23,41 @@ from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Boundary, Iteration
 from consumer.trainer.report import RunLog, log_run
 from consumer.trainer.start import start
-from consumer.trainer.step import step
+from consumer.trainer.step import Stepped, step
 from onbeat.base.telemetry.correlation import about
 
 
-def run_iterations(held: HeldJob) -> None:
+def run_iterations(job: HeldJob) -> None:
     """Trains a job under one trainer epoch, from its newest checkpoint; returns when its last iteration is committed.
 
-    Every other end is an exception: Cancelled, Stopped, FencedOff, BrokerUnavailable, or what fails the job.
+    Every other end is an exception.
+
+    Raises:
+        Cancelled, Stopped, FencedOff, BrokerUnavailable: As the lease keeper and Redis have it; and an OnbeatError that
+            fails the job.
     """
     boundary: Boundary | None = None
     with contextlib.ExitStack() as at_its_end:
-        run_log = at_its_end.enter_context(contextlib.closing(RunLog(held.folder, held.spec)))
-        succession = start(held)
-        held.keeper.loaded()
-        # The one before it may have died between its last checkpoint and the end of the job.
-        held.health.check()
-        commits = Commits(held, run_log, succession)
-        learner = held.ranks.learner
-        log_run(
-            held.folder.job_id, held.spec, learner.policy, first=succession.next, num_ranks=learner.place.world_size
-        )
-        while (number := succession.next) is not None:
-            with about(job=held.folder.job_id, iteration=number):
-                asked = held.window.turn_to(number)
-                iteration = Iteration(asked, trainer_epoch=held.side.trainer_epoch, boundary=boundary)
-                gather(held, iteration)
+        run_log = at_its_end.enter_context(contextlib.closing(RunLog(job.folder, job.spec)))
+        succession = start(job)
+        job.keeper.loaded()
+        # The trainer before may have died between its last checkpoint and the end of the job.
+        job.health.check()
+        commits = Commits(job, run_log, succession)
+        learner = job.ranks.learner
+        log_run(job.folder.job_id, job.spec, learner.policy, first=succession.next, num_ranks=learner.place.world_size)
+        number = succession.next
+        while number is not None:
+            with about(job=job.folder.job_id, iteration=number):
+                expected = job.window.turn_to(number)
+                iteration = Iteration(expected, trainer_epoch=job.side.trainer_epoch, boundary=boundary)
+                gather(job, iteration)
                 # A trainer that was paused past its lease ends here, before it moves a weight or writes a file.
-                held.side.renew()
-                stepped = step(held, iteration) if iteration.number < held.spec.iterations else None
+                job.side.renew()
+                stepped: Stepped | None = None
+                # The last number is `iterations` where the last version is evaluated: nothing is trained in it.
+                if iteration.number < job.spec.iterations:
+                    stepped = step(job, iteration)
                 boundary = commits.commit(iteration, stepped)
-        held.side.confirm(held.spec.last_iteration)
+            number = succession.next
+        job.side.confirm(job.spec.last_iteration)

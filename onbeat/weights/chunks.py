@@ -35,6 +35,14 @@ class ChunkWriter(Protocol):
     def put_chunk(self, policy_version: int, name: str, number: int, data: bytes, *, keep_s: float) -> None:
         """Stores one chunk.
 
+        Args:
+            policy_version: The version.
+            name: The file's name.
+            number: The chunk's number in the file.
+            data: The chunk's bytes.
+            keep_s: Seconds without another chunk after which all of the job's chunks expire.
+        """
+
     def drop_chunks_before(self, policy_version: int, except_versions: Collection[int] = (), /) -> None:
         """Removes the chunks of versions older than `policy_version`, except for `except_versions`."""
 

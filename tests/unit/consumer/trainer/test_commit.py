@@ -37,7 +37,7 @@ from tests.contract.golden_files import iteration_metrics
 
 def stepped(iteration: int) -> Stepped:
     metrics = replace(iteration_metrics(), iteration=iteration, policy_version=iteration)
-    return Stepped(made=manifest(iteration + 1), metrics=metrics, scaling=Scaling(count=1))
+    return Stepped(manifest=manifest(iteration + 1), metrics=metrics, scaling=Scaling(count=1))
 
 
 class NoBatches(IterationPlan):

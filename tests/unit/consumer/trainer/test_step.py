@@ -104,7 +104,7 @@ def test_a_version_is_written_by_the_last_step_and_named_under_a_lease_that_was_
         "finished",
         "announced, kept from 0",
     ]
-    assert (stepped.made, stepped.metrics.iteration, len(stepped.metrics.updates)) == ("made", 0, 2)
+    assert (stepped.manifest, stepped.metrics.iteration, len(stepped.metrics.updates)) == ("made", 0, 2)
     assert held.settled is None
 
 
