@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class LookOut:
-    """The worker's look at its jobs: at once where one has changed, and every other second.
+    """The worker's look at its jobs: at once where a job has changed, and every other second.
 
     No change need be heard of: what is true stands in the job store and the fence, and a Redis that is away, or has
     lost its last writes, costs two seconds. It runs in the main thread, which starts the trainer: the kernel ends a
@@ -58,7 +58,7 @@ class LookOut:
         self._stopping = False
 
     def stop(self) -> None:
-        """`run` returns once the trainer that runs here has ended. A signal handler may call it."""
+        """Lets `run` return once the trainer that runs here has ended. A signal handler may call it."""
         self._stopping = True
         self._wakes.put(None)
 
@@ -77,16 +77,17 @@ class LookOut:
         newest = "0"
         while not self._stopping:
             try:
-                last, newest = newest, self._jobs.wait_for_changes(newest, LISTEN_S)
+                change = self._jobs.wait_for_changes(newest, LISTEN_S)
             except Unavailable:
                 time.sleep(LOOK_EVERY_S)
                 continue
-            if newest != last:
+            if change != newest:
                 self._wakes.put(None)
+            newest = change
 
     @staticmethod
     def _unless_away(work: Callable[[], None]) -> None:
-        """A server that is away ends the look, not the worker: the next one comes soon."""
+        """Does some work, and logs where Redis is away: that ends the look, not the worker, whose next comes soon."""
         try:
             work()
         except Unavailable as error:

@@ -44,17 +44,24 @@ log = logging.getLogger(__name__)
 
 
 class RunRoots:
-    """The folders that trainers write to, the run root and the weight root where it is another one: a worker that can't
-    write there takes no jobs, and says so."""
+    """The folders that trainers write to: the run root, and the weight root where it is another folder.
+
+    A worker creates it when it starts, and takes no jobs while it can't write there.
+    """
 
     def __init__(self, settings: StackSettings) -> None:
         self._roots: dict[str, Path] = {"ONBEAT_RUN_ROOT": settings.run_root_path}
         if settings.weight_root:
             self._roots["ONBEAT_WEIGHT_ROOT"] = settings.weight_root_path
-        self._is_said = False
+        self._is_logged = False
+        """True while the log says that this worker takes no jobs."""
 
     def check(self) -> None:
-        """Raises InvalidInput that names the setting of a folder that cannot be written. Makes what is not there."""
+        """Makes the folders that are missing, and writes to each.
+
+        Raises:
+            InvalidInput: For a folder that cannot be written; it names the setting.
+        """
         for setting, root in self._roots.items():
             try:
                 make_missing(root)
@@ -69,23 +76,26 @@ class RunRoots:
                 ) from error
 
     def are_writable(self) -> bool:
-        """Checks for a worker that is at work: what it lacks is logged once, and so is that it has it again."""
+        """Returns True where all can be written; a change of it is logged once."""
         try:
             self.check()
         except InvalidInput as error:
-            if not self._is_said:
+            if not self._is_logged:
                 log.error("this consumer takes no jobs: %s", error)
-            self._is_said = True
+            self._is_logged = True
             return False
-        if self._is_said:
+        if self._is_logged:
             log.info("this consumer takes jobs again")
-        self._is_said = False
+        self._is_logged = False
         return True
 
 
 @dataclass(kw_only=True)
 class Reconciler:
-    """What one worker sees of the jobs, and does for them."""
+    """The view that one worker has of the jobs, and its work for them.
+
+    The worker creates it, and calls `reconcile` in its main thread, which alone changes it.
+    """
 
     broker: Broker
     trainer: TrainerProcess
@@ -93,18 +103,19 @@ class Reconciler:
     worker_id: str
     trainer_start_s: float
     network: str = ""
-    """Over which this host is offered to jobs of several hosts."""
+    """The network over which this host is offered to jobs of several hosts; "" where it isn't offered."""
     metrics: ProcessMetrics = field(default_factory=partial(ProcessMetrics, "worker"))
     _of_hosts: str = ""
     """The job of the trainer here, where that launches ranks of several hosts: it counts its starts itself."""
     _left_alone: set[str] = field(default_factory=set)
-    """Jobs of several hosts, which this host is not offered to; said once."""
+    """Jobs of several hosts, which this host is not offered to; each is logged once."""
 
     def __post_init__(self) -> None:
         self._jobs = JobStore(self.broker)
         self._began_s = time.monotonic()
         self._board = ConsumerPresence(self.broker)
-        self._board.live()  # It forgets the dead, of which each life had an id: they never fill the board.
+        # A look forgets the dead. Each life of a worker has an id of its own: else they would fill the board.
+        self._board.live()
 
     def reconcile(self) -> None:
         """Sees to every active job, oldest first, and says that it did. Raises Unavailable."""
@@ -112,7 +123,8 @@ class Reconciler:
         for job_id in self._jobs.active_jobs():
             try:
                 self._see_to(job_id)
-            except (NotFound, ContractViolation) as error:  # lost or damaged: it keeps no other from a trainer
+            except (NotFound, ContractViolation) as error:
+                # A job that is lost or damaged keeps no other from a trainer.
                 log.warning("%s", error)
         lives_s = time.monotonic() - self._began_s
         self._board.beat(ConsumerSeen(worker_id=self.worker_id, lives_s=lives_s, job_id=self.trainer.job_id))
@@ -126,6 +138,7 @@ class Reconciler:
         self._board.leave(self.worker_id)
 
     def _see_to(self, job_id: str) -> None:
+        """Does for a job what the first branch that fits says, in the order of the head of this file."""
         state = self._jobs.state(job_id)
         if state.is_final:
             # It is among the active jobs where the process that ended it died in between.
@@ -145,17 +158,20 @@ class Reconciler:
             self._start(job_id)
 
     def _may_start(self, job_id: str) -> bool:
-        return self._offers(job_id) if self._trainer_of(job_id).over_hosts else self._reserve(job_id)
+        """Returns True where this worker is the one that may start a trainer of the job now."""
+        if self._trainer_of(job_id).over_hosts:
+            return self._offers(job_id)
+        return self._reserve(job_id)
 
     def _trainer_of(self, job_id: str) -> TrainerSpec:
-        """What the job says of its trainer; the usual where its spec can't be read, as `_start` says."""
+        """Returns the spec of the job's trainer; the default where the spec can't be read, which `_start` refuses."""
         try:
             return self._jobs.spec(job_id).trainer
         except ContractViolation:
             return TrainerSpec()
 
     def _offers(self, job_id: str) -> bool:
-        """Whether this host may come among those of the job now; if not it waits for its next generation."""
+        """Offers this host to a job of several hosts; returns False where it has to wait for the next generation."""
         if not self.network:
             if job_id not in self._left_alone:
                 log.warning("job %s asks for several hosts; this one isn't offered: set ONBEAT_NETWORK", job_id)
@@ -184,19 +200,23 @@ class Reconciler:
             self._book(ended)
 
     def _is_stuck(self, job_id: str) -> bool:
-        """Whether the trainer that runs here doesn't come: to its lease, or back to the one that it held.
+        """Returns True where the trainer that runs here doesn't come to its lease, or back to the lease that it held.
 
-        A lease is renewed each second at least, so half of one more without a renewal is no trainer at work: it is
-        stopped, or swaps. What gave its lease back, or whose job has ended, is on its way out, and may close a tracker.
+        A lease is renewed each second at least, so half of its length without a renewal is no trainer at work: it is
+        stopped, or swaps. A trainer that gave its lease back, or whose job has ended, is on its way out, and may close
+        a tracker.
         """
-        fence = None if job_id == self._of_hosts else self._fence(job_id)
+        fence: FenceState | None = None
+        # Ranks of several hosts have their lease in rank 0, which may run on another host.
+        if job_id != self._of_hosts:
+            fence = self._fence(job_id)
         is_without = fence is None or not fence.lease_until_s or not self.trainer.has_held
         if fence is None or is_without or self._jobs.state(job_id).is_final:
             return self.trainer.silent_s >= self.trainer_start_s
         return self.trainer.lapsed() >= max(LAPSE_GRACE_S, fence.lease_s / 2)
 
     def _is_needless(self, job_id: str) -> bool:
-        """Whether a trainer that doesn't hold its job can go: the job has ended, or is to end, with nothing to save."""
+        """Returns True where a trainer without its job's lease can go: the job ends, and there is nothing to save."""
         try:
             state = self._jobs.state(job_id)
         except NotFound:
@@ -211,7 +231,7 @@ class Reconciler:
         return fence is not None and fence.is_held(self.broker.now_s())
 
     def _fence(self, job_id: str) -> FenceState | None:
-        """None of one that is damaged: a trainer that finds it so ends, and after some of them the job."""
+        """Returns the job's fence; None where it is damaged: that ends its trainers, and after some of them the job."""
         try:
             return read_fence(self.broker, self.broker.job_keys(job_id))
         except ContractViolation as error:
@@ -219,12 +239,16 @@ class Reconciler:
             return None
 
     def _start(self, job_id: str) -> None:
+        """Starts a trainer, or fails a job whose spec can't be read or that has used up its starts."""
         try:
             spec = self._jobs.spec(job_id)
         except ContractViolation as error:
             self._give_up(job_id, f"its spec can't be read, which an older Onbeat may have kept: {error}")
             return
-        limit, self._of_hosts = spec.timeouts.max_trainer_starts, job_id if spec.trainer.over_hosts else ""
+        limit = spec.timeouts.max_trainer_starts
+        self._of_hosts = ""
+        if spec.trainer.over_hosts:
+            self._of_hosts = job_id
         if not self._of_hosts and self._jobs.count_trainer_start(job_id) > limit:
             self._give_up(
                 job_id,
@@ -245,12 +269,13 @@ class Reconciler:
         self._jobs.release_start(job_id, self.worker_id)
 
     def _book(self, ended: Ended) -> None:
+        """Counts and logs a trainer's end, and lets any worker start the next."""
         self.metrics.count("ended", label=_outcome(ended))
         if ended.exit_code in (TrainerExit.DONE, TrainerExit.STOPPED):
             log.info("%s", ended)
-        elif not ended.asked:
+        elif not ended.was_asked:
             log.warning("%s: %s", ended, self.trainer.tail(ended.job_id))
-        if not self._of_hosts and (ended.asked or ended.exit_code == TrainerExit.HELD):
+        if not self._of_hosts and (ended.was_asked or ended.exit_code == TrainerExit.HELD):
             # A trainer that was asked to end, or that found another one alive, says nothing about the job.
             self._jobs.uncount_trainer_start(ended.job_id)
         self._jobs.release_start(ended.job_id, self.worker_id)
@@ -260,10 +285,10 @@ class Reconciler:
 
 
 def _outcome(ended: Ended) -> str:
-    """How a trainer ended, in a word."""
-    if ended.asked:
+    """Returns how a trainer ended, in a word: a label of the metric `ended`."""
+    if ended.was_asked:
         return "asked"
     if ended.exit_code < 0:
         return "killed"
-    known = {one.value: one.name.lower() for one in TrainerExit}
-    return known.get(ended.exit_code, "died")
+    words = {exit_code.value: exit_code.name.lower() for exit_code in TrainerExit}
+    return words.get(ended.exit_code, "died")

@@ -30,28 +30,30 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Ended:
-    """A trainer process that is over."""
+    """A trainer process that is over. `TrainerProcess.reap` creates it, and the reconciler books it."""
 
     job_id: str
     exit_code: int
     """A `TrainerExit`, or the negative number of a signal."""
-    asked: bool = False
-    """This worker asked it to end."""
+    was_asked: bool = False
+    """True where this worker asked it to end."""
 
     def __str__(self) -> str:
-        how = f"was killed by signal {-self.exit_code}" if self.exit_code < 0 else f"ended with code {self.exit_code}"
-        return f"the trainer of {self.job_id} {how}"
+        if self.exit_code < 0:
+            return f"the trainer of {self.job_id} was killed by signal {-self.exit_code}"
+        return f"the trainer of {self.job_id} ended with code {self.exit_code}"
 
 
 def trainer_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The worker's own, but for its name; a trainer serves its metrics at a port of its own."""
+    """Returns the worker's environment without its name, and with the trainer's own port of metrics."""
     port = inherited.get(f"{PREFIX}TRAINER_METRICS_PORT", "0")
-    kept = {name: value for name, value in inherited.items() if name != f"{PREFIX}NAME"}
-    return with_large_pages(kept | {f"{PREFIX}METRICS_PORT": port})
+    environment = {name: value for name, value in inherited.items() if name != f"{PREFIX}NAME"}
+    environment[f"{PREFIX}METRICS_PORT"] = port
+    return with_large_pages(environment)
 
 
 class TrainerProcess:
-    """At most one process, which the worker's main thread starts, reaps and stops."""
+    """The trainer of a worker, at most one process. The worker's main thread starts, reaps and stops it."""
 
     def __init__(self, run_root: Path, *, module: str = "consumer") -> None:
         self._run_root = run_root
@@ -64,7 +66,7 @@ class TrainerProcess:
         self._answered_s = 0.0
         self._lapsed_s: float | None = None
         self._asked_s: float | None = None
-        """When it was first asked to end; None before."""
+        """The monotonic time at which it was first asked to end; None before."""
 
     @property
     def silent_s(self) -> float:
@@ -73,7 +75,7 @@ class TrainerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Any thread may ask."""
+        """True while the process runs; any thread may read it."""
         child = self._child
         return child is not None and child.is_running
 
@@ -84,7 +86,7 @@ class TrainerProcess:
         self.has_held = True
 
     def lapsed(self) -> float:
-        """Notes that its lease has run out; seconds since that was first seen, after it was held.
+        """Notes that its lease has run out, and returns the seconds since that was first seen.
 
         By this worker's clock: a lease that ran out while Redis was away is one that the trainer couldn't renew.
         """
@@ -95,20 +97,24 @@ class TrainerProcess:
     def ask_to_end(self) -> None:
         """Sends SIGTERM, without waiting; a signal handler may call it."""
         if self._child is not None and self._child.is_running:
-            # Said before the signal: the end that it causes must not be booked as the trainer's own.
-            self._asked_s = time.monotonic() if self._asked_s is None else self._asked_s
+            # Noted before the signal: the end that it causes must not be booked as the trainer's own.
+            if self._asked_s is None:
+                self._asked_s = time.monotonic()
             self._child.terminate()
 
     def start(self, job_id: str) -> None:
-        """Raises OnbeatError where its log or the program cannot be opened."""
+        """Starts a job's trainer. Raises OnbeatError where its log or the program cannot be opened."""
         assert not self.job_id, f"a trainer for {self.job_id} runs here"
         child = self._child_for(job_id)
         try:
             make_private(child.log_path.parent)
             child.start()
         except (OSError, OnbeatError) as error:
+            problem = str(error)
+            if isinstance(error, OnbeatError):
+                problem = error.problem
             raise OnbeatError(
-                f"cannot start a trainer: {error.problem if isinstance(error, OnbeatError) else error}",
+                f"cannot start a trainer: {problem}",
                 field=str(child.log_path),
                 cure="choose another run root",
             ) from error
@@ -121,14 +127,18 @@ class TrainerProcess:
         log.info("started a trainer for %s, process %d, log %s", job_id, child.pid, child.log_path)
 
     def reap(self) -> Ended | None:
-        """The trainer that ended since the last call; what it started and left behind is killed. Bounds its log."""
-        if self._child is not None:
-            bound_log(self._child.log_path)
-        if self._child is None or (code := self._child.exit_code) is None:
+        """Returns the trainer that ended since the last call, and kills the processes that it left. Bounds its log."""
+        if self._child is None:
             return None
-        ended = Ended(self.job_id, code, asked=self._asked_s is not None)
+        bound_log(self._child.log_path)
+        code = self._child.exit_code
+        if code is None:
+            return None
+        ended = Ended(self.job_id, code, was_asked=self._asked_s is not None)
+        # Its process group: ranks and other children that it left behind.
         self._child.kill()
-        self._child, self.job_id = None, ""
+        self._child = None
+        self.job_id = ""
         return ended
 
     def kill(self) -> None:
@@ -142,14 +152,16 @@ class TrainerProcess:
         if self._child is None:
             return None
         self.ask_to_end()
-        asked_s = time.monotonic() if self._asked_s is None else self._asked_s
+        asked_s = self._asked_s
+        if asked_s is None:
+            asked_s = time.monotonic()
         if not self._child.wait(max(0.0, asked_s + grace_s - time.monotonic())):
             log.warning("the trainer of %s did not end within %.0f s, killing it", self.job_id, grace_s)
         self.kill()
         return self.reap()
 
     def tail(self, job_id: str, num_lines: int = 3) -> str:
-        """The last lines of the job's trainer log, in one line."""
+        """Returns the last lines of the job's trainer log, joined to one line."""
         try:
             text = self._child_for(job_id).tail(num_lines=100)
         except OSError as error:
