@@ -30,14 +30,14 @@ Models = tuple[Policy, PreTrainedModel | None]
 
 
 class Sharding(Protocol):
-    """How ranks share a model. Every rank calls each method at the same time; `models` raises InvalidInput."""
+    """The way in which ranks share a model. Every rank calls each method at the same time."""
 
     def models(self, settings: StackSettings, spec: JobSpec, place: Place, device: torch.device) -> Models:
-        """Loads this rank's part of policy and reference."""
+        """Loads this rank's part of policy and reference. Raises InvalidInput as `load_policy`."""
         ...
 
     def sums(self, spec: JobSpec, models: Models, optimizer: PolicyOptimizer) -> tuple[GradientAccumulator, Lockstep]:
-        """Makes the sums of what this rank steps, and what keeps its passes beside the others'."""
+        """Creates the sums of the rows that this rank steps, and the lockstep of its passes with the other ranks'."""
         ...
 
 
@@ -98,7 +98,7 @@ def share_prompts_of_job(model: PreTrainedModel, spec: JobSpec, device: torch.de
 
 
 def _whole_models(settings: StackSettings, spec: JobSpec, device: torch.device) -> Models:
-    """This rank has all of the policy and its reference."""
+    """Loads the whole policy and its reference onto this rank."""
     policy = job_policy(settings, spec, load_whole)
     share_prompts_of_job(policy.model, spec, device)
     # No checkpoint is restored yet: the reference is the model as the job found it.
@@ -123,7 +123,7 @@ def job_policy(settings: StackSettings, spec: JobSpec, load: LoadModel) -> Polic
 
 
 def for_job(loaded: Policy, settings: StackSettings, spec: JobSpec) -> Policy:
-    """Returns a model with what the job's sampling asks of it. Raises InvalidInput for a token that it lacks."""
+    """Returns a policy made ready for the job's sampling. Raises InvalidInput for a token that the model lacks."""
     if unknown := spec.rollout.sampling.unknown_token(loaded.vocabulary_size):
         raise InvalidInput(unknown[1], field=f"rollout.sampling.{unknown[0]}", cure="name tokens of the model's own")
     if spec.rollout.sampling.min_new_tokens is UNSET:
@@ -150,7 +150,7 @@ def set_up_torch(settings: StackSettings, spec: JobSpec) -> None:
 
 
 def device_of(settings: StackSettings, place: Place = ALONE) -> torch.device:
-    """The device that a rank computes on. Raises InvalidInput where there is none."""
+    """Returns the device that a rank computes on. Raises InvalidInput where there is none."""
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise InvalidInput("torch sees no CUDA device here", field="ONBEAT_DEVICE", cure="set it to cpu")
     if settings.device == "cpu":

@@ -1,11 +1,10 @@
-"""What a teacher tells of its distributions beside the sampled tokens' log-probs, for `algorithm.distillation_beta`:
-made by a stage worker, read by the trainer.
+"""The distributions of a teacher, for `algorithm.distillation_beta`: a stage worker makes them, the trainer reads them.
 
     top_k         likeliest ──────▶ column teacher_top ──────▶ TopTokens         k tokens, and all others as one
     hidden_size   bits_of, digest ─▶ teacher_states, _head ──▶ WholeVocabulary   the trainer has the teacher's head
 
-q is what tokens would be drawn from of the teacher: at the job's temperature, of logits that are changed as the
-policy's are, over what was kept. So a token that can't be drawn is no outcome of either.
+q is the distribution that tokens would be drawn from of the teacher: at the job's temperature, of logits that are
+changed as the policy's are, over the kept set. So a token that can't be drawn is no outcome of either.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from onbeat.weights.model_folder import Float32Head, configure_computation, empt
 from onbeat.weights.model_path import folder_of_model, weights_index
 
 SCALES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
-"""What a config may say of logits, which `project` keeps to."""
+"""The keys of a config that change logits behind the head, as `project` does."""
 
 
 def teacher_of(settings: StackSettings, spec: JobSpec, policy: Policy) -> Teacher:
-    """What the trainer of a policy reads. Raises InvalidInput that names the stage's key."""
+    """Returns the reader of the teacher's columns for a policy. Raises InvalidInput that names the stage's key."""
     beta = spec.algorithm.distillation_beta or 0.0
     widths = {column.name: column.width or 1 for column in spec.stage_plan.outputs}
     stages = [stage for stage in spec.stages if isinstance(stage, TeacherStage) and stage.hidden_size]
@@ -57,7 +56,8 @@ def teacher_of(settings: StackSettings, spec: JobSpec, policy: Policy) -> Teache
         with reading_model(folder, path, stage.file_digests, field=field):
             model = load_head(folder, spec, field=field)
         check_head(model, stage, field=field)
-        ours, theirs = vocabulary_size(policy.model), vocabulary_size(model)
+        ours = vocabulary_size(policy.model)
+        theirs = vocabulary_size(model)
         if ours != theirs:
             raise InvalidInput(
                 f"its head has {theirs} outputs, that of model.path {ours}",
@@ -70,7 +70,7 @@ def teacher_of(settings: StackSettings, spec: JobSpec, policy: Policy) -> Teache
 
 @dataclass(frozen=True, kw_only=True)
 class TopTokens:
-    """A `Teacher` of a column as `TEACHER_TOP` says, whichever stage makes it."""
+    """A `Teacher` of the column `TEACHER_TOP`, whichever stage makes it. `teacher_of` creates it."""
 
     beta: float
     width: int
@@ -87,7 +87,7 @@ class TopTokens:
             )
 
     def known(self, columns: Mapping[str, Sequence[bytes]]) -> Tensor:
-        """float32 [N, 2 k + 1]"""
+        """Returns float32 [N, 2 k + 1], as `TEACHER_TOP` has them."""
         return torch.frombuffer(bytearray().join(columns[TEACHER_TOP]), dtype=torch.float32).reshape(-1, self.width)
 
     def divergence(self, distribution: Tensor, known: Tensor, drawn: Drawn) -> Tensor:
@@ -96,7 +96,10 @@ class TopTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class WholeVocabulary:
-    """A `Teacher` of its last hidden states, which its head turns into logits here, a chunk of tokens at a time."""
+    """A `Teacher` of its last hidden states, which its head turns into logits here, a chunk of tokens at a time.
+
+    `teacher_of` creates it with the heads of all teachers of the job.
+    """
 
     beta: float
     width: int
@@ -110,7 +113,7 @@ class WholeVocabulary:
         for digest in {value.decode() for value in columns[TEACHER_HEAD]} - self.heads.keys():
             raise ContractViolation(
                 f"batch {batch.batch_id} has hidden states for the head {digest[:12]!r}, and the trainer's teacher has "
-                f"{', '.join(one[:12] for one in self.heads)}; put the same folder on both hosts",
+                f"{', '.join(known_digest[:12] for known_digest in self.heads)}; put the same folder on both hosts",
                 field=f"column {TEACHER_HEAD}",
             )
         if not bool(self._states(self.known(columns)).isfinite().all()):
@@ -120,9 +123,11 @@ class WholeVocabulary:
             )
 
     def known(self, columns: Mapping[str, Sequence[bytes]]) -> Tensor:
-        """int32 [N, width + 1]: the bits of a state, and the number of its head."""
-        rows, place = columns[TEACHER_STATES], {digest: number for number, digest in enumerate(self.heads)}
+        """Returns int32 [N, width + 1]: the bits of a state, and the number of its head."""
+        rows = columns[TEACHER_STATES]
+        place = {digest: number for number, digest in enumerate(self.heads)}
         states = torch.frombuffer(bytearray().join(rows), dtype=torch.int32).reshape(-1, self.width)
+        # An int32 has 4 bytes; the head is the same for all tokens of a row.
         lengths = torch.tensor([len(row) // (4 * self.width) for row in rows])
         numbers = torch.tensor([place[value.decode()] for value in columns[TEACHER_HEAD]], dtype=torch.int32)
         return torch.cat((states, numbers.repeat_interleave(lengths).unsqueeze(1)), dim=1)
@@ -133,34 +138,46 @@ class WholeVocabulary:
         return divergence_of(distribution, q, distribution > -torch.inf, beta=self.beta)
 
     def _states(self, known: Tensor) -> Tensor:
+        """Returns the states [N, h] in their own dtype: the bits are viewed, and never converted."""
         return known[:, :-1].contiguous().view(self.dtype)
 
     def _logits(self, known: Tensor) -> Tensor:
-        """[n, V] of [n, width + 1]. A head gets all rows of a chunk: those of others don't change its products."""
-        states, number_of = self._states(known), known[:, -1:]
+        """Returns logits [n, V] of [n, width + 1].
+
+        A head gets all rows of a chunk: the rows of other heads don't change its products.
+        """
+        states = self._states(known)
+        number_of = known[:, -1:]
         logits: Tensor | None = None
         for number, head in enumerate(self.heads.values()):
             is_its = number_of == number
             if bool(is_its.any()):
                 matrix = output_head(head).to(states.device)
-                of_head = states[:, : matrix.weight.shape[1]].to(matrix.weight.dtype)
-                made = project(head, of_head, head=matrix)
-                logits = made if logits is None else torch.where(is_its, made, logits)
+                # An odd number of 16-bit numbers has one of padding behind it (`bits_of`).
+                head_states = states[:, : matrix.weight.shape[1]].to(matrix.weight.dtype)
+                head_logits = project(head, head_states, head=matrix)
+                logits = head_logits if logits is None else torch.where(is_its, head_logits, logits)
         assert logits is not None, "each row has one of the heads"
         return logits
 
 
 def bits_of(states: Tensor, dtype: torch.dtype) -> Tensor:
-    """Hidden states [N, h] → int32 [N, …] as `TEACHER_STATES` says."""
+    """Returns hidden states [N, h] as int32 [N, …], the bits of `TEACHER_STATES`."""
     states = states.to(dtype)
+    # An odd number of 16-bit numbers is padded by one, to whole int32.
     is_odd = states.shape[1] * states.element_size() % 4 > 0
     return functional.pad(states, (0, int(is_odd))).contiguous().view(torch.int32)
 
 
 def head_digest(model: PreTrainedModel) -> str:
-    """Digest of all that makes logits of a model's last hidden states."""
-    head, config = output_head(model), base_causal_lm(model).config.get_text_config()
-    parts = {name: tensor for name in ("weight", "bias") if (tensor := getattr(head, name)) is not None}
+    """Returns the digest of all that makes logits of a model's last hidden states."""
+    head = output_head(model)
+    config = base_causal_lm(model).config.get_text_config()
+    parts: dict[str, Tensor] = {}
+    for name in ("weight", "bias"):
+        tensor = getattr(head, name)
+        if tensor is not None:
+            parts[name] = tensor
     scales = [getattr(config, name, None) or 0.0 for name in SCALES]
     return tensors_digest(parts | {"scales": torch.tensor(scales, dtype=torch.float64)})
 
@@ -199,10 +216,14 @@ def load_head(folder: Path, spec: JobSpec, *, field: str) -> PreTrainedModel:
 def _stored(folder: Path, model: PreTrainedModel, parameter: nn.Parameter) -> Tensor:
     """Reads a parameter from the files, under whichever of its names they have it: a tied head is its embedding."""
     file_of = weights_index(folder, field="")
-    names = [name for name, one in model.named_parameters(remove_duplicate=False) if one is parameter]
+    names = [name for name, candidate in model.named_parameters(remove_duplicate=False) if candidate is parameter]
     # A checkpoint of the body alone leaves the body's own name out.
     names += [name.removeprefix(f"{model.base_model_prefix}.") for name in names]
-    for file in [SAFE_WEIGHTS_NAME] if file_of is None else {file_of[name]: 0 for name in names if name in file_of}:
+    files = [SAFE_WEIGHTS_NAME]
+    if file_of is not None:
+        # Each file once, in the order of the names.
+        files = list(dict.fromkeys(file_of[name] for name in names if name in file_of))
+    for file in files:
         stored = StoredTensors([folder / file])
         for name in names:
             if name in stored:
@@ -213,34 +234,53 @@ def _stored(folder: Path, model: PreTrainedModel, parameter: nn.Parameter) -> Te
 
 
 def likeliest(distribution: Tensor, k: int, *, num_tokens: int) -> Tensor:
-    """The k likeliest tokens of log-probs [N, V], of equal ones those of lower ids: [N, 2 k + 1] as `TEACHER_TOP` says.
+    """Returns the k likeliest tokens of distributions; among equally likely tokens the lower ids.
 
-    Equal distributions give equal bits, which `topk` doesn't promise of ties (I7). num_tokens: ids below it are of
-    tokens; a model's other outputs count as any other token. Log-probs of NaN are no token's.
+    Equal distributions give equal bits, which `topk` doesn't promise of ties (I7).
+
+    Args:
+        distribution: Log-probs [N, V]; NaN counts as a token that can't be drawn.
+        k: How many tokens.
+        num_tokens: Ids below it are of tokens; a model's other outputs count among all other tokens.
+
+    Returns:
+        [N, 2 k + 1] as `TEACHER_TOP` says: ids, ascending, their log-probs, and that of all other tokens.
     """
     distribution = distribution.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
     of_tokens = distribution[:, :num_tokens]
+    # topk chooses the k-th value alone; which of the tokens with that value have a place is decided below, by id.
     least = of_tokens.topk(k).values[:, -1:]
-    likelier, equal = of_tokens > least, of_tokens == least
+    likelier = of_tokens > least
+    equal = of_tokens == least
     has_place = equal.cumsum(dim=-1, dtype=torch.int32) <= k - likelier.sum(dim=-1, keepdim=True)
     ids = (likelier | (equal & has_place)).nonzero()[:, 1].reshape(-1, k)
     rest = distribution.scatter(-1, ids, -torch.inf).logsumexp(dim=-1, keepdim=True).clamp(min=NO_LOGPROB)
-    # What sampling left out has no log-prob: it goes behind the others.
+    # A token that sampling left out has no log-prob: it goes behind the others, and its id is -1 in the end.
     ids = ids.masked_fill(of_tokens.gather(-1, ids).isinf(), num_tokens).sort(dim=-1).values
     logprobs = of_tokens.gather(-1, ids.clamp(max=num_tokens - 1)).masked_fill(ids == num_tokens, NO_LOGPROB)
     return torch.cat((ids.masked_fill(ids == num_tokens, -1).to(logprobs), logprobs, rest), dim=-1)
 
 
 def divergence_from(distribution: Tensor, teacher_top: Tensor, *, beta: float) -> Tensor:
-    """D_beta of the teacher's q and the policy's log-probs [N, V] over k + 1 outcomes: [N].
+    """Computes D_beta of the teacher's q and the policy's log-probs over k + 1 outcomes.
 
-    They are tokens that the teacher chose, and any other. So it is at most the divergence over the whole vocabulary,
-    and exactly that where k tokens are all that may be drawn. teacher_top: [N, 2 k + 1] as `TEACHER_TOP` says.
+    They are the tokens that the teacher chose, and any other token. So it is at most the divergence over the whole
+    vocabulary, and exactly that where k tokens are all that may be drawn.
+
+    Args:
+        distribution: The policy's log-probs [N, V].
+        teacher_top: [N, 2 k + 1] as `TEACHER_TOP` says.
+        beta: `algorithm.distillation_beta`.
+
+    Returns:
+        [N] in nats, with the gradient of the policy's log-probs.
     """
     k = teacher_top.shape[1] // 2
-    ids, q = teacher_top[:, :k].to(torch.int64), teacher_top[:, k:].to(distribution)
-    # A token that isn't there reads another's number, and has no term.
-    is_token, ids = ids >= 0, ids.where(ids >= 0, ids[:, :1])
+    ids = teacher_top[:, :k].to(torch.int64)
+    q = teacher_top[:, k:].to(distribution)
+    # A token that isn't there (-1) reads the number of the row's first token, and has no term.
+    is_token = ids >= 0
+    ids = ids.where(is_token, ids[:, :1])
     others = distribution.scatter(-1, ids, -torch.inf)
     # The logarithm of no probability has no gradient: where nothing else may be drawn, 0.0 stands for all others.
     has_others = (others > -torch.inf).any(dim=-1, keepdim=True)
@@ -251,15 +291,25 @@ def divergence_from(distribution: Tensor, teacher_top: Tensor, *, beta: float) -
 
 
 def divergence_of(p: Tensor, q: Tensor, is_outcome: Tensor, *, beta: float) -> Tensor:
-    """D_beta of the teacher's log-probs q and the policy's p, [N, outcomes] each: [N] in nats, with the gradient of p.
+    """Computes D_beta of the teacher's log-probs q and the policy's p.
 
         beta = 0    KL(q || p), forward            0 < beta < 1    beta KL(q || m) + (1 - beta) KL(p || m),
         beta = 1    KL(p || q), reverse                            m = beta q + (1 - beta) p
 
-    Generalized knowledge distillation: Agarwal et al., arXiv 2306.13649, equation 1. is_outcome: bool [N, outcomes];
-    what can't be drawn has no term, and no gradient: that of -inf - -inf would be NaN.
+    Generalized knowledge distillation: Agarwal et al., arXiv 2306.13649, equation 1.
+
+    Args:
+        p: [N, outcomes], the policy's log-probs.
+        q: [N, outcomes], the teacher's log-probs.
+        is_outcome: bool [N, outcomes]; a token that can't be drawn has no term, and no gradient.
+        beta: `algorithm.distillation_beta`, in [0, 1].
+
+    Returns:
+        [N] in nats, with the gradient of p.
     """
-    p, q = p.masked_fill(~is_outcome, 0.0), q.masked_fill(~is_outcome, 0.0)
+    # Before any difference: the gradient of -inf - -inf would be NaN, and stay NaN under a later mask.
+    p = p.masked_fill(~is_outcome, 0.0)
+    q = q.masked_fill(~is_outcome, 0.0)
     if beta == 0.0:
         terms = q.exp() * (q - p)
     elif beta == 1.0:
@@ -271,10 +321,14 @@ def divergence_of(p: Tensor, q: Tensor, is_outcome: Tensor, *, beta: float) -> T
 
 
 def ids_of(teacher_top: Tensor) -> Tensor:
-    """The ids in [N, 2 k + 1], int64 [N, k], 0 for those that aren't there. Raises ContractViolation for a token at
-    which they and their log-probs are no distribution."""
+    """Returns the ids in [N, 2 k + 1] as `TEACHER_TOP` has them: int64 [N, k], 0 for those that aren't there.
+
+    Raises:
+        ContractViolation: For a token at which ids and log-probs are no distribution.
+    """
     k = teacher_top.shape[1] // 2
-    ids, logprobs = teacher_top[:, :k], teacher_top[:, k:]
+    ids = teacher_top[:, :k]
+    logprobs = teacher_top[:, k:]
     in_order = ids.sort(dim=1).values
     is_wrong = (
         (ids != ids.round())

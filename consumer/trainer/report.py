@@ -94,10 +94,19 @@ def log_iteration(metrics: IterationMetrics, num_iterations: int) -> None:
 
 
 class RunLog:
-    """Appends lines, of a replayed iteration again: readers take the last. The job's trackers get the numbers once."""
+    """The lines of a run folder, and the job's trackers.
+
+    `run_iterations` creates it, and the commit of each iteration writes to it. A replayed iteration has its lines
+    again: readers take the last. Trackers get the numbers of an iteration once.
+    """
 
     def __init__(self, folder: RunFolder, spec: JobSpec) -> None:
-        """Raises OnbeatError naming the folder when it cannot be made or written, InvalidInput for a tracker."""
+        """Creates the folder, and opens the trackers.
+
+        Raises:
+            OnbeatError: When the folder, which it names, cannot be made or written.
+            InvalidInput: For a tracker that can't be opened.
+        """
         self._folder = folder
         begin_folder(folder, spec)
         self._trackers: Trackers | None = None

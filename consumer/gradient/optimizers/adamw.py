@@ -1,4 +1,4 @@
-"""AdamW with moments in float32, and what every optimizer of a trainer answers of its state.
+"""AdamW with moments in float32, and the methods that every optimizer of a trainer has for its state.
 
 A checkpoint keeps of a parameter exp_avg and exp_avg_sq: float32, 8 bytes a parameter together.
 """
@@ -15,15 +15,23 @@ from contracts.spec.job import OptimizerSpec
 
 
 class Adamw32bit:
-    """torch's fused AdamW, one pass over each parameter; the state of a parameter is named tensors."""
+    """torch's fused AdamW, one pass over each parameter; the state of a parameter is named tensors.
+
+    `PolicyOptimizer` creates it and steps its `optimizers`; the other kinds derive from it.
+    """
 
     def __init__(self, groups: list[dict[str, Any]], spec: OptimizerSpec) -> None:
-        """groups: each with parameters, weight decay, factor of the learning rate, and whether they are hidden
-        matrices."""
+        """Creates torch's optimizer.
+
+        Args:
+            groups: torch's parameter groups, each with `params`, `weight_decay`, `factor` of the learning rate, and
+                `is_hidden`, True for hidden matrices.
+            spec: The job's.
+        """
         self.optimizers: list[Any] = [torch.optim.AdamW(groups, **adamw_options(spec), fused=True)]
 
     def of(self, parameter: Tensor) -> Any:
-        """Returns the one of `optimizers` that steps a parameter."""
+        """Returns the member of `optimizers` that steps a parameter."""
         return self.optimizers[-1]
 
     def shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
