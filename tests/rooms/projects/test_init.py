@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import tomllib
@@ -59,10 +58,10 @@ def test_its_program_names_what_is_there(project: Path) -> None:
     assert (project / spec["reward"]["components"][0]["file"]).exists()
 
 
-def test_what_the_pages_form_begins_with_is_a_job_of_its_stack(project: Path) -> None:
-    draft = (ROOT / "page" / "src" / "submit" / "draft.ts").read_text()
-    (path,) = re.findall(r'model: \{ path: "([^"]+)" \}', draft)
-    assert (project / path / "config.json").is_file()
+def test_the_template_that_the_page_begins_with_is_a_job_of_its_stack(project: Path) -> None:
+    """The first of page/src/submit/templates.ts, which spec_text.test.ts says is the demo."""
+    demo = tomllib.loads((ROOT / "configs" / "demo.toml").read_text())
+    assert (project / demo["model"]["path"] / "config.json").is_file()
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
