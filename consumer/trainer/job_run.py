@@ -239,11 +239,12 @@ def _end_loading(why: Exception, jobs: JobStore, *, side: TrainerSide, job_id: s
             side.release()
 
     _say_last(tell)
+    code = TrainerExit.STOPPED
     if isinstance(why, errors.FencedOff):
-        _exit(TrainerExit.HELD)
-    if isinstance(why, errors.Unavailable):
-        _exit(TrainerExit.DIED)
-    _exit(TrainerExit.STOPPED)
+        code = TrainerExit.HELD
+    elif isinstance(why, errors.Unavailable):
+        code = TrainerExit.DIED
+    _exit(code)
 
 
 def _end_stuck(silent_s: float, jobs: JobStore, *, side: TrainerSide, job_id: str) -> None:

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from msgspec.structs import replace
 
 from broker.connection.client import connect
-from contracts.errors import InvalidInput, OnbeatError
+from contracts.errors import InvalidInput, OnbeatError, Refusal, SpecRefused
 from contracts.settings import StackSettings
 from gateway.app import create_app as create_gateway
 from gateway.services import Services
@@ -176,6 +176,8 @@ def test_every_error_of_the_tree_is_answered_with_its_status_and_its_sentence(
     assert len(kinds) >= 16
 
     def raise_one(number: int) -> None:
+        if kinds[number] is SpecRefused:
+            raise SpecRefused([Refusal(field="thing", problem="what is wrong", cure="do this")])
         raise kinds[number]("what is wrong", field="thing", cure="do this")
 
     app.add_api_route("/raise/{number}", raise_one)

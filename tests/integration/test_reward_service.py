@@ -253,7 +253,7 @@ def test_a_function_that_names_completions_is_called_once_for_whole_groups(plugi
 
     share = PluginReward(entry_point="share", file="share.py", source=SHARES)
     rubric, asked = (PluginReward(entry_point="hostile", weight=0.0), share), (1, 2, 3, 5)
-    options = {"asked": asked, "group_size": 2, "item_timeout_s": ITEM_S}
+    options = {"to_score": asked, "group_size": 2, "item_timeout_s": ITEM_S}
     with open_pool(num_lanes) as pool:
         results = submit(pool, rubric, items(""), **options).result()
         assert reasons(results) == ["crashed", "scored", "scored", "scored"], "who dies, dies alone"

@@ -130,7 +130,7 @@ def kept(side: StageSide, job: StagedJob) -> list[list[str]]:
     """The ids of the batches that it sends with each claim of a whole batch, until there is none."""
     ids: list[list[str]] = []
     while side.claim("judge", NUM_ROWS):
-        ids.append(sorted(side._batches.held()))
+        ids.append(sorted(side._batches.by_id()))
     return ids
 
 

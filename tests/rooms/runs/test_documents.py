@@ -210,6 +210,7 @@ PARTS = {
         "producer.make_model()": "examples/generator.py",
         "consumer.begin(model)": "examples/trainer.py",
         "class ConfidenceTerm": "tests/unit/consumer/gradient/terms/test_a_new_term.py",
+        "class Drawing": "tests/rooms/trackers/test_trackers.py",
     },
     "from-trl.md": {"# TRL\ntrainer =": "tests/contract/test_trl_job.py"},
     "start.md": dict.fromkeys(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +15,8 @@ from contracts.errors import InvalidInput
 from contracts.run_folder import RunFolder
 from tests.builders import install, job_spec
 from tests.rooms.trackers.test_background import metrics, score
+
+ROOT = Path(__file__).parents[3]
 
 
 def run_a_job_that_is_replayed(folder: RunFolder, *trackers: str | Mapping[str, str]) -> None:
@@ -44,25 +46,20 @@ def test_a_tracker_whose_library_is_missing_is_refused_with_the_extra(
         tracker_makers(job_spec(trackers=[name]), RunFolder(tmp_path, "job-1"))
 
 
-def test_a_tracker_of_a_package_gets_each_point_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tracker_of_the_page_is_a_package_s_and_gets_each_point_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/extend.md has the class: it writes a line for each number."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extend.md").read_text(), re.DOTALL)
+    (source,) = [block for block in blocks if "class Drawing" in block]
     install(tmp_path, "drawing", "[onbeat.trackers]\nwandb = drawing:Drawing\n")
-    (tmp_path / "drawing.py").write_text(
-        "points = []\n"
-        "class Drawing:\n"
-        "    def __init__(self, folder, spec):\n"
-        "        self.job_id = folder.job_id\n"
-        "    def log(self, step, values):\n"
-        "        points.append((self.job_id, step, values.get('reward_mean')))\n"
-        "    def close(self):\n"
-        "        points.append('closed')\n"
-    )
+    (tmp_path / "drawing.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    run_a_job_that_is_replayed(RunFolder(tmp_path, "job-1"), {"type": "plugin", "entry_point": "wandb"})
-    points = importlib.import_module("drawing").points
-    rewards = [point[1:] for point in points if point != "closed" and point[2] is not None]
+    folder = RunFolder(tmp_path, "job-1")
+    run_a_job_that_is_replayed(folder, {"type": "plugin", "entry_point": "wandb"})
+    rows = [line.split(",") for line in (folder.path / "drawing.csv").read_text().splitlines()]
+    rewards = [(int(step), float(value)) for step, name, value in rows if name == "reward_mean"]
     assert rewards == [(0, 0.0), (1, 0.25), (2, 0.5), (3, 0.75)]
-    assert points.count("closed") == 2, "once for each trainer"
-    assert {point[0] for point in points if point != "closed"} == {"job-1"}
 
 
 def test_a_tracker_that_no_package_offers_is_refused(tmp_path: Path) -> None:
