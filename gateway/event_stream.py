@@ -42,8 +42,8 @@ def resume_point(last_event_id: str | None, *, field: str = "Last-Event-ID") -> 
     """Returns the entry id to go on after. Raises InvalidInput."""
     if not last_event_id:
         return FIRST
-    found = EVENT_ID.fullmatch(last_event_id)
-    parts = (int(found[1]), int(found[2] or 0)) if found else (LAST_PART, LAST_PART)
+    event_id = EVENT_ID.fullmatch(last_event_id)
+    parts = (int(event_id[1]), int(event_id[2] or 0)) if event_id else (LAST_PART, LAST_PART)
     # After the very last id there is none, and the server refuses to look for one.
     if max(parts) > LAST_PART or min(parts) == LAST_PART:
         raise InvalidInput("is not an event id of this stream", field=field)
@@ -52,7 +52,10 @@ def resume_point(last_event_id: str | None, *, field: str = "Last-Event-ID") -> 
 
 @dataclass(kw_only=True)
 class EventStream:
-    """One client's stream. It ends after the event of the job's final state, unless the job was resumed since."""
+    """The stream of a job's events for one client.
+
+    It ends after the event of the job's final state, unless the job was resumed since.
+    """
 
     jobs: JobStore
     job_id: str

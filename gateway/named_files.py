@@ -44,13 +44,13 @@ def with_file_digests(spec: JobSpec, settings: StackSettings) -> JobSpec:
         return _with_rows(table, settings, dataset_field(spec.dataset, spec.evaluation, name))
 
     if isinstance(spec.dataset, MixtureDataset):
-        sources = [changed(one, dataset=rows_of(one.name, one.dataset)) for one in spec.dataset.sources]
+        sources = [changed(source, dataset=rows_of(source.name, source.dataset)) for source in spec.dataset.sources]
         dataset = changed(spec.dataset, sources=tuple(sources))
     else:
         dataset = rows_of("", spec.dataset)
     evaluation = spec.evaluation
     if evaluation.sets:
-        sets = [changed(one, dataset=rows_of(one.name, one.dataset)) for one in evaluation.sets]
+        sets = [changed(held_out, dataset=rows_of(held_out.name, held_out.dataset)) for held_out in evaluation.sets]
         evaluation = changed(evaluation, sets=tuple(sets))
     stages = tuple(_with_models(stage, settings) for stage in spec.stages)
     return changed(spec, model=model, dataset=dataset, evaluation=evaluation, stages=stages)
@@ -61,8 +61,8 @@ def _with_rows(table: SourceDataset, settings: StackSettings, field: str) -> Sou
         return table
     digests: dict[str, str] = {}
     for key, path in table.files().items():
-        found = settings.spec_root.find(path, field=f"{field}.{key}")
-        digests |= rows_digests(found, path, field=f"{field}.{key}")
+        file = settings.spec_root.find(path, field=f"{field}.{key}")
+        digests |= rows_digests(file, path, field=f"{field}.{key}")
     return _with(table, digests, field)
 
 

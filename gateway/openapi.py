@@ -75,29 +75,29 @@ def takes(kind: type, *, required: bool, **more: Any) -> dict[str, Any]:
 
 
 def describe_contracts(app: FastAPI) -> None:
-    """The document is made once, at the first request for it."""
+    """Has the app describe itself with our records; the document is made once, at the first request for it."""
     app.openapi = cache(lambda: _document(app))
 
 
 def _document(app: FastAPI) -> dict[str, Any]:
-    made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    components = made.setdefault("components", {})
+    document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    components = document.setdefault("components", {})
     components.setdefault("schemas", {}).update(schemas_of_answers())
     components["securitySchemes"] = {KEY_SCHEME: KEY}
-    made["security"] = [{KEY_SCHEME: []}]
+    document["security"] = [{KEY_SCHEME: []}]
     for path in OPEN_PATHS:
-        made["paths"][path]["get"]["security"] = []
-    operations = [(path, one) for path, methods in made["paths"].items() for one in methods.values()]
+        document["paths"][path]["get"]["security"] = []
+    operations = [(path, operation) for path, methods in document["paths"].items() for operation in methods.values()]
     of_a_job = [operation["operationId"] for path, operation in operations if "{job_id}" in path]
     for _, operation in operations:
         operation["responses"].pop("422", None)  # FastAPI's own form of it, which no route answers with
         for response in operation["responses"].values():
             _link(response, of_a_job)
-    return made
+    return document
 
 
 def schemas_of_answers() -> dict[str, Any]:
-    """JSON schemas of every record that an endpoint takes or answers, by its name."""
+    """Returns the JSON schemas of every record that an endpoint takes or answers, by its name."""
     _, schemas = msgspec.json.schema_components(_records, ref_template=REFERENCE)
     classes = {kind.__name__: kind for kind in _subclasses(Record)}
     for name, schema in schemas.items():

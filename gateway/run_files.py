@@ -1,4 +1,4 @@
-"""What the gateway reads from a run folder, which the trainer may be writing at the same time."""
+"""The gateway's reader of a run folder, which the trainer may be writing at the same time."""
 
 from __future__ import annotations
 
@@ -168,13 +168,16 @@ def _pieces(key: str, records: Iterator[OfIteration]) -> Iterator[bytes]:
 
 
 def thinned(rows: Sequence[T], most: int) -> Sequence[T]:
-    """All of them, or of more than `most` each k-th and the last one."""
+    """Returns all rows, or of more than `most` each k-th and the last one."""
     step = 1 if len(rows) <= most else -(-len(rows) // (most - 1))
     return [row for place, row in enumerate(rows) if place % step == 0 or place == len(rows) - 1]
 
 
 def columns_of(rows: Sequence[IterationMetrics]) -> dict[str, tuple[float | None, ...]]:
-    """What a chart draws of the iterations, by name, to six digits; nan (in JSON null) where one has no such number."""
+    """Returns the columns that a chart draws of the iterations, by name, to six digits.
+
+    A value is nan (in JSON null) where an iteration has no such number.
+    """
     if not rows:
         return {}
     values = zip(IterationMetrics.__struct_fields__, zip(*map(astuple, rows), strict=True), strict=True)
@@ -186,21 +189,23 @@ def columns_of(rows: Sequence[IterationMetrics]) -> dict[str, tuple[float | None
     for prefix, each in (
         ("", [row.loss_metrics for row in rows]),
         ("", played),
-        ("environment: ", [one["environment"] for one in labelled]),
-        ("reward: ", [one["reward_components"] for one in labelled]),
-        ("source: ", [one["source_rewards"] for one in labelled]),
-        ("pool: ", [one["difficulty_pools"] for one in labelled]),
+        ("environment: ", [numbers["environment"] for numbers in labelled]),
+        ("reward: ", [numbers["reward_components"] for numbers in labelled]),
+        ("source: ", [numbers["source_rewards"] for numbers in labelled]),
+        ("pool: ", [numbers["difficulty_pools"] for numbers in labelled]),
     ):
-        for name in dict.fromkeys(name for one in each for name in one):
-            columns[prefix + name] = [one.get(name) for one in each]
-    drawn = {name: column for name, column in columns.items() if any(isinstance(one, int | float) for one in column)}
+        for name in dict.fromkeys(name for numbers in each for name in numbers):
+            columns[prefix + name] = [numbers.get(name) for numbers in each]
+    drawn = {
+        name: column for name, column in columns.items() if any(isinstance(value, int | float) for value in column)
+    }
     return {name: _short(column) for name, column in drawn.items()} | {
         "started_s": tuple(row.started_s for row in rows)
     }
 
 
 def _short(column: Sequence[object]) -> tuple[float | None, ...]:
-    numbers = tuple(one if isinstance(one, int | float) else math.nan for one in column)
+    numbers = tuple(value if isinstance(value, int | float) else math.nan for value in column)
     return tuple(map(float, ("%.6g " * len(numbers) % numbers).split()))
 
 

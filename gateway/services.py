@@ -1,4 +1,4 @@
-"""What the endpoints work with, and how they get at it."""
+"""The collaborators of the endpoints, and the dependencies by which an endpoint gets them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MOST_WAITING = 16
 
 @dataclass(kw_only=True)
 class Services:
-    """One gateway's collaborators; safe to share between threads."""
+    """The collaborators of one gateway; safe to share between threads."""
 
     settings: StackSettings
     broker: Broker

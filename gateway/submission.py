@@ -300,8 +300,8 @@ def check_generators(spec: JobSpec, live: Sequence[GeneratorSeen]) -> None:
 
 def _field_of(error: InvalidInput) -> str | None:
     """A key that is unknown or missing is itself the field: `model` and `pth` make `model.pth`."""
-    found = KEY_IN_PROBLEM.fullmatch(error.problem)
-    return ".".join(part for part in (error.field, found["key"] if found else None) if part) or None
+    match = KEY_IN_PROBLEM.fullmatch(error.problem)
+    return ".".join(part for part in (error.field, match["key"] if match else None) if part) or None
 
 
 async def _read_body(request: Request, *, max_bytes: int) -> bytes:
@@ -343,7 +343,9 @@ def with_sources(spec: JobSpec, settings: StackSettings) -> JobSpec:
     played = with_environments(
         spec.dataset,
         spec.environment,
-        lambda source, one: _with_source(one, one.name, settings, environment_field(spec.dataset, source), "name"),
+        lambda source, environment: _with_source(
+            environment, environment.name, settings, environment_field(spec.dataset, source), "name"
+        ),
     )
     return changed(spec, reward=changed(spec.reward, components=components), **played)
 
@@ -424,7 +426,7 @@ def with_packages(spec: JobSpec, settings: StackSettings) -> JobSpec:
     A reward service that is away leaves them unsaid. Raises InvalidInput where the spec names another version.
     """
     components = spec.reward.components
-    if all(not isinstance(one, PluginReward) or one.source for one in components):
+    if all(not isinstance(component, PluginReward) or component.source for component in components):
         return spec
     packages = _packages(settings)
     named: list[RewardComponent] = []

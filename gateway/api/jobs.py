@@ -1,4 +1,4 @@
-"""What a job is told: to begin, to end, to go on; and what its status is. Version 1.
+"""The routes of jobs: create, list, show, cancel and resume. Version 1.
 
 Plain functions run in the thread pool: the broker's calls block.
 """
@@ -93,8 +93,8 @@ def list_jobs(
     name: Annotated[str, Query(max_length=256)] = "",
 ) -> Response:
     """List the newest jobs, newest first: those in one of the states that are given, with the text in their names."""
-    found = newest_jobs(services.broker, limit=limit, states=state or (), name=name)
-    return json_answer({"jobs": [services.disk.told(status) for status in found]})
+    statuses = newest_jobs(services.broker, limit=limit, states=state or (), name=name)
+    return json_answer({"jobs": [services.disk.told(status) for status in statuses]})
 
 
 @router.get("/{job_id}", **STATUS)
@@ -124,8 +124,8 @@ async def resume(request: Request, job_id: OwnJob, services: HasServices, caller
     ("environment") and of stages, by their names. A job that is queued already answers its status; one that runs
     answers 409.
     """
-    asked = await submission.read_resume(request, max_bytes=services.max_body_bytes)
-    return json_answer(await run_in_threadpool(_resume, services, job_id, asked, caller.name))
+    change = await submission.read_resume(request, max_bytes=services.max_body_bytes)
+    return json_answer(await run_in_threadpool(_resume, services, job_id, change, caller.name))
 
 
 def _create(services: Services, spec: JobSpec, key: str, owner: str) -> tuple[JobStatus, bool]:
@@ -167,27 +167,32 @@ def _checked(services: Services, spec: JobSpec) -> JobSpec:
     return accepted
 
 
-def _resume(services: Services, job_id: str, asked: ResumeRequest, who: str) -> JobStatus:
-    """Raises NotFound, Conflict, InvalidInput or Unavailable."""
+def _resume(services: Services, job_id: str, change: ResumeRequest, who: str) -> JobStatus:
+    """Queues a job again and returns its status. Raises NotFound, Conflict, InvalidInput or Unavailable."""
     if services.jobs.state(job_id).is_final:
         check_named_files(services.jobs.spec(job_id), services.settings)
-    changes = services.jobs.resume(job_id, asked, by=who)
+    changes = services.jobs.resume(job_id, change, by=who)
     log.info("job %s is queued again by %s: %s", job_id, who, "; ".join(changes) or "its spec stays")
     return job_status(services.broker, job_id)
 
 
 def newest_jobs(broker: Broker, *, limit: int, states: Collection[JobState] = (), name: str = "") -> list[JobStatus]:
-    """Returns at most so many, newest first; one whose record or spec can't be read hides no other.
+    """Returns the statuses of the newest jobs, newest first.
 
-    states, name: of `find_jobs`.
+    A job whose record or spec can't be read is left out, and hides no other.
+
+    Args:
+        limit: The most jobs that are looked at.
+        states: As for `find_jobs`.
+        name: As for `find_jobs`.
     """
     generators = Presence(broker).live()
-    found = []
+    statuses = []
     for job_id in find_jobs(broker, states=states, name=name)[:limit]:
         try:
-            found.append(job_status(broker, job_id, generators=generators))
+            statuses.append(job_status(broker, job_id, generators=generators))
         except NotFound:
             log.warning("%s is listed and has no record: the server lost it", job_id)
         except ContractViolation as error:
             log.warning("%s is left out of the list, its spec can't be read: %s", job_id, error)
-    return found
+    return statuses

@@ -50,12 +50,12 @@ def rollouts(
     with readable("rollouts"):
         numbers = files.iterations()
         num_bytes = sum(map(files.num_bytes, numbers))
-    found: list[IterationView] = []
+    iterations: list[IterationView] = []
     damaged: list[str] = []
     left_bytes = MAX_LISTED_BYTES
-    for number in reversed([one for one in numbers if one < before]):
+    for number in reversed([recorded for recorded in numbers if recorded < before]):
         left_bytes -= files.index_bytes(number)
-        if len(found) == limit or len(damaged) == MAX_LISTED or (left_bytes < 0 and (found or damaged)):
+        if len(iterations) == limit or len(damaged) == MAX_LISTED or (left_bytes < 0 and (iterations or damaged)):
             break
         try:
             index = files.index(number)
@@ -64,11 +64,13 @@ def rollouts(
         except ContractViolation as error:
             damaged.append(str(error))
             continue
-        found.append(IterationView(iteration=index.iteration, batches=index.batches, num_left_out=index.num_left_out))
+        iterations.append(
+            IterationView(iteration=index.iteration, batches=index.batches, num_left_out=index.num_left_out)
+        )
     policy = services.jobs.spec(job_id).recording_policy
     recording = policy if policy.takes_any else None
     return json_answer(
-        RecordedList(recording=recording, bytes=num_bytes, iterations=tuple(found), damaged=tuple(damaged))
+        RecordedList(recording=recording, bytes=num_bytes, iterations=tuple(iterations), damaged=tuple(damaged))
     )
 
 
@@ -84,8 +86,8 @@ def search(
         raise Unavailable(f"{MAX_SEARCHES} searches run already", field="search", cure="ask again in a few seconds")
     try:
         with readable("rollouts"):
-            found = Search(files=_files(services, job_id), text=text, limit=limit).run()
-        return json_answer(found)
+            matches = Search(files=_files(services, job_id), text=text, limit=limit).run()
+        return json_answer(matches)
     finally:
         SEARCHES.release()
 

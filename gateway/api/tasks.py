@@ -113,10 +113,10 @@ async def export_job(request: Request, job_id: OwnJob, services: HasServices, ca
     Once it is done, `GET /v1/tasks/{task_id}/files` streams the folder, for 24 hours. It needs a key that may change
     the job.
     """
-    asked = await submission.read_optional(request, ExportRequest, max_bytes=services.max_body_bytes)
-    if asked.best and asked.version is not None:
+    export = await submission.read_optional(request, ExportRequest, max_bytes=services.max_body_bytes)
+    if export.best and export.version is not None:
         raise InvalidInput("names another version than `best` may", field="version", cure="leave one of them out")
-    return await run_in_threadpool(_export, services, job_id, asked, caller.name)
+    return await run_in_threadpool(_export, services, job_id, export, caller.name)
 
 
 @router.get("/tasks", **openapi.answers(openapi.record(TaskList)))
@@ -270,9 +270,10 @@ def _verdict(status: TaskStatus) -> AuditVerdict:
     return status.result.verdict
 
 
-def _export(services: Services, job_id: str, asked: ExportRequest, who: str) -> Response:
+def _export(services: Services, job_id: str, export: ExportRequest, who: str) -> Response:
+    """Creates the task of an export, and answers with its status."""
     _check_kept(services, job_id)
-    arguments = TaskArguments(job_id=job_id, version=asked.version, best=asked.best, adapters=asked.adapters)
+    arguments = TaskArguments(job_id=job_id, version=export.version, best=export.best, adapters=export.adapters)
     task = request_task(services, TaskKind.EXPORT, arguments, who=who, queue=_queue_of_export(services))
     return _begun(services, task)
 
@@ -357,10 +358,10 @@ def _first_byte(request: Request, layout: TarLayout, *, etag: str) -> int:
 
     Another form of `Range`, and one of another tar (`If-Range`), is answered by the whole, as RFC 9110 allows.
     """
-    asked = FROM_BYTE.fullmatch(request.headers.get("range", "").replace(" ", ""))
-    if asked is None or request.headers.get("if-range", etag) != etag:
+    from_byte = FROM_BYTE.fullmatch(request.headers.get("range", "").replace(" ", ""))
+    if from_byte is None or request.headers.get("if-range", etag) != etag:
         return 0
-    start = int(asked[1])
+    start = int(from_byte[1])
     if start >= layout.num_bytes:
         problem = f"the tar has {layout.num_bytes} bytes"
         raise Problem(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, problem, field="Range")

@@ -50,6 +50,8 @@ def _report(services: Services, job_id: str, last: int) -> TimelineReport:
     spans = end_of(
         services.run_folder(job_id, below="timeline.jsonl").timeline,
         TimelineSpan,
-        lambda found, size: size >= LONGEST_TAIL_BYTES or len({span.iteration for span in found}) > last + ahead,
+        lambda read_spans, size: (
+            size >= LONGEST_TAIL_BYTES or len({span.iteration for span in read_spans}) > last + ahead
+        ),
     )
     return timeline_report(job_id, spans, last=last, left_out=ahead)

@@ -1,4 +1,4 @@
-"""What a reader asks: of a job its events as they come, its numbers, chain and log; of the stack its state."""
+"""The routes of a reader: a job's events as they come, its numbers, chain and log; the stack's state."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def job_metrics(
     job_id: KnownJob, services: HasServices, last: Annotated[int | None, Query(ge=1, le=MAX_ITERATIONS)] = None
 ) -> Response:
     """Show every trained iteration in numbers, oldest first; or the last ones."""
-    found = iteration_metrics(services.run_folder(job_id, below="metrics.jsonl"))
-    return streamed("iterations", found, range(max(0, len(found) - last), len(found)) if last else None)
+    metrics = iteration_metrics(services.run_folder(job_id, below="metrics.jsonl"))
+    return streamed("iterations", metrics, range(max(0, len(metrics) - last), len(metrics)) if last else None)
 
 
 @router.get("/jobs/{job_id}/story", **openapi.answers(openapi.record(JobStory)))
@@ -136,19 +136,26 @@ def story(
     """
     keys, newest = services.broker.job_keys(job_id), resume_point(after, field="after")
     is_thinned = most is not None and read_fence(services.broker, keys).committed - iteration >= most
-    told: list[ToldEvent] = []
+    told_events: list[ToldEvent] = []
     while not is_thinned and (rows := services.jobs.events_after(job_id, newest, count=EVENTS_READ, kind=OUTLINED)):
         newest = rows[-1][0]
-        told += [ToldEvent(id=one, event=event) for one, event in rows if not isinstance(event, CommitOutline)]
+        for event_id, event in rows:
+            if not isinstance(event, CommitOutline):
+                told_events.append(ToldEvent(id=event_id, event=event))
     committed = read_fence(services.broker, keys).committed  # after the events: a rewind that isn't told is in the rows
-    found: Sequence[IterationMetrics] = []
+    records: Sequence[IterationMetrics] = []
     if iteration <= committed:  # else nothing is read, nor brought from another host
         lines = iteration_metrics(services.run_folder(job_id, below="metrics.jsonl"), first=iteration)
         places = [place for place, number in enumerate(lines.iterations) if number <= committed]
         chosen = lines.thinned(places, most) if most is not None and is_thinned else lines.fitting(places)
-        found = list(lines.records(chosen))
-    numbers, columns = tuple(metrics.iteration for metrics in found), columns_of(found)
-    answer = JobStory(after=newest, events=tuple(told), iterations=numbers, columns=columns, thinned=is_thinned)
+        records = list(lines.records(chosen))
+    answer = JobStory(
+        after=newest,
+        events=tuple(told_events),
+        iterations=tuple(metrics.iteration for metrics in records),
+        columns=columns_of(records),
+        thinned=is_thinned,
+    )
     return json_answer(answer)
 
 

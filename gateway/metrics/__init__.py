@@ -1,2 +1,4 @@
-"""What a job's streams hold; what Prometheus is told by the gateway, of the stack and its jobs, and by each process
-that is no HTTP service."""
+"""Reports of a job's streams, and the metrics for Prometheus.
+
+The gateway measures the stack and its jobs; each process that is no HTTP service measures itself.
+"""

@@ -188,7 +188,9 @@ class _Samples(Collector):
 
     def __init__(self) -> None:
         kinds = {GAUGE: GaugeMetricFamily, COUNTER: CounterMetricFamily}
-        self._found = {one.name: kinds[one.kind](one.name, one.meaning, labels=one.labels) for one in FAMILIES}
+        self._found = {
+            family.name: kinds[family.kind](family.name, family.meaning, labels=family.labels) for family in FAMILIES
+        }
         self._used: set[str] = set()
 
     def add(self, name: str, value: float, *labels: str) -> None:
@@ -274,15 +276,15 @@ def _add_tasks(samples: _Samples, broker: Broker) -> None:
 
 
 def count_states(broker: Broker) -> Counter[JobState]:
-    """How many jobs are kept in each state."""
+    """Returns the number of jobs that Redis has in each state."""
     with broker.call():
         job_ids: Any = broker.redis.zrange(JOBS, 0, -1)
         pipe: Any = broker.redis.pipeline(transaction=False)
         for job_id in ids_among(job_ids):
             pipe.hget(OpenKeys(job_id).job, "state")
-        found = pipe.execute(raise_on_error=False)
+        values = pipe.execute(raise_on_error=False)
     known = {state.value.encode(): state for state in JobState}
-    return Counter(known[one] for one in found if isinstance(one, bytes) and one in known)
+    return Counter(known[value] for value in values if isinstance(value, bytes) and value in known)
 
 
 def _add_failed(samples: _Samples, broker: Broker) -> None:
@@ -330,8 +332,9 @@ def _add_job(
     if status.reason:
         # What is behind the first stop may be a generator's own words, of which any number would make labels.
         samples.add("onbeat_job_waits", 1.0, job_id, re.split("[:;]", status.reason)[0])
-    for problem in (one for one in status.health if one.rule in HEALTH_RULES):
-        samples.add("onbeat_job_health", 1.0, job_id, problem.rule, problem.in_words)
+    for problem in status.health:
+        if problem.rule in HEALTH_RULES:
+            samples.add("onbeat_job_health", 1.0, job_id, problem.rule, problem.in_words)
     _add_report(samples, report)
 
 
@@ -366,7 +369,8 @@ def _add_report(samples: _Samples, report: StreamReport) -> None:
     job_id = report.job_id
     samples.add("onbeat_job_trainer_lease_seconds", report.trainer_lease_s or 0.0, job_id)
     samples.add("onbeat_job_leases", len(report.leases), job_id)
-    samples.add("onbeat_job_lease_idle_seconds", max((one.idle_s for one in report.leases), default=0.0), job_id)
+    longest_idle_s = max((lease.idle_s for lease in report.leases), default=0.0)
+    samples.add("onbeat_job_lease_idle_seconds", longest_idle_s, job_id)
     for stream in report.streams:
         samples.add("onbeat_job_stream_entries", stream.num_entries, job_id, stream.name)
         samples.add("onbeat_job_stream_pending", stream.num_pending, job_id, stream.name)

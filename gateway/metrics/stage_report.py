@@ -1,4 +1,4 @@
-"""One moment of a job's stages: backlogs, leases, ages, memory. Nothing here writes."""
+"""The report of a job's stages at one moment: backlogs, leases, ages, memory. Nothing here writes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class _Item(NamedTuple):
 
 
 def of_stages(broker: Broker, job_id: str, spec: JobSpec) -> dict[str, Any]:
-    """What a report says of the stages of a job that has some, by the fields of StreamReport."""
+    """Returns the fields of a StreamReport that describe the stages of a job that has stages."""
     keys, num_stages = broker.job_keys(job_id, spec.num_open), len(spec.stages)
     with broker.call():
         pipe: Any = broker.redis.pipeline(transaction=False)
@@ -134,9 +134,9 @@ def _oldest_age_s(items: Iterable[_Item], now_ms: int) -> float | None:
     return None if oldest_ms is None else max(0, now_ms - oldest_ms) / 1000
 
 
-def _leases(broker: Broker, held: Sequence[_Item], spec: JobSpec, now_ms: int) -> tuple[StageLease, ...]:
+def _leases(broker: Broker, leased: Sequence[_Item], spec: JobSpec, now_ms: int) -> tuple[StageLease, ...]:
     claims = last_claims(
-        broker, [(item.slot, item_fields(item.stage + 1, item.batch_id, item.number).claim) for item in held]
+        broker, [(item.slot, item_fields(item.stage + 1, item.batch_id, item.number).claim) for item in leased]
     )
     return tuple(
         StageLease(
@@ -148,13 +148,13 @@ def _leases(broker: Broker, held: Sequence[_Item], spec: JobSpec, now_ms: int) -
             age_s=max(0, now_ms - claim.claimed_ms) / 1000,
             lease_s=max(0, item.lease_ms - now_ms) / 1000,
         )
-        for item, claim in zip(held, claims, strict=True)
+        for item, claim in zip(leased, claims, strict=True)
         if claim is not None
     )
 
 
 def last_claims(broker: Broker, fields: Sequence[tuple[SlotKeys, str]]) -> list[LastClaim | None]:
-    """None for what is gone, or what no script of this version has written."""
+    """Returns the last claim of each field; None where it is gone, or no script of this version has written it."""
     with broker.call():
         pipe: Any = broker.redis.pipeline(transaction=False)
         for slot, field in fields:

@@ -1,4 +1,4 @@
-"""One moment of a job in Redis: the fence, what lies where, who holds what, what was counted. It only reads.
+"""The report of a job in Redis at one moment: fence, streams, leases and counters. It only reads.
 
 Streams are counted by us: what the server calls the lag of a group counts deleted entries, or isn't known after them,
 and would show a backlog where there is none.
@@ -38,8 +38,10 @@ KEPT_STREAMS = ("dead", "audit", "events")
 
 
 class StreamState(Record, frozen=True, kw_only=True):
-    """One stream of a job, or its batches for generators, which are a hash; `prompts` and `rollouts` are those of all
-    open iterations together."""
+    """The state of a job's stream, or of its batches for generators, which are a hash.
+
+    `prompts` and `rollouts` are those of all open iterations together.
+    """
 
     name: str
     """prompts, rollouts, dead, audit or events; `RedisKeys` says what each of them is in Redis."""
@@ -79,7 +81,7 @@ class PromptLease(Record, frozen=True, kw_only=True):
 
 
 class StreamReport(JobCounts, frozen=True, kw_only=True):
-    """One moment of a job: its fence, its streams, its leases, and what was counted over the whole job."""
+    """The state of a job at one moment: its fence, its streams, its leases, and what was counted over the whole job."""
 
     fence_state: str
     """open, closed, or "" before the first iteration."""
@@ -211,7 +213,7 @@ def _ask_slot(pipe: Any, slot: SlotKeys) -> None:
 
 
 class _Slot(NamedTuple):
-    """One open iteration's batches and leases."""
+    """The batches and leases of an open iteration."""
 
     prompts: StreamState
     rollouts: StreamState

@@ -60,16 +60,16 @@ class PageFile:
 
 
 def read_page(folder: Path = STATIC) -> dict[str, PageFile]:
-    """Files by their path in the folder; none where the page was not built."""
-    found = (path for path in folder.rglob("*") if path.is_file() and path.suffix in MEDIA_TYPES)
+    """Returns the page's files by their path in the folder; none where the page was not built."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.suffix in MEDIA_TYPES)
     return {
         path.relative_to(folder).as_posix(): PageFile(content=path.read_bytes(), media_type=MEDIA_TYPES[path.suffix])
-        for path in found
+        for path in paths
     }
 
 
 def page_router(files: dict[str, PageFile]) -> APIRouter:
-    """The two open routes. Raises NotFound for a path that the build has not, and where there is no build."""
+    """Returns a router of the two open routes, which raise NotFound for a path that isn't in the build."""
     router = APIRouter(include_in_schema=False)
 
     @router.api_route("/", methods=METHODS)
@@ -82,9 +82,9 @@ def page_router(files: dict[str, PageFile]) -> APIRouter:
     @router.api_route("/assets/{name}", methods=METHODS)
     def asset(name: str) -> Response:
         """Send a part of the page, which never changes under its name."""
-        found = files.get(f"{ASSETS}/{name}")
-        if found is None:
+        file = files.get(f"{ASSETS}/{name}")
+        if file is None:
             raise NotFound("the page has no such part", field="name", cure="load the page again")
-        return found.answer(FOR_EVER)
+        return file.answer(FOR_EVER)
 
     return router

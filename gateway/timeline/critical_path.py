@@ -114,7 +114,7 @@ def critical_path(
 
 
 class _Ended:
-    """Finds, for a span, the one of those that it may wait for that ended last before it."""
+    """Finds, among the spans that a span may wait for, the one that ended last before it."""
 
     def __init__(self, spans: Sequence[TimelineSpan]) -> None:
         self._spans = spans
@@ -123,23 +123,23 @@ class _Ended:
             if _is_work(span):
                 for scope in ("lane", "batch", "iteration", "any"):
                     of_each[_key(scope, _kind(span), span)].append(at)
-        self._of_each = {key: sorted(found, key=lambda at: spans[at].ended_s) for key, found in of_each.items()}
+        self._of_each = {key: sorted(places, key=lambda at: spans[at].ended_s) for key, places in of_each.items()}
 
     def before(self, at: int) -> int | None:
-        return max(self._candidates(at), key=lambda one: self._spans[one].ended_s, default=None)
+        return max(self._candidates(at), key=lambda place: self._spans[place].ended_s, default=None)
 
     def _candidates(self, at: int) -> Iterator[int]:
         span = self._spans[at]
         for wanted in WAITS_FOR.get(_kind(span), ()):
             limit_s = (span.ended_s if wanted.at_end else span.started_s) + SKEW_S
             ended = self._of_each.get(_key(wanted.scope, wanted.kind, span), [])
-            place = bisect_right(ended, limit_s, key=lambda one: self._spans[one].ended_s)
+            num_ended = bisect_right(ended, limit_s, key=lambda place: self._spans[place].ended_s)
             # A span that began later can't be what this one waited for, also where the skew lets it have ended: the
             # walk goes back in time at each step, so it ends.
-            for one in reversed(ended[:place]):
-                other = self._spans[one]
-                if (other.started_s, one) < (span.started_s, at) or (wanted.at_end and other.ended_s < span.ended_s):
-                    yield one
+            for place in reversed(ended[:num_ended]):
+                other = self._spans[place]
+                if (other.started_s, place) < (span.started_s, at) or (wanted.at_end and other.ended_s < span.ended_s):
+                    yield place
                     break
 
 

@@ -23,10 +23,10 @@ NAMES = {ITERATIONS: "iterations", 2: "trainer", 3: "generators", 4: "stage work
 
 
 def perfetto_trace(report: TimelineReport) -> dict[str, Any]:
-    """The JSON object. Times count from the first span, in microseconds."""
-    origin_s = min(
-        (*(span.started_s for span in report.spans), *(one.started_s for one in report.iterations)), default=0.0
-    )
+    """Returns the trace as a JSON object. Times count from the first span, in microseconds."""
+    starts_s = [span.started_s for span in report.spans]
+    starts_s += [iteration.started_s for iteration in report.iterations]
+    origin_s = min(starts_s, default=0.0)
     threads = _threads(report)
     critical = set(report.critical)
     events: list[dict[str, Any]] = [
@@ -39,10 +39,12 @@ def perfetto_trace(report: TimelineReport) -> dict[str, Any]:
         {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
         for (pid, tid), name in named.items()
     ]
-    for one in report.iterations:
-        place = {"pid": ITERATIONS, "tid": 1, "ts": _micros(one.started_s - origin_s)}
-        lasts = _micros(one.ended_s - one.started_s)
-        events.append({"ph": "X", "name": f"iteration {one.iteration}", "cat": "iteration", "dur": lasts, **place})
+    for iteration in report.iterations:
+        place = {"pid": ITERATIONS, "tid": 1, "ts": _micros(iteration.started_s - origin_s)}
+        lasts = _micros(iteration.ended_s - iteration.started_s)
+        events.append(
+            {"ph": "X", "name": f"iteration {iteration.iteration}", "cat": "iteration", "dur": lasts, **place}
+        )
     for at, (span, (pid, tid, _)) in enumerate(zip(report.spans, threads, strict=True)):
         events.append(
             {

@@ -25,7 +25,7 @@ BETWEEN_SHARE = 0.1
 
 
 class Lane(Record, frozen=True, kw_only=True):
-    """One process over the iterations of a report."""
+    """The work of one process over the iterations of a report."""
 
     who: str
     kind: LaneKind
@@ -59,7 +59,13 @@ class TimelineReport(Record, frozen=True, kw_only=True):
 
 
 def timeline_report(job_id: str, lines: Sequence[TimelineSpan], *, last: int, left_out: int = 0) -> TimelineReport:
-    """lines: of timeline.jsonl, its end is enough. last: how many iterations. left_out: newest ones, see above."""
+    """Returns the report of the last iterations that are done.
+
+    Args:
+        lines: Of timeline.jsonl; its end is enough.
+        last: How many iterations.
+        left_out: How many of the newest iterations aren't shown, see above.
+    """
     spans = latest_spans(lines)
     shown = iteration_times(spans)
     shown = shown[: max(1, len(shown) - left_out)][-last:]
@@ -67,21 +73,25 @@ def timeline_report(job_id: str, lines: Sequence[TimelineSpan], *, last: int, le
         return TimelineReport(job_id=job_id, words="no iteration is done yet")
     since_s, until_s = shown[0].started_s, shown[-1].ended_s
     # What began before the first of them, and what goes on after the last, belongs to what happened in them.
-    kept = tuple(span for span in spans if span.started_s < until_s and span.ended_s > since_s)
-    lanes = lanes_of(kept, since_s=since_s, until_s=until_s)
-    path = critical_path(kept, last_iteration=shown[-1].iteration, since_s=since_s, until_s=until_s)
+    in_window = tuple(span for span in spans if span.started_s < until_s and span.ended_s > since_s)
+    lanes = lanes_of(in_window, since_s=since_s, until_s=until_s)
+    path = critical_path(in_window, last_iteration=shown[-1].iteration, since_s=since_s, until_s=until_s)
     return TimelineReport(
         job_id=job_id,
-        spans=kept,
+        spans=in_window,
         lanes=lanes,
         critical=tuple(step.place for step in path),
         iterations=tuple(shown),
-        words=in_words(kept, lanes, path, shown),
+        words=in_words(in_window, lanes, path, shown),
     )
 
 
 def iteration_times(spans: Sequence[TimelineSpan]) -> list[IterationTimes]:
-    """Those that have ended, oldest first; spans: as `latest_spans` answers them."""
+    """Returns start and end of each iteration that has ended, oldest first.
+
+    Args:
+        spans: As `latest_spans` answers them.
+    """
     of_ranks: dict[int, list[TimelineSpan]] = defaultdict(list)
     of_all: dict[int, list[TimelineSpan]] = defaultdict(list)
     for span in spans:
@@ -89,13 +99,13 @@ def iteration_times(spans: Sequence[TimelineSpan]) -> list[IterationTimes]:
         if kind_of(span.who) == "rank":
             of_ranks[span.iteration].append(span)
     starts: dict[int, float] = {}
-    for number, found in sorted(of_all.items()):
+    for number, spans_of_it in sorted(of_all.items()):
         if number in of_ranks:
             opened = [span.started_s for span in of_ranks[number] if span.what == "open"]
             starts[number] = (
                 opened[-1]
                 if opened
-                else min(span.started_s for span in found if span.what != WAIT or kind_of(span.who) == "rank")
+                else min(span.started_s for span in spans_of_it if span.what != WAIT or kind_of(span.who) == "rank")
             )
     ends = {sooner: starts[later] for sooner, later in pairwise(starts) if later == sooner + 1}
     times = []
@@ -108,12 +118,12 @@ def iteration_times(spans: Sequence[TimelineSpan]) -> list[IterationTimes]:
 
 
 def lanes_of(spans: Iterable[TimelineSpan], *, since_s: float, until_s: float) -> tuple[Lane, ...]:
-    """In the order of KINDS, each by its name."""
+    """Returns the lanes in the order of KINDS, and of one kind in the order of their names."""
     work: dict[str, list[tuple[float, float]]] = {}
     for span in spans:
-        found = work.setdefault(span.who, [])
+        times = work.setdefault(span.who, [])
         if span.what != WAIT:
-            found.append((max(since_s, span.started_s), min(until_s, span.ended_s)))
+            times.append((max(since_s, span.started_s), min(until_s, span.ended_s)))
     lanes = []
     for who, times in work.items():
         busy_s = covered_s(times)

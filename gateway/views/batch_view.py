@@ -68,12 +68,12 @@ def _groups(record: RecordedBatch, index: RecordedIteration, spec: JobSpec) -> I
     size = record.batch.group_size
     texts, advantages = record.text_of, list(_advantages(record, index, by_turn=spec.algorithm.credits_turns))
     for place, group in enumerate(record.batch.groups):
-        asked = record.asked.prompt_at(place, num_resamples=group.num_resamples)
+        prompt = record.asked.prompt_at(place, num_resamples=group.num_resamples)
         yield GroupView(
             prompt_id=group.prompt_id,
             prompt_index=group.prompt_index,
-            prompt_text=asked.text if asked else group.prompt_text or "",
-            reference=asked.reference if asked else group.reference or "",
+            prompt_text=prompt.text if prompt else group.prompt_text or "",
+            reference=prompt.reference if prompt else group.reference or "",
             num_resamples=group.num_resamples,
             completions=tuple(
                 _completion(record, spec, rollout, texts, row=row, advantages=advantages[row])
@@ -161,8 +161,11 @@ def _spread(logprobs: bytes | None, sampled: Sequence[bool]) -> tuple[float | No
 
 
 def _advantages(record: RecordedBatch, index: RecordedIteration, *, by_turn: bool) -> Iterator[list[float]]:
-    """Yields those of each completion: one, or one for each turn; [] where they are unknown, or of another shape."""
-    known = [one / index.deviation for one in record.advantages or ()]
+    """Yields the advantages of each completion: one, or one for each turn.
+
+    They are [] where they are unknown, or of another shape.
+    """
+    known = [advantage / index.deviation for advantage in record.advantages or ()]
     rollouts = [rollout for group in record.batch.groups for rollout in group.rollouts]
     counts = [len(rollout.completion.spans) if by_turn else 1 for rollout in rollouts]
     if len(known) != sum(counts):
@@ -200,7 +203,7 @@ def _finite(value: float) -> float | None:
 
 @dataclass(kw_only=True)
 class Search:
-    """One search; `run` looks at each record once."""
+    """A search for text in recorded batches; `run` looks at each record once."""
 
     files: RecordedFiles
     text: str
@@ -214,13 +217,15 @@ class Search:
 
     def run(self) -> FoundTexts:
         """Returns what was found within the bounds; case doesn't matter. A file that can't be read is passed over."""
-        found: list[FoundText] = []
+        matches: list[FoundText] = []
         searched, ends_s = 0, self.clock() + self.max_s
         for iteration in reversed(self.files.iterations()):
             for path in self.files.batch_paths(iteration):
                 is_spent = self._num_files >= self.max_files or self._num_bytes >= self.max_bytes
-                if len(found) >= self.limit or is_spent or self.clock() >= ends_s:
-                    return FoundTexts(found=tuple(found[: self.limit]), searched_iterations=searched, is_complete=False)
+                if len(matches) >= self.limit or is_spent or self.clock() >= ends_s:
+                    return FoundTexts(
+                        found=tuple(matches[: self.limit]), searched_iterations=searched, is_complete=False
+                    )
                 self._num_files += 1
                 try:
                     self._num_bytes += path.stat().st_size
@@ -228,18 +233,18 @@ class Search:
                     check_text(record)
                 except (OSError, OnbeatError):
                     continue
-                found += found_in(record, self.text)
+                matches += found_in(record, self.text)
             searched += 1
-        is_complete = len(found) <= self.limit
-        return FoundTexts(found=tuple(found[: self.limit]), searched_iterations=searched, is_complete=is_complete)
+        is_complete = len(matches) <= self.limit
+        return FoundTexts(found=tuple(matches[: self.limit]), searched_iterations=searched, is_complete=is_complete)
 
 
 def found_in(record: RecordedBatch, text: str) -> Iterator[FoundText]:
     """Yields each prompt and each completion of the batch that has the text; of a trajectory all turns count."""
     wanted, pieces = text.casefold(), record.text_of
     for place, group in enumerate(record.batch.groups):
-        asked = record.asked.prompt_at(place, num_resamples=group.num_resamples)
-        texts = [(-1, asked.text if asked else "")]
+        prompt = record.asked.prompt_at(place, num_resamples=group.num_resamples)
+        texts = [(-1, prompt.text if prompt else "")]
         for sample, rollout in enumerate(group.rollouts):
             whole = "".join(pieces_of(rollout.completion, pieces)) if pieces else ""
             texts.append((sample, rollout.text if wanted in rollout.text.casefold() else whole))
@@ -251,7 +256,10 @@ def found_in(record: RecordedBatch, text: str) -> Iterator[FoundText]:
 
 
 def place_of(wanted: str, content: str) -> int:
-    """Where a folded text begins in a text as it stands; -1 where it doesn't. Folding makes some characters two."""
+    """Returns where a folded text begins in a text as it stands; -1 where it doesn't.
+
+    Folding makes some characters two.
+    """
     folded = content.casefold()
     at = folded.find(wanted)
     if at <= 0 or len(folded) == len(content):

@@ -77,7 +77,8 @@ class DeadLetterBox:
     def _letters(self, rows: list[tuple[bytes, dict[bytes, bytes]]]) -> tuple[DeadLetter, ...]:
         spec, state = self._jobs.spec(self._job_id), self._jobs.state(self._job_id)
         keys = self._broker.job_keys(self._job_id, spec.num_open)
-        fence, kept = read_fence(self._broker, keys), self._kept(rows)
+        fence = read_fence(self._broker, keys)
+        buried = self._kept(rows)
         is_dead = self._are_dead_now(keys, fence, [fields[b"batch_id"] for _, fields in rows])
         letters = []
         for entry, fields in rows:
@@ -92,7 +93,7 @@ class DeadLetterBox:
                     iteration=iteration,
                     reason=fields.get(b"reason", b"").decode(errors="replace"),
                     attempts=int(fields.get(b"attempts", 0)),
-                    prompts=_prompts(kept.get(entry, {})),
+                    prompts=_prompts(buried.get(entry, {})),
                     can_retry=not why_not,
                     why_not=why_not,
                 )
@@ -100,7 +101,7 @@ class DeadLetterBox:
         return tuple(letters)
 
     def _kept(self, rows: list[tuple[bytes, dict[bytes, bytes]]]) -> dict[bytes, dict[bytes, bytes]]:
-        """Entry → what its batch was, where that is kept."""
+        """Returns the fields of each entry's batch, where Redis still has them."""
         if not rows:
             return {}
         first, last = min((rows[0][0], rows[-1][0]), key=_order), max((rows[0][0], rows[-1][0]), key=_order)
@@ -108,28 +109,29 @@ class DeadLetterBox:
             return dict(self._redis.xrange(self._keys.buried, min=first, max=last))
 
     def _are_dead_now(self, keys: JobKeys, fence: FenceState, batch_ids: list[bytes]) -> set[str]:
-        """Those that are dead in an iteration that is open."""
-        found: set[str] = set()
-        for one in fence.window:
-            mine = [batch_id for batch_id in batch_ids if batch_id.partition(b"/")[0] == str(one.iteration).encode()]
-            if not mine:
+        """Returns the ids of the batches that are dead in an iteration that is open."""
+        dead: set[str] = set()
+        for opened in fence.window:
+            number = str(opened.iteration).encode()
+            ids_of_iteration = [batch_id for batch_id in batch_ids if batch_id.partition(b"/")[0] == number]
+            if not ids_of_iteration:
                 continue
             with self._broker.call():
-                values = self._redis.hmget(keys.slot_of(one.iteration).ledger, mine)
-            for batch_id, value in zip(mine, values, strict=True):
+                values = self._redis.hmget(keys.slot_of(opened.iteration).ledger, ids_of_iteration)
+            for batch_id, value in zip(ids_of_iteration, values, strict=True):
                 if value is not None and isinstance(batch_record(value), Dead):
-                    found.add(batch_id.decode())
-        return found
+                    dead.add(batch_id.decode())
+        return dead
 
 
 def is_letter(fields: Mapping[bytes, bytes]) -> bool:
-    """Whether an entry is what a script writes: any generator, and any stage worker, may write into the stream."""
+    """Returns True for an entry that a script wrote: any generator, and any stage worker, may write into the stream."""
     has_batch = BATCH.fullmatch(fields.get(b"batch_id", b"")) is not None
     return has_batch and ATTEMPTS.fullmatch(fields.get(b"attempts", b"0")) is not None
 
 
 def _why_not(spec: JobSpec, state: JobState, fence: FenceState, *, iteration: int, is_dead: bool) -> str:
-    """Why a retry would not bring the batch back; "" where it would."""
+    """Returns why a retry would not bring the batch back; "" where it would."""
     if iteration <= fence.committed:
         return f"iteration {iteration} is committed without it"
     if state.is_final and state is not JobState.SUCCEEDED:
@@ -141,15 +143,15 @@ def _why_not(spec: JobSpec, state: JobState, fence: FenceState, *, iteration: in
     return "the job is about to fail with it: try again then"
 
 
-def _prompts(kept: dict[bytes, bytes]) -> tuple[DeadPrompt, ...]:
-    """What a person reads of the batch; () for what isn't kept, or was written by another Onbeat."""
+def _prompts(fields: dict[bytes, bytes]) -> tuple[DeadPrompt, ...]:
+    """Returns the prompts of the batch as a person reads them; () where they are gone, or another Onbeat wrote them."""
     try:
-        if b"prompts" in kept:
-            batch = decode(kept[b"prompts"], PromptBatch)
-            return tuple(DeadPrompt(prompt_id=one.prompt_id, text=one.text) for one in batch.prompts)
-        if b"rollouts" in kept:
-            groups = decode(kept[b"rollouts"], RolloutBatch).groups
-            return tuple(DeadPrompt(prompt_id=one.prompt_id, text=one.prompt_text or "") for one in groups)
+        if b"prompts" in fields:
+            batch = decode(fields[b"prompts"], PromptBatch)
+            return tuple(DeadPrompt(prompt_id=prompt.prompt_id, text=prompt.text) for prompt in batch.prompts)
+        if b"rollouts" in fields:
+            groups = decode(fields[b"rollouts"], RolloutBatch).groups
+            return tuple(DeadPrompt(prompt_id=group.prompt_id, text=group.prompt_text or "") for group in groups)
     except ContractViolation:
         return ()
     return ()

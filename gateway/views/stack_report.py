@@ -110,14 +110,14 @@ def _redis(broker: Broker, *, max_jobs: int) -> RedisSeen:
 
 
 def _trainers(broker: Broker) -> tuple[TrainerSeen, ...]:
-    found: list[TrainerSeen] = []
+    trainers: list[TrainerSeen] = []
     now_s = broker.now_s()
     for job_id in find_jobs(broker, states=WITH_TRAINERS)[:MAX_LISTED]:
         try:
             status, fence = job_status(broker, job_id), read_fence(broker, broker.job_keys(job_id))
         except (NotFound, ContractViolation):  # removed meanwhile, or of an older version
             continue
-        found.append(
+        trainers.append(
             TrainerSeen(
                 job_id=job_id,
                 name=status.name,
@@ -126,4 +126,4 @@ def _trainers(broker: Broker) -> tuple[TrainerSeen, ...]:
                 reason=status.reason,
             )
         )
-    return tuple(found)
+    return tuple(trainers)
