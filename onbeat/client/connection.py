@@ -40,15 +40,22 @@ OTHER_VERSION = "install the version of Onbeat that the stack runs"
 def client_settings(
     role: str, *, redis_url: str = "", run_dir: str | Path | None = None, settings: StackSettings | None = None
 ) -> StackSettings:
-    """Returns how this process reaches the stack. Raises InvalidInput that says where it looked.
+    """Returns the settings by which this process reaches the stack.
 
-    role: of broker/connection/roles.py. run_dir: of the `onbeat up` whose stack is meant, before the environment's.
+    Args:
+        role: A user of Redis, of broker/connection/roles.py.
+        redis_url: The address of that user; it goes before every other source.
+        run_dir: The run folder of the `onbeat up` whose stack is meant; it goes before the environment's.
+        settings: The settings to begin with, in place of the environment's.
+
+    Raises:
+        InvalidInput: No source has an address; the error says where it was looked for.
     """
-    given = settings or settings_from(os.environ)
+    base = settings or settings_from(os.environ)
     if redis_url:
-        return replace(given, redis_url=redis_url)
-    if given.redis_url and run_dir is None:
-        return given
+        return replace(base, redis_url=redis_url)
+    if base.redis_url and run_dir is None:
+        return base
     root = run_root_from(os.environ, Path(run_dir) if run_dir is not None else None)
     stack = read_stack_file(root)
     if stack is None or role not in stack.roles or not psutil.pid_exists(stack.pid):
@@ -61,7 +68,7 @@ def client_settings(
 
 
 class JobConnection:
-    """One job over one connection, with a thread that keeps the leases of what this process holds."""
+    """A job over a connection of its own, with a thread that keeps the leases of what this process holds."""
 
     def __init__(self, settings: StackSettings, job_id: str, *, what: str) -> None:
         """Raises NotFound for a job that isn't there, InvalidInput, DeadlineExceeded where Redis stays away."""
@@ -128,9 +135,15 @@ def connected(
     run_dir: str | Path | None = None,
     settings: StackSettings | None = None,
 ) -> Iterator[JobConnection]:
-    """A connection that the body takes over; it is closed where the body raises. what: the process is, in its id."""
-    found = client_settings(role, redis_url=redis_url, run_dir=run_dir, settings=settings)
-    connection = JobConnection(found, job_id, what=what)
+    """Yields a connection that the body takes over; it is closed where the body raises.
+
+    Args:
+        job_id: The job.
+        role: As for `client_settings`, like `redis_url`, `run_dir` and `settings`.
+        what: The kind of this process, which its id begins with.
+    """
+    process_settings = client_settings(role, redis_url=redis_url, run_dir=run_dir, settings=settings)
+    connection = JobConnection(process_settings, job_id, what=what)
     try:
         yield connection
     except BaseException:

@@ -132,15 +132,15 @@ class Consumer:
         tenure.renew()
         self._tenure.recorder.begin(self.version)
         self._versions.publisher.store.clear_scratch()
-        made = self._versions.publish(weights, self.version)
-        known = self._succession.versions.get(self.version, made.weights_digest)
-        if self.version and known != made.weights_digest:
+        manifest = self._versions.publish(weights, self.version)
+        known = self._succession.versions.get(self.version, manifest.weights_digest)
+        if self.version and known != manifest.weights_digest:
             raise InvalidInput(
-                f"they have digest {made.weights_digest[:12]}, version {self.version} of the job is {known[:12]}",
+                f"they have digest {manifest.weights_digest[:12]}, version {self.version} of the job is {known[:12]}",
                 field="weights",
                 cure=f"restore them from {self.state}, as `commit` was given them",
             )
-        self._succession.take_up(made)
+        self._succession.take_up(manifest)
         self._succession.begin(self.version, self._files.set_aside_after)
 
     def __iter__(self) -> Iterator[TrainingIteration]:
@@ -212,19 +212,19 @@ class Consumer:
         tenure = self._tenure
         tenure.renew()
         assert self._versions is not None, "no iteration is open before `begin`"
-        made = self._versions.publish(self._weights if weights is None else weights, iteration.number + 1)
+        manifest = self._versions.publish(self._weights if weights is None else weights, iteration.number + 1)
         if save is not None:
-            self._files.save(made, save)
+            self._files.save(manifest, save)
         tenure.renew()
-        tenure.side.publish_weights(made, oldest_kept=self._tenure.window.oldest_version(iteration.number))
-        self._commit(iteration, made, loss=loss, grad_norm=grad_norm, learning_rate=learning_rate)
+        tenure.side.publish_weights(manifest, oldest_kept=self._tenure.window.oldest_version(iteration.number))
+        self._commit(iteration, manifest, loss=loss, grad_norm=grad_norm, learning_rate=learning_rate)
         if save is not None:
             # The state follows from the chain of a server that comes back without this commit.
             self._tenure.chain_file.sync()
         tenure.renew()
         tenure.remove_older(iteration.number)
         self._files.keep_newest()
-        return made
+        return manifest
 
     def _find_state(self) -> None:
         """Finds the newest state that follows from the audit chain, and gives Redis back what it lost up to that."""
@@ -272,15 +272,23 @@ class Consumer:
     def _commit(
         self,
         iteration: TrainingIteration,
-        made: WeightManifest | None,
+        manifest: WeightManifest | None,
         *,
         loss: float = 0.0,
         grad_norm: float = 0.0,
         learning_rate: float = 0.0,
     ) -> None:
-        """made: None where it only evaluated."""
-        tenure, expected, metrics = self._tenure, iteration.expected, None
-        if made is not None:
+        """Commits an iteration with its numbers and scores.
+
+        Args:
+            iteration: The open iteration, of which every batch was taken.
+            manifest: The version that the iteration made; None where it only evaluated.
+            loss: As for `commit`, like `grad_norm` and `learning_rate`.
+        """
+        tenure = self._tenure
+        expected = iteration.expected
+        metrics = None
+        if manifest is not None:
             metrics = iteration.numbers.metrics(
                 expected,
                 trainer_epoch=tenure.side.trainer_epoch,
@@ -291,7 +299,7 @@ class Consumer:
             append_lines(tenure.folder.metrics, [metrics])
         evaluations = tenure.folder.evaluations
         self._succession.commit(
-            expected, made=made, metrics=metrics, write_score=lambda score: append_lines(evaluations, [score])
+            expected, made=manifest, metrics=metrics, write_score=lambda score: append_lines(evaluations, [score])
         )
         tenure.recorder.commit(iteration.number)
         tenure.keep_files(iteration.number, has_checkpoint=True)

@@ -113,9 +113,15 @@ class GatewayClient:
         return convert(answer, JobStatus)
 
     def jobs(self, *, limit: int | None = None, states: Sequence[JobState] = (), name: str = "") -> list[JobStatus]:
-        """Newest first. states: one of them; name: a part of the job's name, in any letters."""
-        asked = {"limit": limit, "state": [state.value for state in states], "name": name}
-        params = {key: value for key, value in asked.items() if value}
+        """Returns the newest jobs, newest first.
+
+        Args:
+            limit: The most jobs; None for the gateway's own number.
+            states: A job is in one of them; () for all.
+            name: A part of the job's name, in any letters.
+        """
+        query = {"limit": limit, "state": [state.value for state in states], "name": name}
+        params = {key: value for key, value in query.items() if value}
         return _member(self.ask("GET", "/v1/jobs", params=params), "jobs", list[JobStatus])
 
     def job(self, job_id: str) -> JobStatus:
@@ -135,13 +141,13 @@ class GatewayClient:
     ) -> JobStatus:
         """May be repeated while the job is queued."""
         headers = {"Content-Type": "application/json"}
-        asked = ResumeRequest(
+        changes = ResumeRequest(
             iterations=iterations,
             on_unscorable=dict(on_unscorable),
             on_failure=dict(on_failure),
             wider_sums=UNSET if wider_sums is None else wider_sums,
         )
-        return convert(self.of_job("POST", job_id, "/resume", content=encode_json(asked), headers=headers), JobStatus)
+        return convert(self.of_job("POST", job_id, "/resume", content=encode_json(changes), headers=headers), JobStatus)
 
     def verify(self, job_id: str, *, within_s: float) -> AuditVerdict:
         """Has a worker of tasks check the audit chain, and the weights that it sees, and waits for the verdict.
@@ -181,10 +187,12 @@ class GatewayClient:
         """Creates a task `verify`, or joins the one that is open."""
         return convert(self.of_job("POST", job_id, "/verify"), TaskStatus)
 
-    def begin_export(self, job_id: str, asked: ExportRequest) -> TaskStatus:
+    def begin_export(self, job_id: str, request: ExportRequest) -> TaskStatus:
         """Creates a task `export`, or joins the same one where it is open."""
         headers = {"Content-Type": "application/json"}
-        return convert(self.of_job("POST", job_id, "/export", content=encode_json(asked), headers=headers), TaskStatus)
+        return convert(
+            self.of_job("POST", job_id, "/export", content=encode_json(request), headers=headers), TaskStatus
+        )
 
     def task(self, task_id: str) -> TaskStatus:
         return convert(self.ask("GET", _task_path(task_id)), TaskStatus)
@@ -197,10 +205,10 @@ class GatewayClient:
         states: Sequence[TaskState] = (),
         kinds: Sequence[TaskKind] = (),
     ) -> list[TaskStatus]:
-        """Newest first: those of a job, in one of the states, of one of the kinds."""
+        """Returns the newest tasks, newest first: of a job, in one of the states, of one of the kinds."""
         states_and_kinds = {"state": [state.value for state in states], "kind": [kind.value for kind in kinds]}
-        asked = {"limit": limit, "job_id": job_id, **states_and_kinds}
-        params = {key: value for key, value in asked.items() if value}
+        query = {"limit": limit, "job_id": job_id, **states_and_kinds}
+        params = {key: value for key, value in query.items() if value}
         return list(convert(self.ask("GET", "/v1/tasks", params=params), TaskList).tasks)
 
     def cancel_task(self, task_id: str) -> TaskStatus:
@@ -239,12 +247,12 @@ class GatewayClient:
         return _member(self.of_job("GET", job_id, "/evaluations"), "evaluations", list[EvaluationScore])
 
     def metrics(self, job_id: str, *, last: int | None = None) -> list[IterationMetrics]:
-        """Committed iterations, oldest first."""
+        """Returns the numbers of the committed iterations, oldest first."""
         params = {"last": last} if last else {}
         return _member(self.of_job("GET", job_id, "/metrics", params=params), "iterations", list[IterationMetrics])
 
     def streams(self, job_id: str) -> dict[str, Any]:
-        """What the stream monitor reports, as it stands in the answer."""
+        """Returns the report of the stream monitor, as it stands in the answer."""
         return self.of_job("GET", job_id, "/streams")
 
     def dead_letters(self, job_id: str, *, limit: int) -> tuple[DeadLetter, ...]:

@@ -1,4 +1,4 @@
-"""What a generator and a stage of one's own have in common: claims of one job, under leases that a thread keeps.
+"""The base of a user's own generator and stage: claims of one job, under leases that a thread keeps.
 
 take ─ claim (lease) ─▶ Leases ◀─ end ─ publish, put, fail, release
                           ▲
@@ -41,7 +41,7 @@ class FailingSide(Side[C], Protocol[C]):
 
 
 class OwnWorker(ABC, Generic[C, T]):
-    """One worker of one job. A context manager."""
+    """A worker of one job in a process of the user's own; its `with` block keeps its leases."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class OwnWorker(ABC, Generic[C, T]):
 
     @abstractmethod
     def _seen(self) -> WorkerSeen:
-        """What it says of itself."""
+        """Returns the entry that the board of live workers has of this one."""
 
     def __enter__(self) -> Self:
         self._connection.keep(self._beat, every_s=min(PRESENCE_S, self._lease_s / 3))
@@ -113,7 +113,11 @@ class OwnWorker(ABC, Generic[C, T]):
         self._give_back(taken, reason, is_released=True)
 
     def _take(self, claim: Callable[[], T | None], timeout_s: float) -> T | None:
-        """What `claim` finds within timeout_s. Raises JobEnded."""
+        """Returns the first work that `claim` finds within `timeout_s` seconds; None where there is none.
+
+        Raises:
+            JobEnded: The job needs no more work.
+        """
         ends_s = time.monotonic() + timeout_s
         while True:
             with speaking_the_same():

@@ -54,7 +54,10 @@ MAX_ENGINE_CHARS = 500
 
 
 class Producer(OwnWorker[Claim, PromptClaim]):
-    """One generator of one job. A context manager; a claim belongs to one thread at a time."""
+    """A generator of one job in a process of the user's own, as a context manager.
+
+    A claim belongs to one thread at a time.
+    """
 
     def __init__(
         self,
@@ -165,8 +168,9 @@ class Producer(OwnWorker[Claim, PromptClaim]):
         published without its scores (I6).
         """
         completions = completions_of(claim.batch, samples)
-        texts = [one.text for of_prompt in samples for one in of_prompt]
-        spec, settings = self.spec, self._connection.settings
+        texts = [sample.text for of_prompt in samples for sample in of_prompt]
+        spec = self.spec
+        settings = self._connection.settings
         items = reward_items(spec.reward.components, claim.batch, completions, texts)
         tries, dependency_s = tries_of(spec), spec.timeouts.dependency_s
         size = claim.group_size
@@ -227,27 +231,28 @@ class Producer(OwnWorker[Claim, PromptClaim]):
         scores: Sequence[Sequence[Scored]],
         weights_digest: str,
     ) -> RolloutBatch:
-        asked, now_s = claim.batch, time.time()
-        completions = completions_of(asked, samples)
-        if [len(of_prompt) for of_prompt in scores] != [asked.group_size] * len(asked.prompts):
+        batch = claim.batch
+        now_s = time.time()
+        completions = completions_of(batch, samples)
+        if [len(of_prompt) for of_prompt in scores] != [batch.group_size] * len(batch.prompts):
             raise ContractViolation(
-                f"{len(asked.prompts)} prompts with {asked.group_size} scores each are needed", field="scores"
+                f"{len(batch.prompts)} prompts with {batch.group_size} scores each are needed", field="scores"
             )
         groups = rollout_groups(
-            asked,
+            batch,
             self.spec,
             completions=completions,
-            texts=[one.text for of_prompt in samples for one in of_prompt],
-            scored=[one for of_prompt in scores for one in of_prompt],
+            texts=[sample.text for of_prompt in samples for sample in of_prompt],
+            scored=[score for of_prompt in scores for score in of_prompt],
         )
         return RolloutBatch(
-            job_id=asked.job_id,
-            batch_id=asked.batch_id,
-            iteration=asked.iteration,
-            purpose=asked.purpose,
-            policy_version=asked.policy_version,
+            job_id=batch.job_id,
+            batch_id=batch.batch_id,
+            iteration=batch.iteration,
+            purpose=batch.purpose,
+            policy_version=batch.policy_version,
             weights_digest=weights_digest,
-            group_size=asked.group_size,
+            group_size=batch.group_size,
             generator_id=self._connection.process_id,
             attempt=claim.claim.attempt,
             timings=BatchTimings(

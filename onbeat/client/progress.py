@@ -1,4 +1,7 @@
-"""What a follower knows of a job: a fold of its events and of the last status. Pure, so that a test can replay one."""
+"""The progress of a job as a follower knows it: a fold of its events and of the last status.
+
+The fold is pure, so that a test can replay a job.
+"""
 
 from __future__ import annotations
 

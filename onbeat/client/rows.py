@@ -29,7 +29,7 @@ Values = Sequence[str] | Sequence[np.ndarray] | np.ndarray
 
 @dataclass(frozen=True, kw_only=True)
 class RowKey:
-    """Which rollout of the job a row is."""
+    """The place of a row: its rollout, among those of the job."""
 
     iteration: int
     batch_id: str
@@ -114,12 +114,12 @@ def _one(column: Column, value: Any, row: str, of: str) -> bytes:
     if array.size and not fits:
         raise _wrong(column, of, f"{row} is {array.dtype}, the column is {column.type}")
     with np.errstate(over="ignore"):
-        made = array.astype(dtype)
-    if dtype.kind == "i" and not np.array_equal(made, array):
+        values = array.astype(dtype)
+    if dtype.kind == "i" and not np.array_equal(values, array):
         raise _wrong(column, of, f"{row} has numbers outside {column.type}")
-    if dtype.kind == "f" and not np.isfinite(made).all():
+    if dtype.kind == "f" and not np.isfinite(values).all():
         raise _wrong(column, of, f"{row} has a number that is not finite")
-    return made.tobytes()
+    return values.tobytes()
 
 
 def _wrong(column: Column, of: str, problem: str) -> ContractViolation:

@@ -1,4 +1,4 @@
-"""What a generator of one's own claims, and what it answers: prompts of a batch, and samples of them."""
+"""The records of a user's own generator: it claims the prompts of a batch, and answers with samples of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onbeat.data.kept_sets import pack_kept_sets
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One completion."""
+    """A completion of a prompt, as a generator sampled it."""
 
     token_ids: Sequence[int] | np.ndarray
     """[T] of the model's vocabulary, the end-of-sequence token included, 1 to max_new_tokens of them; of a trajectory
@@ -119,8 +119,8 @@ def _completion(batch: PromptBatch, prompt: Prompt, sample: Sample, where: str) 
     return completion
 
 
-def _kept_sets(kept: Sequence[Sequence[int] | np.ndarray], sampled: np.ndarray, where: str) -> bytes:
-    sets = [np.unique(np.asarray(ids, dtype=np.int64)) for ids in kept]
+def _kept_sets(kept_ids: Sequence[Sequence[int] | np.ndarray], sampled: np.ndarray, where: str) -> bytes:
+    sets = [np.unique(np.asarray(ids, dtype=np.int64)) for ids in kept_ids]
     if len(sets) != len(sampled):
         raise ContractViolation(f"needs the kept ids of each of its {len(sampled)} sampled tokens", field=where)
     for ids, token in zip(sets, sampled, strict=True):

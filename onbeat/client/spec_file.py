@@ -98,7 +98,7 @@ def _child(container: Any, key: str, *, path: str) -> Any:
 
 
 def _key(container: Any, key: str, *, path: str) -> Any:
-    """What the container is asked by: a table's key, or a position in a list."""
+    """Returns the key of an entry as its container takes it: a table's key, or a position in a list."""
     if isinstance(container, dict):
         return key
     if not key.isdecimal() or int(key) >= len(container):

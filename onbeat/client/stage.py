@@ -41,7 +41,10 @@ class StageRows(Rows):
 
 
 class Stage(OwnWorker[ClaimedItem, StageRows]):
-    """One stage of one job. A context manager; its methods may be called by several threads."""
+    """A stage of one job in a process of the user's own, as a context manager.
+
+    Several threads may call its methods.
+    """
 
     def __init__(
         self,
@@ -67,8 +70,8 @@ class Stage(OwnWorker[ClaimedItem, StageRows]):
                 lease_s=self.stage.lease_s,
                 wait=partial(wait_for_items, [(self._side, None)]),
             )
-        made = {column.name: column for stage in self._side.plan.stages for column in stage.outputs}
-        self._columns: dict[str, Column] = {name: made.get(name) or BASE_COLUMNS[name] for name in self.stage.inputs}
+        outputs = {column.name: column for stage in self._side.plan.stages for column in stage.outputs}
+        self._columns: dict[str, Column] = {name: outputs.get(name) or BASE_COLUMNS[name] for name in self.stage.inputs}
 
     def get(self, max_rows: int = MAX_ROWS, *, timeout_s: float = 60.0) -> StageRows | None:
         """Returns rows whose input columns are there, and that no other worker holds; None when there are none in time.
@@ -100,15 +103,15 @@ class Stage(OwnWorker[ClaimedItem, StageRows]):
         rows that were put before with other content: the first put stands.
         """
         values = self._packed(rows, columns)
-        made: list[tuple[ClaimedItem, dict[str, list[bytes]]]] = []
+        outputs: list[tuple[ClaimedItem, dict[str, list[bytes]]]] = []
         start = 0
         for item in rows.items:
             end = start + len(item.rows)
-            made.append((item, {name: given[start:end] for name, given in values.items()}))
+            outputs.append((item, {name: row_values[start:end] for name, row_values in values.items()}))
             start = end
-        outcomes = self._connection.until_room(lambda: self._side.put(made))
+        outcomes = self._connection.until_room(lambda: self._side.put(outputs))
         self._end(rows)
-        for (item, _), outcome in zip(made, outcomes, strict=True):
+        for (item, _), outcome in zip(outputs, outcomes, strict=True):
             if outcome is PutOutcome.DIVERGENT:
                 raise self._divergent(item)
         return any(outcome in (PutOutcome.ACCEPTED, PutOutcome.AGAIN) for outcome in outcomes)
@@ -116,9 +119,10 @@ class Stage(OwnWorker[ClaimedItem, StageRows]):
     def _packed(self, rows: StageRows, columns: Mapping[str, Sequence[Any]]) -> dict[str, list[bytes]]:
         of = f"stage {self.stage.name}, batch {', '.join(sorted(rows.batch_ids))}"
         outputs = {column.name: column for column in self.stage.outputs}
-        values = {
-            name: packed(outputs[name], given, of=of) if name in outputs else [] for name, given in columns.items()
-        }
+        values: dict[str, list[bytes]] = {}
+        for name, column in columns.items():
+            # A column that is no output of the stage stays without values: `check_values` names it.
+            values[name] = packed(outputs[name], column, of=of) if name in outputs else []
         shapes = [shape for item in rows.items for shape in row_shapes(item.batch)[item.rows.start : item.rows.stop]]
         check_values(values, self.stage.outputs, shapes, of=of)
         return values

@@ -26,7 +26,7 @@ SUMMARY = "summary.json"
 
 
 class DemoSummary(Record, frozen=True, kw_only=True):
-    """What `onbeat demo --json` prints, and summary.json of the run folder."""
+    """The summary of a demo: `onbeat demo --json` prints it, and summary.json of the run folder has it."""
 
     job_id: str
     status: str

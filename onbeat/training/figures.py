@@ -105,10 +105,10 @@ def _draw_rewards(
     rewards = [entry.reward_mean for entry in metrics]
     axes.plot(versions, rewards, color="#9ec5f4", linewidth=1, label="reward of an iteration")
     axes.plot(versions, moving_mean(rewards, SMOOTHED_OVER), color="#3b7dd8", linewidth=2, label="smoothed")
-    shown = sorted(evaluations, key=lambda found: found.policy_version)
-    held_out = [found.policy_version for found in shown]
-    axes.plot(held_out, [found.sampled for found in shown], "o", color="#e0762f", label="held-out, sampled")
-    greedy = [(found.policy_version, found.greedy) for found in shown if found.greedy is not None]
+    scores = sorted(evaluations, key=lambda score: score.policy_version)
+    held_out = [score.policy_version for score in scores]
+    axes.plot(held_out, [score.sampled for score in scores], "o", color="#e0762f", label="held-out, sampled")
+    greedy = [(score.policy_version, score.greedy) for score in scores if score.greedy is not None]
     if greedy:
         axes.plot(*zip(*greedy, strict=True), "s", color="#6b4fa0", label="held-out, greedy")
     # A job's name is text: between two dollar signs it would be read as a formula, and a wrong one is an error.

@@ -59,7 +59,7 @@ def name_of(value: Callable[..., Any], field: str) -> str:
 
 
 class _Module:
-    """What has been put into the text so far, each part before those that use it."""
+    """The text of a module so far, each part before those that use it."""
 
     def __init__(self, first: Callable[..., Any], field: str) -> None:
         self._home = first.__module__
@@ -165,16 +165,18 @@ def _text_of(value: FunctionType | type) -> str:
     lines = linecache.getlines(method.__code__.co_filename)
     for node in ast.walk(ast.parse("".join(lines))):
         if isinstance(node, ast.ClassDef) and node.name == value.__name__:
-            first = min(one.lineno for one in (node, *node.decorator_list))
+            first = min(part.lineno for part in (node, *node.decorator_list))
             if first <= method.__code__.co_firstlineno <= (node.end_lineno or first):
                 return "".join(lines[first - 1 : node.end_lineno])
     raise OSError("it is in no file")
 
 
 def _method_of(value: type) -> FunctionType | None:
-    """One that is written in the class; a decorator makes others."""
-    methods = [one for one in vars(value).values() if isinstance(one, FunctionType)]
-    return next((one for one in methods if linecache.getlines(one.__code__.co_filename)), None)
+    """Returns a method that is written in the class; a decorator makes others. None where there is no such method."""
+    for member in vars(value).values():
+        if isinstance(member, FunctionType) and linecache.getlines(member.__code__.co_filename):
+            return member
+    return None
 
 
 def _names_of(code: CodeType) -> Iterator[str]:

@@ -92,15 +92,16 @@ def environment_table(environment: Any, put: Put) -> Any:
     """Makes a spec's `environment` of a class, or of a function that makes an instance; in a table, of its `name`."""
     if not isinstance(environment, Mapping):
         environment = {"name": environment}
-    made = environment.get("name")
-    if made is None or isinstance(made, str):
+    maker = environment.get("name")
+    if maker is None or isinstance(maker, str):
         return environment
-    name = name_of(made, "environment")
-    if lacking := [one for one in ("reset", "step") if isinstance(made, type) and not hasattr(made, one)]:
+    name = name_of(maker, "environment")
+    lacking = [method for method in ("reset", "step") if isinstance(maker, type) and not hasattr(maker, method)]
+    if lacking:
         raise InvalidInput(
             f"{name} has no `{lacking[0]}`", field="environment", cure="docs/environments.md has a class as an example"
         )
-    source = source_of(made, field="environment")
+    source = source_of(maker, field="environment")
     return {**environment, "name": name, "file": put(f"{name}.py", source.encode())}
 
 

@@ -74,7 +74,9 @@ def plan_of_job(
 
 
 def two_suit(spec: JobSpec, plan: StackPlan) -> bool:
-    """Whether two generators sample the job sooner than one: the trainer's core is idle until the first batches come.
+    """Returns True where two generators sample the job sooner than one.
+
+    The trainer's core is idle until the first batches come.
 
     On two or three cores, where a generator has one thread anyway: with another number it would have other bits.
     """

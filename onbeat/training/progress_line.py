@@ -23,7 +23,7 @@ STARTING = "starting redis and every other process"
 
 
 class Shown(Protocol):
-    """What a program that waits shows."""
+    """The display of a program that waits."""
 
     def update(self, progress: JobProgress | None) -> None:
         """progress: None before the job is there."""
@@ -75,7 +75,7 @@ class TerminalLine:
 
 
 class NotebookOutput:
-    """One output of the cell that waits first; it is updated in place."""
+    """The output of the cell that waits first; it is updated in place."""
 
     def __init__(self, display: Any) -> None:
         self._display = display

@@ -1,4 +1,4 @@
-"""One job as a program has it: its iterations as they are committed, its end, its verdict, its model.
+"""A job as a program has it: its iterations as they are committed, its end, its verdict, its model.
 
 a stack of its own    Driver's thread: JobProgress and events ─▶ the program; afterwards the run folder
 a gateway             its answers; a Driver's thread where the program goes through iterations
@@ -92,8 +92,8 @@ class Run:
             return self._client.metrics(self.id)
         if self._driver is not None and self._driver.progress is not None:
             return self._driver.progress.in_order
-        found = {entry.iteration: entry for entry in read_json_lines(self.folder.metrics, IterationMetrics)}
-        return [found[number] for number in sorted(found)]
+        rows = {entry.iteration: entry for entry in read_json_lines(self.folder.metrics, IterationMetrics)}
+        return [rows[number] for number in sorted(rows)]
 
     @property
     def evaluations(self) -> list[EvaluationScore]:
@@ -237,7 +237,7 @@ class Run:
 
     @property
     def _is_past(self) -> bool:
-        """Whether neither a stack nor a gateway says anything of it."""
+        """True where neither a stack nor a gateway says anything of the job."""
         return self._client is None and self._driver is None
 
     def _ended(self, timeout_s: float | None) -> JobStatus:

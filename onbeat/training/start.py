@@ -155,26 +155,32 @@ def _put_at(access: GatewayAccess) -> Put:
 
 
 def spec_of(spec: Any, tables: Mapping[str, Any], *, put: Put) -> JobSpec:
-    """tables: keys of a spec, and `tools`. One that is None changes nothing."""
+    """Returns the spec of a job.
+
+    Args:
+        spec: A spec, its tables, or the path of its file; None for the defaults.
+        tables: Keys of a spec, and `tools`, which go before those of `spec`. A table that is None changes nothing.
+        put: Puts a file among the job's inputs, and returns its path.
+    """
     if isinstance(spec, JobSpec):
         values = msgspec.to_builtins(spec)
     elif spec is None or isinstance(spec, Mapping):
         values = dict(spec or {})
     else:
         values = read_toml(Path(spec))
-    given = {name: value for name, value in tables.items() if value is not None}
-    if isinstance(given.get("model"), str | os.PathLike):
-        given["model"] = {"path": os.fspath(given["model"])}
+    changes = {name: value for name, value in tables.items() if value is not None}
+    if isinstance(changes.get("model"), str | os.PathLike):
+        changes["model"] = {"path": os.fspath(changes["model"])}
     for name, table in PARTS.items():
         # Rows, functions and classes may stand in the spec's own tables as well.
-        for place in (values, given):
+        for place in (values, changes):
             if place.get(name) is not None:
                 place[name] = table(place[name], put)
-    if "tools" in given:
-        given["environment"] = _with_tools(given.get("environment", {}), tools_table(given.pop("tools"), put))
-    if "environment" in given:
-        values["environment"] = _left_of(values.get("environment"), given["environment"])
-    return parse_spec({"name": Path(sys.argv[0]).stem or "python"} | _merged(values, given))
+    if "tools" in changes:
+        changes["environment"] = _with_tools(changes.get("environment", {}), tools_table(changes.pop("tools"), put))
+    if "environment" in changes:
+        values["environment"] = _left_of(values.get("environment"), changes["environment"])
+    return parse_spec({"name": Path(sys.argv[0]).stem or "python"} | _merged(values, changes))
 
 
 def _with_tools(changes: Mapping[str, Any], table: dict[str, Any]) -> dict[str, Any]:
@@ -188,17 +194,20 @@ def _with_tools(changes: Mapping[str, Any], table: dict[str, Any]) -> dict[str, 
 
 
 def _left_of(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What a spec's environment keeps beside a new one: its file is another one, and its parameters may be."""
+    """Returns the keys that a spec's environment keeps next to a new one.
+
+    The file of the new one is another, and its parameters may be.
+    """
     if old is None or "name" not in new:
         return old
     gone = {"file", "source"} if new["name"] in (old.get("name"), TOOLS_NAME) else {"file", "source", "params"}
     return {key: value for key, value in old.items() if key not in gone}
 
 
-def _merged(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Changes tables key by key; one of another `type` takes the place of the whole."""
     merged = dict(values)
-    for key, new in given.items():
+    for key, new in changes.items():
         old = merged.get(key)
         merged[key] = new
         if isinstance(old, Mapping) and isinstance(new, Mapping) and new.get("type") in (None, old.get("type")):

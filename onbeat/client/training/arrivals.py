@@ -1,4 +1,4 @@
-"""What an external trainer trains: the batches of the open iteration, claimed by a thread that runs ahead of it.
+"""The batches that an external trainer trains: of the open iteration, claimed by a thread that runs ahead of it.
 
     claimed ─▶ checked ─▶ columns of its stages ─▶ queue of PREFETCHED batches ─▶ micro-batches of whole groups
                      └──▶ an evaluation stays here; its score is read at the commit
@@ -53,7 +53,7 @@ class TrainedNumbers:
     def add(self, batch: RolloutBatch, rewards: np.ndarray) -> None:
         """rewards: float64[k·G], with what stages add."""
         self._stats.append(SampledStats.of(batch, rewards.reshape(len(batch.groups), batch.group_size)))
-        self._generation_s += sum(one.generation_ended_s - one.generation_started_s for one in batch.rounds)
+        self._generation_s += sum(timings.generation_ended_s - timings.generation_started_s for timings in batch.rounds)
 
     def metrics(
         self, expected: ExpectedIteration, *, trainer_epoch: int, loss: float, grad_norm: float, learning_rate: float
@@ -107,7 +107,10 @@ class TrainingRows(Rows):
 
 
 class TrainingIteration:
-    """One open iteration. Iterating takes each batch once; it is acknowledged by the commit of the iteration alone."""
+    """An open iteration of an external trainer.
+
+    Iterating takes each batch once; the commit of the iteration alone acknowledges it.
+    """
 
     def __init__(
         self,
@@ -147,7 +150,7 @@ class TrainingIteration:
 
     @property
     def is_taken(self) -> bool:
-        """Whether every batch has come out of the iterator."""
+        """True once every batch has come out of the iterator."""
         return self._is_gathered and not self._pieces
 
     def __iter__(self) -> Iterator[TrainingRows]:
@@ -229,21 +232,28 @@ class TrainingIteration:
 def training_rows(
     batch: RolloutBatch, columns: Mapping[str, Sequence[bytes]], spec: JobSpec, rewards: np.ndarray
 ) -> TrainingRows:
-    """A rollout batch as it was published, what the job's stages made of it, and its rewards with theirs → its rows."""
+    """Returns the rows of a rollout batch.
+
+    Args:
+        batch: The batch as it was published, of k prompts with G completions each.
+        columns: The outputs of the job's stages, k·G values each.
+        spec: The job's.
+        rewards: float64[k·G], with what stages add.
+    """
     num_rows = batch.num_completions
     is_carried = batch.groups[0].prompt_text is not UNSET
     base = {name: column for name, column in BASE_COLUMNS.items() if is_carried or name not in CARRIED_COLUMNS}
-    kept = [rollout.completion.kept_sets for group in batch.groups for rollout in group.rollouts]
-    made: dict[str, Column] = {column.name: column for column in spec.stage_plan.outputs}
+    sets_of_rollouts = [rollout.completion.kept_sets for group in batch.groups for rollout in group.rollouts]
+    stage_outputs: dict[str, Column] = {column.name: column for column in spec.stage_plan.outputs}
     return TrainingRows(
         keys_of_rows=tuple(
             RowKey(iteration=batch.iteration, batch_id=batch.batch_id, row=row) for row in range(num_rows)
         ),
-        columns=base | made,
+        columns=base | stage_outputs,
         values_as_bytes={**base_values(batch, base, range(num_rows)), **columns},
         group_size=batch.group_size,
         rewards=rewards,
-        packed_kept_sets=tuple(packed for packed in kept if packed is not UNSET),
+        packed_kept_sets=tuple(packed for packed in sets_of_rollouts if packed is not UNSET),
     )
 
 

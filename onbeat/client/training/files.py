@@ -1,4 +1,4 @@
-"""What an external trainer leaves in the run folder: its own state beside each version, and lines of the run log.
+"""The files of an external trainer in the run folder: its own state next to each version, and lines of the run log.
 
 trainer_state/v000004/     whatever the trainer saves, written under a hidden name and complete once it has its own
     onbeat.json            the version and digest that it belongs to
@@ -25,7 +25,7 @@ KEPT_STATES = 2
 
 
 class StateStamp(Record, frozen=True, kw_only=True):
-    """Which version a state belongs to."""
+    """The version that a state belongs to."""
 
     job_id: str
     policy_version: PolicyVersion
@@ -48,19 +48,19 @@ class TrainerFiles:
                 return version, path
         return None
 
-    def save(self, made: WeightManifest, save: Callable[[Path], object]) -> None:
+    def save(self, manifest: WeightManifest, save: Callable[[Path], object]) -> None:
         """Calls `save` with an empty folder, and gives it its name once all of it is on disk. Raises OnbeatError."""
         from onbeat.weights.files.tensor_folder import write_folder
 
         stamp = StateStamp(
-            job_id=self._folder.job_id, policy_version=made.policy_version, weights_digest=made.weights_digest
+            job_id=self._folder.job_id, policy_version=manifest.policy_version, weights_digest=manifest.weights_digest
         )
 
         def fill(scratch: Path) -> None:
             save(scratch)
             (scratch / STAMP).write_bytes(encode_json(stamp))
 
-        write_folder(self._folder.trainer_state_of(made.policy_version), fill)
+        write_folder(self._folder.trainer_state_of(manifest.policy_version), fill)
 
     def set_aside_after(self, policy_version: int) -> None:
         """Puts the states of versions that this start can't go on from aside, and removes a killed process' scratch."""

@@ -47,12 +47,12 @@ class Versions:
                 field="weights",
                 cure="give the module, or its named parameters, a tied one once, and its persistent buffers",
             )
-        for name, asked in self._layout.items():
-            found = tensors[name]
-            if (found.dtype, tuple(found.shape)) != (asked.dtype, asked.shape):
+        for name, expected in self._layout.items():
+            tensor = tensors[name]
+            if (tensor.dtype, tuple(tensor.shape)) != (expected.dtype, expected.shape):
                 raise InvalidInput(
-                    f"tensor {name} is {found.dtype} {list(found.shape)}, the job's model has {asked.dtype} "
-                    f"{list(asked.shape)}",
+                    f"tensor {name} is {tensor.dtype} {list(tensor.shape)}, the job's model has {expected.dtype} "
+                    f"{list(expected.shape)}",
                     field="weights",
                     cure="cast it to model.dtype",
                 )

@@ -25,7 +25,7 @@ LEASE_POLL_S = 0.25
 
 
 class Tenure(TrainedJob):
-    """One trainer epoch of one job."""
+    """The epoch of a job's external trainer: it holds the job from its start to its end."""
 
     role = TRAINER
 
