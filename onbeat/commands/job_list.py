@@ -46,25 +46,25 @@ def jobs(
 ) -> None:
     """List the jobs, newest first: when each was submitted, how long it took, and why it waits or has failed."""
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
-        found = client.jobs(limit=limit, states=state or (), name=name)
+        jobs = client.jobs(limit=limit, states=state or (), name=name)
     if json_output:
-        emit({"jobs": found})
-    elif found:
-        show_jobs(found, console_for(json_output=False), now_s=time.time())
+        emit({"jobs": jobs})
+    elif jobs:
+        show_jobs(jobs, console_for(json_output=False), now_s=time.time())
     else:
         nothing = "no job is like that" if state or name else "no jobs yet: onbeat submit SPEC"
         console_for(json_output=False).print(nothing)
 
 
-def show_jobs(found: Iterable[JobStatus], console: Console, *, now_s: float) -> None:
-    """Prints the jobs in the order given."""
-    found = list(found)
+def show_jobs(jobs: Iterable[JobStatus], console: Console, *, now_s: float) -> None:
+    """Prints the jobs in their order, and below the table why some wait, have failed or aren't well."""
+    jobs = list(jobs)
     if not console.is_terminal:
         console.width = WHOLE
-    table = job_table(found, width=console.width, now_s=now_s)
+    table = job_table(jobs, width=console.width, now_s=now_s)
     table.expand = console.is_terminal
     console.print(table)
-    for status in found:
+    for status in jobs:
         if status.reason:
             line = Text.assemble("\n", status.job_id, "  ", (status.state.value, STATE_STYLES[status.state]))
             console.print(line.append(f": {one_line(status.reason)}"), soft_wrap=not console.is_terminal)
@@ -72,18 +72,25 @@ def show_jobs(found: Iterable[JobStatus], console: Console, *, now_s: float) -> 
             console.print(Text.assemble("\n", status.job_id, "  ").append(problem), soft_wrap=not console.is_terminal)
 
 
-def job_table(found: Iterable[JobStatus], *, width: int, now_s: float) -> Table:
-    """width: of the terminal, in columns."""
+def job_table(jobs: Iterable[JobStatus], *, width: int, now_s: float) -> Table:
+    """Returns a table of the jobs, with the columns that fit.
+
+    Args:
+        jobs: In the order of the rows.
+        width: Of the terminal, in columns.
+        now_s: The present, in Unix seconds.
+    """
     table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False, expand=True)
     columns = [name for name, needed in COLUMNS.items() if width >= needed]
-    found = list(found)
-    least = max((len(status.job_id) for status in found), default=0)  # an id that is cut names no job
+    jobs = list(jobs)
+    least = max((len(status.job_id) for status in jobs), default=0)  # an id that is cut names no job
     for column in columns:
-        ratio, min_width = 1 if column == "name" else None, least if column == "job" else None
+        ratio = 1 if column == "name" else None
+        min_width = least if column == "job" else None
         table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=ratio, min_width=min_width)
-    for status in found:
+    for status in jobs:
         latest = status.evaluation_latest
-        told = {
+        cells = {
             "job": status.job_id,
             "state": Text(status.state.value, STATE_STYLES[status.state]),
             "iterations": f"{status.iterations_committed}/{status.iterations}",
@@ -94,7 +101,7 @@ def job_table(found: Iterable[JobStatus], *, width: int, now_s: float) -> Table:
             "name": one_line(status.name),
             "digest": short(status.weights_digest),
         }
-        table.add_row(*(told[column] for column in columns))
+        table.add_row(*(cells[column] for column in columns))
     return table
 
 

@@ -45,8 +45,8 @@ def key(
         left = "its newest key alone" if revoke_older else "no key any more"
         tell({"name": name, "revoked": True}, f"{name} has {left}", json_output=json_output)
         return
-    made = rotated(path, name) if rotate else add(path, name, scope)
-    tell({"name": name, "scope": scope, "key": made}, made, json_output=json_output)
+    new_key = rotated(path, name) if rotate else add(path, name, scope)
+    tell({"name": name, "scope": scope, "key": new_key}, new_key, json_output=json_output)
     if not json_output:
         console_for(json_output=True).print(f"{name} may {scope}; the key is shown here once: the file has its hash")
 
@@ -66,7 +66,8 @@ def rotated(path: Path, name: str) -> str:
         NotFound: The name has no key.
     """
     lines = _lines(path)
-    scopes = [found[2] for line in lines if (found := KEY_LINE.fullmatch(line.strip())) and found[1] == name]
+    key_lines = [KEY_LINE.fullmatch(line.strip()) for line in lines]
+    scopes = [key_line[2] for key_line in key_lines if key_line is not None and key_line[1] == name]
     if not scopes:
         raise NotFound(f"{name} has no key in {path}", field="NAME", cure="leave --rotate out")
     return _added(path, lines, name, scopes[-1])
@@ -96,11 +97,11 @@ def _lines(path: Path) -> list[str]:
 
 
 def _name_of(line: str) -> str:
-    found = KEY_LINE.fullmatch(line.strip())
-    return found[1] if found else ""
+    key_line = KEY_LINE.fullmatch(line.strip())
+    return key_line[1] if key_line else ""
 
 
 def _write(path: Path, lines: list[str]) -> None:
-    """A gateway that reads meanwhile finds the file as it was, or as it is to be."""
+    """Writes the file whole: a gateway that reads meanwhile finds it as it was, or as it is to be."""
     with written_whole(path) as file:
         file.write("".join(f"{line}\n" for line in lines).encode())

@@ -110,10 +110,10 @@ def job_ids(incomplete: str) -> list[tuple[str, str]]:
         access = gateway_access(os.environ, gateway=None, api_key=None, run_dir=None)
         with make_client(access.url, headers={"Authorization": f"Bearer {access.key}"}, timeout=WITHIN_S) as http:
             answer = http.get("/v1/jobs", params={"limit": NUM_JOBS})
-        found = [(check_job_id(job["job_id"]), JobState(job["state"]).value) for job in answer.json()["jobs"]]
+        jobs = [(check_job_id(job["job_id"]), JobState(job["state"]).value) for job in answer.json()["jobs"]]
     except (OnbeatError, httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
         return []
-    return [one for one in found if one[0].startswith(incomplete)]
+    return [(job_id, state) for job_id, state in jobs if job_id.startswith(incomplete)]
 
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Job id; `onbeat jobs` lists them.", autocompletion=job_ids)]

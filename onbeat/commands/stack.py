@@ -120,9 +120,15 @@ MAX_SAID_BYTES = 64 * 1024
 
 
 def start_detached(arguments: Sequence[str], run_root: Path) -> StackFile:
-    """Returns once the stack is up. arguments: of the command line that asks for it, `up` first.
+    """Starts a stack in a process of its own, and returns its file once it is up.
 
-    Raises Unavailable with the last line of a stack that ended, and DeadlineExceeded after it was ended.
+    Args:
+        arguments: Of the command line that asks for it, `up` first.
+        run_root: The folder of the stack's runs.
+
+    Raises:
+        Unavailable: The stack ended; the error has its last line.
+        DeadlineExceeded: The stack wasn't up in time, and was ended.
     """
     path = run_root / LOG
     with writable_run_dir():
@@ -130,7 +136,8 @@ def start_detached(arguments: Sequence[str], run_root: Path) -> StackFile:
         log = path.open("ab")
     with log:
         at = log.tell()
-        command = [sys.executable, "-m", "onbeat", *(one for one in arguments if one not in DETACH)]
+        attached = [argument for argument in arguments if argument not in DETACH]
+        command = [sys.executable, "-m", "onbeat", *attached]
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=os.environ
         )
@@ -140,8 +147,8 @@ def start_detached(arguments: Sequence[str], run_root: Path) -> StackFile:
             if process.poll() is not None:
                 with path.open("rb") as written:
                     written.seek(max(at, written.seek(0, os.SEEK_END) - MAX_SAID_BYTES))
-                    said = written.read(MAX_SAID_BYTES).decode(errors="replace").strip()
-                raise Unavailable(said.rpartition("\n")[2].removeprefix("onbeat: ") or "the stack ended")
+                    output = written.read(MAX_SAID_BYTES).decode(errors="replace").strip()
+                raise Unavailable(output.rpartition("\n")[2].removeprefix("onbeat: ") or "the stack ended")
             waiting.poke()
             time.sleep(POLL_S)
     except BaseException:

@@ -134,9 +134,9 @@ def gateway_access(
     return GatewayAccess(url=url, key=key, run_root=str(run_root.resolve()))
 
 
-def same_origin(one: str, other: str) -> bool:
-    """Compares scheme, host and port (RFC 6454): a key for the one may be sent to the other."""
-    return _origin(one) is not None and _origin(one) == _origin(other)
+def same_origin(url: str, other: str) -> bool:
+    """Compares scheme, host and port (RFC 6454): where they are the same, a key for `url` may be sent to `other`."""
+    return _origin(url) is not None and _origin(url) == _origin(other)
 
 
 def _origin(url: str) -> tuple[str, str, int | None] | None:

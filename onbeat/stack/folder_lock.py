@@ -1,4 +1,6 @@
-"""One stack over a run folder: `stack.lock`, locked from before anything starts until all that writes there has ended.
+"""The lock of a run folder, which has one stack at a time.
+
+`stack.lock` is locked from before anything starts until all that writes there has ended.
 
     stack ── flock ──▶ stack.lock ◀── the same open file ── its server, which appends to redis/
 

@@ -1,4 +1,4 @@
-"""What the operator decides about a stack on one machine, and what each of its processes is told.
+"""The operator's plan of a stack on one machine, and the settings of each of its processes.
 
 flags, ONBEAT_ variables ─▶ StackPlan ─▶ shared settings ─▶ settings of a service: its own secrets, no other's
 """
@@ -59,7 +59,7 @@ MAX_THREADS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class StackPlan:
-    """What the operator may choose."""
+    """The choices of an operator for a stack."""
 
     run_root: Path
     model_root: Path

@@ -1,4 +1,4 @@
-"""Which generators a stack has, where they aren't all alike: a TOML file for `onbeat up` and `onbeat demo --profile`.
+"""The generators of a stack, where they aren't all alike: a TOML file for `onbeat up` and `onbeat demo --profile`.
 
 [[generators]]
 count = 1
@@ -63,7 +63,7 @@ class GeneratorProfile(Record, frozen=True, kw_only=True):
 
     @property
     def is_reproducible(self) -> bool:
-        """Whether they serve deterministic jobs."""
+        """True where these generators serve deterministic jobs."""
         return self._options({"api_key": "the variable's"} if self.key_variable else {}).is_reproducible
 
     @property
@@ -92,15 +92,15 @@ class GeneratorProfile(Record, frozen=True, kw_only=True):
         return str(path)
 
     def _options(self, key: dict[str, str]) -> Engine:
-        given = {name: value for name, value in self.engine.items() if name not in ("type", KEY_VARIABLE)}
-        if "api_key" in given:
+        options = {name: value for name, value in self.engine.items() if name not in ("type", KEY_VARIABLE)}
+        if "api_key" in options:
             raise InvalidInput(
                 "a key doesn't belong into a file",
                 field="generators.engine.api_key",
                 cure=f"name a variable of the launcher in {KEY_VARIABLE}",
             )
         try:
-            return engine_options(self.engine.get("type", DEFAULT), given | key)
+            return engine_options(self.engine.get("type", DEFAULT), options | key)
         except InvalidInput as error:
             field = ".".join(filter(None, ("generators.engine", error.field)))
             raise InvalidInput(error.problem, field=field, cure=error.cure) from error
@@ -114,7 +114,7 @@ class StackProfile(Record, frozen=True, kw_only=True):
 
     @property
     def each(self) -> list[GeneratorProfile]:
-        """One entry a generator."""
+        """An entry for each generator."""
         return [kind for kind in self.generators for _ in range(kind.count)]
 
     def check(self, spec: JobSpec) -> None:

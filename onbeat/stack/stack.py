@@ -231,7 +231,7 @@ class EmbeddedStack:
         self._supervised.append(Supervised(self.redis.child, start_again=self.redis.restart, policy=self._restarts))
 
     def _settings(self) -> StackSettings:
-        """What the operator has set, and what the stack decides in its place."""
+        """Returns the operator's settings, with those that the stack decides."""
         return replace(
             self.plan.settings,
             reward_url=self.reward_url,
@@ -256,11 +256,11 @@ class EmbeddedStack:
         return {service: url for service, url in urls.items() if service in self._modules}
 
     def _roles(self, settings: StackSettings) -> dict[str, dict[str, str]]:
-        """What a process of the owner's own needs to take a part of this stack (onbeat.client)."""
+        """Returns the environment in which a process of the owner's own takes a part of this stack (onbeat.client)."""
         roles = {role: settings_of(service, settings) for service, role in REDIS_ROLES.items() if role != GATEWAY}
         if self.redis is not None:
-            roles = {role: replace(told, redis_url=self.redis.url_of(role)) for role, told in roles.items()}
-        return {role: replace(told, metrics_key="").environment() for role, told in roles.items()}
+            roles = {role: replace(values, redis_url=self.redis.url_of(role)) for role, values in roles.items()}
+        return {role: replace(values, metrics_key="").environment() for role, values in roles.items()}
 
     def _plan_children(self, settings: StackSettings) -> list[ChildProcess]:
         ports = {service: int(url.rpartition(":")[2]) for service, url in self._urls.items()} | {"consumer": 0}
@@ -352,7 +352,7 @@ def readiness_client() -> httpx.Client:
 
 
 def is_ready(http: httpx.Client, url: str) -> bool:
-    """Whether the service at this address says so; a service that gives no answer isn't ready."""
+    """Asks the service at this address whether it is ready; a service that gives no answer isn't."""
     with contextlib.suppress(httpx.TransportError):
         return http.get(f"{url}/readyz").is_success
     return False

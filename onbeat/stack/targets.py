@@ -35,7 +35,7 @@ class MetricsTargets:
         self._files: list[Path] = []
 
     def told(self, name: str, settings: StackSettings) -> StackSettings:
-        """What a process of this name is told, beside the rest; the same at each of its starts."""
+        """Returns the settings of a process with the ports of its metrics, which are the same at each of its starts."""
         settings = replace(settings, metrics_port=self._port(name))
         return replace(settings, trainer_metrics_port=self._port(TRAINER)) if name == CONSUMER else settings
 

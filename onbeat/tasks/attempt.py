@@ -1,4 +1,4 @@
-"""One attempt at a task, in the child process of a worker: it is begun, kept alive, interrupted, and ended once.
+"""An attempt at a task, in the child process of a worker: it is begun, kept alive, interrupted, and ended once.
 
     begin ─▶ work (main thread) ─▶ end: done, or failed with the reason
       │        ▲ Interrupted

@@ -103,7 +103,7 @@ def _entry(name: str, kind: TaskKind, interval_s: float, *, phase_s: float = 0.0
 
 
 class Clock:
-    """One clock of a stack, of which there may be several."""
+    """A clock of a stack, which may have several."""
 
     def __init__(
         self, broker: Broker, settings: StackSettings, messages: TaskMessages, metrics: ProcessMetrics | None = None
@@ -168,7 +168,10 @@ class Clock:
 
 
 class ClockScheduler(Scheduler):
-    """What Celery's beat asks at each of its turns. It has no file: what it would keep there stands in Redis."""
+    """The scheduler that Celery's beat asks at each of its turns.
+
+    It has no file: what it would keep there stands in Redis.
+    """
 
     def __init__(self, *arguments: Any, clock: Clock, **options: Any) -> None:
         self._clock = clock

@@ -58,7 +58,7 @@ class Secret(str):
 
 
 class Message(redis.Channel.Message):
-    """One of our messages. What isn't one raises here, before the worker counts it as one that is in work.
+    """A message of ours. Anything else raises here, before the worker counts it as one that is in work.
 
     Any holder of the password of Celery's user may have sent it, so it is built anew from the few parts that ours have:
     no other header of Celery's (a time to wait for, a limit, a compression, a callback) does anything.

@@ -278,13 +278,13 @@ class WorkerEnd:
         while not ending.intersection(os.read(reader, 64)):
             pass
         until_s = time.monotonic() + END_S
-        asked: set[int] = set()
+        terminated: set[int] = set()
         while time.monotonic() < until_s:
             # Children alone, not theirs: what a work has started is that work's to end. Celery may still start one.
             children = psutil.Process().children()
             for child in children:
-                if child.pid not in asked:
-                    asked.add(child.pid)
+                if child.pid not in terminated:
+                    terminated.add(child.pid)
                     with contextlib.suppress(psutil.Error):
                         child.terminate()
             if not [child for child in children if _lives(child)]:

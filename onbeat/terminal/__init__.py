@@ -1,1 +1,1 @@
-"""What a person sees in a terminal."""
+"""The output of commands in a terminal: tables, lines and live views."""

@@ -67,11 +67,11 @@ class EventReader:
 
     @property
     def ended(self) -> bool:
-        """Whether all events are in the queue or were taken."""
+        """True once all events are in the queue or were taken."""
         return not self._thread.is_alive()
 
     def take(self, timeout_s: float) -> list[JobEvent]:
-        """Events that are there, after waiting for the first; raises what ended the reader."""
+        """Returns the events that are there, after a wait for the first; raises the error that ended the reader."""
         taken: list[JobEvent] = []
         while True:
             try:

@@ -33,7 +33,7 @@ STATE_STYLES = {
 
 
 class JobView(Protocol):
-    """What a follower shows."""
+    """The display of a follower, which shows events and progress."""
 
     def event(self, event: events.JobEvent, progress: JobProgress) -> None: ...
 
@@ -112,15 +112,15 @@ def bar(progress: JobProgress) -> RenderableType:
 
 
 def event_line(event: events.JobEvent, progress: JobProgress) -> str:
-    """One line, "" for an event that a reader of lines need not see."""
+    """Returns an event in one line; "" for one that a reader of lines need not see."""
     if isinstance(event, events.IterationCommitted):
         return iteration_line(event.metrics, progress)
     if isinstance(event, events.EvaluationFinished):
-        found = event.score
-        greedy = f", greedy {score(found.greedy)}" if found.greedy is not None else ""
+        evaluation = event.score
+        greedy = f", greedy {score(evaluation.greedy)}" if evaluation.greedy is not None else ""
         return (
-            f"held-out reward under version {found.policy_version}: sampled {score(found.sampled)}{greedy}"
-            f"{passes_in_words(found)} ({plural(found.num_prompts, 'prompt')})"
+            f"held-out reward under version {evaluation.policy_version}: sampled {score(evaluation.sampled)}{greedy}"
+            f"{passes_in_words(evaluation)} ({plural(evaluation.num_prompts, 'prompt')})"
         )
     if isinstance(event, events.StateChanged):
         # The stack's own key has no name: what it did needs none.
@@ -150,8 +150,8 @@ def event_line(event: events.JobEvent, progress: JobProgress) -> str:
             again = f"{plural(event.committed - event.iteration + 1, 'committed iteration')} to be done again"
         return f"rewound to iteration {event.iteration}: {again} (epoch {event.trainer_epoch})"
     if isinstance(event, events.GeneratorsChanged):
-        said = [f"{what}: {', '.join(ids)}" for what, ids in (("came", event.came), ("gone", event.gone)) if ids]
-        return f"generators {'; '.join(said)} ({event.num_live} live)"
+        changes = [f"{change}: {', '.join(ids)}" for change, ids in (("came", event.came), ("gone", event.gone)) if ids]
+        return f"generators {'; '.join(changes)} ({event.num_live} live)"
     if isinstance(event, events.TaskChanged):
         by = f" by {event.by}" if event.by != OPERATOR else ""
         reason = f": {event.reason}" if event.reason else ""

@@ -1,4 +1,4 @@
-"""What a command prints: one JSON object on stdout, or text; errors as one line on stderr.
+"""The output of a command: one JSON object on stdout, or text; errors as one line on stderr.
 
 What is shown may come from a model, a data set or another user. A console here shows text as text: nothing in it is
 markup, and no control character in it reaches the terminal.
@@ -41,13 +41,13 @@ class TextConsole(Console):
 
 
 def console_for(*, json_output: bool) -> Console:
-    """A console whose text goes to stdout; with --json to stderr, because stdout belongs to the one object."""
+    """Returns a console whose text goes to stdout; with --json to stderr, because stdout belongs to the one object."""
     return TextConsole(stderr=json_output)
 
 
 def emit(value: Any) -> None:
     """Prints the one JSON object; controls that JSON leaves as they are become escapes, which mean the same."""
-    text = UNSHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", encode_json(value).decode())
+    text = UNSHOWN.sub(lambda match: f"\\u{ord(match[0]):04x}", encode_json(value).decode())
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -17,9 +17,12 @@ MAX_COLUMNS = 120
 
 
 def report_tables(report: Mapping[str, Any], *, max_columns: int | None = None) -> Iterator[Table]:
-    """One table of the plain values, then one for each list of records.
+    """Yields a table of the plain values, then one for each list of records.
 
-    max_columns: of a line. Records that would be wider have a line for each item; None: a terminal folds their cells.
+    Args:
+        report: The report of a job's streams, as the gateway answers it.
+        max_columns: The most columns of a line. Records that would be wider have a line for each item; None: a terminal
+            folds their cells.
     """
     report = _shown(report)
     plain = {key: value for key, value in report.items() if not _is_records(value)}
@@ -33,7 +36,7 @@ def report_tables(report: Mapping[str, Any], *, max_columns: int | None = None) 
     for key, value in report.items():
         if _is_records(value):
             is_process = key in ("generators", "stage_workers")
-            records = [_folded(one) for one in value] if is_process else value
+            records = [_folded(worker) for worker in value] if is_process else value
             if max_columns is not None and _num_columns(records) > max_columns:
                 yield from _records_in_lines(key, value)
             else:
@@ -52,17 +55,19 @@ def live_report(report: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield Text("   ".join(parts), no_wrap=True, overflow="ellipsis")
     for key, value in report.items():
         if _is_records(value) and key != "redis_keys":
-            rows = [_briefly(one) for one in value] if key == "generators" else value
+            rows = [_briefly(generator) for generator in value] if key == "generators" else value
             yield _records_table(key, rows[:MAX_LIVE_ROWS])
             if len(value) > MAX_LIVE_ROWS:
                 yield Text(f" and {len(value) - MAX_LIVE_ROWS} more", "dim")
 
 
 def _folded(worker: Mapping[str, Any]) -> dict[str, Any]:
-    """A live process in three columns: in the last all else that it says of itself."""
+    """Returns a live process in three columns: the last has all else that it says of itself."""
     named = {name: value for name, value in worker.items() if name in ("worker_id", "seen_s")}
-    said = {name: value for name, value in worker.items() if name not in named and value not in ("", None, [], {}, ())}
-    return named | {"says": said}
+    statements = {
+        name: value for name, value in worker.items() if name not in named and value not in ("", None, [], {}, ())
+    }
+    return named | {"says": statements}
 
 
 def _briefly(generator: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,8 +88,8 @@ MAX_LIVE_ROWS = 8
 
 
 def report_line(report: Mapping[str, Any]) -> str:
-    """One moment in a line, for a reader of lines."""
-    streams = {str(one.get("name")): one for one in report.get("streams", ())}
+    """Returns the report in one line, for a reader of lines."""
+    streams = {str(stream.get("name")): stream for stream in report.get("streams", ())}
     backlog = "   ".join(
         f"{name} {streams[name].get('num_waiting')} waiting, {streams[name].get('num_pending')} in work"
         for name in ("prompts", "rollouts")
@@ -99,18 +104,21 @@ def report_line(report: Mapping[str, Any]) -> str:
 
 
 def _shown(report: Mapping[str, Any]) -> dict[str, Any]:
-    """The report with the lag of each open iteration; without a lag the window says what the plain values say."""
+    """Returns the report with the lag of each open iteration; of a job without a lag, without the window.
+
+    Such a window would say what the plain values say.
+    """
     if not report.get("max_policy_lag"):
         return {key: value for key, value in report.items() if key not in ("max_policy_lag", "window")}
-    return dict(report) | {"window": [_with_lag(one) for one in report.get("window", ())]}
+    return dict(report) | {"window": [_with_lag(opened) for opened in report.get("window", ())]}
 
 
-def _with_lag(one: Any) -> Any:
-    """An open iteration as the gateway answers it, and its lag where it says what that is made of."""
-    match one:
+def _with_lag(opened: Any) -> Any:
+    """Returns an open iteration as the gateway answers it, with its lag where its versions are there."""
+    match opened:
         case {"iteration": int(iteration), "oldest_version": int(oldest), "newest_version": int(newest)}:
-            return {**one, "lag": lag_in_words(iteration, oldest, newest)}
-    return one
+            return {**opened, "lag": lag_in_words(iteration, oldest, newest)}
+    return opened
 
 
 def cell(key: str, value: Any) -> str:

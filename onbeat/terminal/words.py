@@ -15,7 +15,7 @@ UNKNOWN = "\N{EN DASH}"
 
 
 def sparkline(values: Sequence[float], *, width: int = 40) -> str:
-    """One block a bucket of neighbouring finite values, between the smallest and the largest bucket."""
+    """Draws a block for each bucket of neighbouring finite values, between the smallest and the largest bucket."""
     values = [value for value in values if math.isfinite(value)]
     if not values:
         return ""
@@ -126,12 +126,12 @@ def lag_in_words(iteration: int, oldest_version: int, newest_version: int) -> st
 
 def lags_of(metrics: IterationMetrics) -> str:
     """`lag 2` where all batches have it; else `lag 0.8 (2 batches of 0, 6 of 1)`."""
-    found = [(lag, number) for lag, number in enumerate(metrics.lag_counts) if number]
-    if len(found) == 1:
-        return f"lag {found[0][0]}"
-    parts = [f"{number} of {lag}" for lag, number in found]
-    if found:
-        parts[0] = f"{plural(found[0][1], 'batch')} of {found[0][0]}"
+    counts = [(lag, number) for lag, number in enumerate(metrics.lag_counts) if number]
+    if len(counts) == 1:
+        return f"lag {counts[0][0]}"
+    parts = [f"{number} of {lag}" for lag, number in counts]
+    if counts:
+        parts[0] = f"{plural(counts[0][1], 'batch')} of {counts[0][0]}"
     return f"lag {metrics.lag_mean:.1f} ({', '.join(parts)})"
 
 

@@ -39,8 +39,10 @@ def read_audit(folder: RunFolder) -> tuple[JobStatus, list[AuditEntry]]:
 
 
 def stands_alone(folder: RunFolder, gateway: str | None, run_dir: Path | None) -> bool:
-    """Whether a command goes by the folder, which has its chain, and not by a gateway; a folder that a command names
-    is brought from where copies of it are kept."""
+    """Returns True where a command goes by the run folder, which has its chain, and not by a gateway.
+
+    A folder that a command names is brought from where copies of it are kept.
+    """
     if gateway is None and run_dir is not None:
         bring_missing(settings_from(os.environ), folder)
     return gateway is None and folder.audit.exists()

@@ -54,7 +54,7 @@ def export(
     Where the run folder isn't on this machine, a worker of the gateway's stack writes it, and it is fetched from the
     gateway; Ctrl-C cancels the worker's task.
     """
-    asked = ExportRequest(version=version, best=best, adapters=adapters)
+    request = ExportRequest(version=version, best=best, adapters=adapters)
     check_target(directory)
     access = _gateway_alone(job, gateway, api_key, run_dir)
     if access is not None:
@@ -64,7 +64,7 @@ def export(
                 field="--model-root",
                 cure="leave it out, or name the run folder by --run-dir",
             )
-        _export_by_task(access, job, directory.absolute(), asked, json_output=json_output)
+        _export_by_task(access, job, directory.absolute(), request, json_output=json_output)
         return
     # torch is slow to import, and no other command needs it
     from onbeat.export.export import export as exported_from
@@ -87,12 +87,12 @@ def export(
 
 
 def _export_by_task(
-    access: GatewayAccess, job: str, directory: Path, asked: ExportRequest, *, json_output: bool
+    access: GatewayAccess, job: str, directory: Path, request: ExportRequest, *, json_output: bool
 ) -> None:
     """Has a worker export, and fetches what it wrote. Raises OnbeatError where either fails."""
     # Standard output is the result's.
     with options.client_for(access) as client, ProgressView(console_for(json_output=True)) as view:
-        status = follow_task(client, client.begin_export(job, asked), view)
+        status = follow_task(client, client.begin_export(job, request), view)
         exported = exported_of(status)
         fetch(client, status.task_id, exported, directory, view)
     here = Exported(

@@ -57,7 +57,7 @@ def fetch(client: GatewayClient, task_id: str, exported: ExportedFiles, target: 
 
 
 class _Download:
-    """One download, over as many connections as it takes."""
+    """A download of an export, over as many connections as it takes."""
 
     def __init__(
         self, client: GatewayClient, task_id: str, layout: TarLayout, unpacking: TarUnpacking, view: ProgressView
@@ -117,10 +117,10 @@ def _check_digest(folder: Path, exported: ExportedFiles, view: ProgressView) -> 
     weights = sorted(folder.glob("*.safetensors"))
     num_bytes = sum(path.stat().st_size for path in weights)
     expected = exported.adapters_digest or exported.weights_digest
-    found = digest_of(weights, count=_counter(view, len(weights), num_bytes))
-    if found != expected:
+    digest = digest_of(weights, count=_counter(view, len(weights), num_bytes))
+    if digest != expected:
         raise ContractViolation(
-            f"the weights that came have the digest {found[:12]}, the export has {expected[:12]}",
+            f"the weights that came have the digest {digest[:12]}, the export has {expected[:12]}",
             field="DIR",
             cure="fetch it again; where it stays so, look at the disk",
         )

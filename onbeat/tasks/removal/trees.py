@@ -13,21 +13,22 @@ from onbeat.base.process.crash_points import reach
 
 
 def hidden_name(path: Path) -> Path:
-    """Where a folder goes that is being removed."""
+    """Returns the path to which a folder goes that is being removed."""
     return path.with_name(f".{path.name}.removed")
 
 
 def remove_tree(path: Path) -> bool:
-    """Removes a folder, a file or a link, and what an earlier removal left of it; whether there was anything.
+    """Removes a folder, a file or a link, and what an earlier removal left of it; returns whether there was anything.
 
     Raises OnbeatError that names the path where the system refuses: a part of it may be gone then, under its hidden
     name, and another call goes on with the rest.
     """
-    hidden, found = hidden_name(path), False
+    hidden = hidden_name(path)
+    was_there = False
     try:
         # Links and a half-removed folder are something, too.
         while os.path.lexists(path) or os.path.lexists(hidden):
-            found = True
+            was_there = True
             _remove(hidden)
             with contextlib.suppress(FileNotFoundError):  # another worker was faster
                 path.rename(hidden)
@@ -36,11 +37,11 @@ def remove_tree(path: Path) -> bool:
     except (OSError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise OnbeatError(f"cannot be removed: {reason}", field=str(path), cure="remove it by hand") from error
-    return found
+    return was_there
 
 
 def _remove(path: Path) -> None:
-    """What is not there already. `rmtree` opens each folder as one and no link (Python's own answer to races)."""
+    """Removes a path, if it is there. `rmtree` opens each folder as one and no link (Python's own answer to races)."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISDIR(path.lstat().st_mode):
             shutil.rmtree(path)

@@ -1,1 +1,1 @@
-"""What each kind of task does: a function for each, safe to run twice, also at the same time."""
+"""The work of tasks: a function for each kind, safe to run twice, also at the same time."""

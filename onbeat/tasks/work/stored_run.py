@@ -20,7 +20,7 @@ from onbeat.run_folder.run_files import bring_files
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRun:
-    """What a stack knows of a run."""
+    """The record of a run as its stack has it."""
 
     folder: RunFolder
     spec: JobSpec
