@@ -69,7 +69,8 @@ class EventStream:
         broker_away = Waiting(f"the broker, for the events of {self.job_id}", deadline_s=BROKER_AWAY_S)
         said_s = time.monotonic()
         while not self.closing.is_set():
-            events, pause_s = [], POLL_S
+            events = []
+            pause_s = POLL_S
             try:
                 events, pause_s = await run_in_threadpool(self._look)
             except Unavailable as error:

@@ -110,7 +110,8 @@ def with_fork_digest(spec: JobSpec, settings: StackSettings, jobs: JobStore) -> 
 
 def check_named_files(spec: JobSpec, settings: StackSettings) -> None:
     """Raises InvalidInput that names the first file which isn't as the job was accepted with it."""
-    root, model = settings.spec_root, spec.model
+    root = settings.spec_root
+    model = spec.model
     check_model(find_model(model, root), model.path, model.file_digests, field=FIELD, weights=True)
     for name, table in spec.tables.items():
         for key, path in table.files().items() if isinstance(table, RowsTable) else ():

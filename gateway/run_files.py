@@ -237,7 +237,8 @@ def trainer_log(folder: RunFolder, *, after: int, limit: int) -> LogPart:
     text = decoder.decode(data)
     cut = len(decoder.getstate()[0])  # of a character that goes on in the next part
     if cut == len(data):
-        text, cut = data.decode(errors="replace"), 0
+        text = data.decode(errors="replace")
+        cut = 0
     return LogPart(text=text, after=after, next=after + len(data) - cut, size=size)
 
 

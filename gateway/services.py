@@ -89,7 +89,8 @@ class Services:
 
     def count_event_streams(self, by: int, caller: Caller) -> None:
         """Adds to the open event streams of a key. Raises Unavailable for another one where too many are open."""
-        num_open, num_own = self.event_streams.total(), self.event_streams[caller.name]
+        num_open = self.event_streams.total()
+        num_own = self.event_streams[caller.name]
         if by > 0 and num_open >= self.max_event_streams:
             raise Unavailable(f"{num_open} event streams are open", cure="end some, or poll the job")
         if by > 0 and caller.name != OPERATOR and num_own >= self.settings.max_key_streams:

@@ -97,7 +97,8 @@ def recorded_batch(
     job_id: KnownJob, services: HasServices, iteration: Number, purpose: Purpose, index: Number
 ) -> Response:
     """Show a recorded batch: its groups, completions token by token, rewards; 503 while others are shown."""
-    files, spec = _files(services, job_id), services.jobs.spec(job_id)
+    files = _files(services, job_id)
+    spec = services.jobs.spec(job_id)
     if not VIEWS.acquire(timeout=VIEW_WAIT_S):
         raise Unavailable(f"{MAX_VIEWS} batches are being shown", field="rollouts", cure="ask again in a few seconds")
     try:

@@ -134,7 +134,8 @@ def story(
     Where that is more than `most` iterations: each k-th alone, and the newest, at once. An answer has a bound in bytes:
     where there is more, it has the first iterations, and the next question goes on behind them.
     """
-    keys, newest = services.broker.job_keys(job_id), resume_point(after, field="after")
+    keys = services.broker.job_keys(job_id)
+    newest = resume_point(after, field="after")
     is_thinned = most is not None and read_fence(services.broker, keys).committed - iteration >= most
     told_events: list[ToldEvent] = []
     while not is_thinned and (rows := services.jobs.events_after(job_id, newest, count=EVENTS_READ, kind=OUTLINED)):

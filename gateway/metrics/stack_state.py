@@ -211,7 +211,8 @@ class _Samples(Collector):
 
 def stack_metrics(services: Services) -> bytes:
     """The stack as the gateway's broker has it, each active job's last iteration, and its stages."""
-    run_root, disk = services.settings.run_root_path, services.disk.bytes
+    run_root = services.settings.run_root_path
+    disk = services.disk.bytes
     folder_of = partial(services.run_folder, below="metrics.jsonl")
     return stack_state(services.broker, services.jobs, run_root, folder_of=folder_of, disk=disk)
 
@@ -288,7 +289,7 @@ def count_states(broker: Broker) -> Counter[JobState]:
 
 
 def _add_failed(samples: _Samples, broker: Broker) -> None:
-    """Jobs that failed lately: an alert needs their names and reasons after they are active no more."""
+    """Adds the jobs that failed lately: an alert needs their names and reasons after they are active no more."""
     for job_id in find_jobs(broker, states=(JobState.FAILED,))[:MAX_JOBS]:
         with contextlib.suppress(NotFound, ContractViolation):
             status = job_status(broker, job_id, generators=())

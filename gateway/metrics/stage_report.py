@@ -73,7 +73,8 @@ class _Item(NamedTuple):
 
 def of_stages(broker: Broker, job_id: str, spec: JobSpec) -> dict[str, Any]:
     """Returns the fields of a StreamReport that describe the stages of a job that has stages."""
-    keys, num_stages = broker.job_keys(job_id, spec.num_open), len(spec.stages)
+    keys = broker.job_keys(job_id, spec.num_open)
+    num_stages = len(spec.stages)
     with broker.call():
         pipe: Any = broker.redis.pipeline(transaction=False)
         pipe.time().hgetall(keys.counters).hmget(keys.progress, [f"waiting:{slot}" for slot in range(spec.num_open)])
@@ -85,7 +86,8 @@ def of_stages(broker: Broker, job_id: str, spec: JobSpec) -> dict[str, Any]:
                 pipe.zcount(slot.work, stage * STAGE_BAND, stage * STAGE_BAND)
                 pipe.zcount(slot.work, stage * STAGE_BAND + 1, (stage + 1) * STAGE_BAND - 1)
         (seconds, micros), counters, waiting, *rest = pipe.execute()
-    now_ms, width = seconds * 1000 + micros // 1000, 3 + 2 * num_stages
+    now_ms = seconds * 1000 + micros // 1000
+    width = 3 + 2 * num_stages
     of_slots = [rest[at : at + width] for at in range(0, len(rest), width)]
     items = [
         item
@@ -124,7 +126,9 @@ def _items(slot: SlotKeys, ledger: Mapping[bytes, bytes], work: Sequence[tuple[b
         parts = MEMBER.fullmatch(member)
         if parts is None or not math.isfinite(score):
             continue  # generators and stage workers may write there: a report shows what it can
-        stage, batch_id, number = int(parts[1]), parts[2].decode(), int(parts[3])
+        stage = int(parts[1])
+        batch_id = parts[2].decode()
+        number = int(parts[3])
         items.append(_Item(stage - 1, batch_id, number, int(score) - stage * STAGE_BAND, staged.get(batch_id, 0), slot))
     return items
 
@@ -163,7 +167,7 @@ def last_claims(broker: Broker, fields: Sequence[tuple[SlotKeys, str]]) -> list[
 
 
 def readable(value: bytes | None, kind: type[T]) -> T | None:
-    """None for what no script of this version has written: a report shows what it can."""
+    """Decodes a value; None where no script of this version has written it: a report shows what it can."""
     with contextlib.suppress(ContractViolation):
         return None if value is None else decode(value, kind)
     return None

@@ -143,8 +143,10 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
     if not exists:
         raise unknown_job(job_id)
     with read_of(job_id):
-        sizes, of_slots = rest[: 2 * len(KEPT_STREAMS)], rest[2 * len(KEPT_STREAMS) :]
-        now_s, fence = seconds(clock), read_fence(broker, keys)
+        sizes = rest[: 2 * len(KEPT_STREAMS)]
+        of_slots = rest[2 * len(KEPT_STREAMS) :]
+        now_s = seconds(clock)
+        fence = read_fence(broker, keys)
         slots = [_slot_state(of_slots[at : at + SLOT_ANSWERS], now_s) for at in range(0, len(of_slots), SLOT_ANSWERS)]
         states = (
             StreamState(

@@ -102,7 +102,8 @@ def critical_path(
     )
     last = max(ended, key=lambda at: spans[at].ended_s, default=None)
     path: list[PathStep] = []
-    at, seen = last, set[int]()
+    at = last
+    seen = set[int]()
     while at is not None and at not in seen and spans[at].ended_s > since_s:
         seen.add(at)  # clocks that disagree by more than the skew could lead in a circle
         before = known.before(at)
@@ -153,6 +154,6 @@ def _kind(span: TimelineSpan) -> str:
 
 
 def _key(scope: str, kind: str, span: TimelineSpan) -> tuple[str, ...]:
-    """Where a span of the kind stands that has this scope in common with `span`."""
+    """Returns the key of the spans of a kind that have this scope in common with `span`."""
     common = {"lane": span.who, "batch": span.batch_id, "iteration": str(span.iteration), "any": ""}[scope]
     return scope, kind, common

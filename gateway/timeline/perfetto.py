@@ -70,7 +70,8 @@ def _arrows(report: TimelineReport, threads: Sequence[tuple[int, int, int]], ori
     """An arrow from each span of the critical path to the one that waited for it."""
     events = []
     for number, (before, after) in enumerate(pairwise(report.critical)):
-        sooner, later = report.spans[before], report.spans[after]
+        sooner = report.spans[before]
+        later = report.spans[after]
         common = {"name": "critical path", "cat": "critical", "id": number}
         # An end binds to the slice around it: a microsecond inside of both.
         left_s = max(sooner.started_s, sooner.ended_s - 1e-6)
@@ -87,7 +88,8 @@ def _threads(report: TimelineReport) -> list[tuple[int, int, int]]:
     free: dict[str, list[int]] = defaultdict(list)
     places = []
     for span in report.spans:  # by start
-        rows, left = taken[span.who], free[span.who]
+        rows = taken[span.who]
+        left = free[span.who]
         while rows and rows[0][0] <= span.started_s:
             heappush(left, heappop(rows)[1])
         row = heappop(left) if left else len(rows)

@@ -36,7 +36,7 @@ class Lane(Record, frozen=True, kw_only=True):
 
 
 class IterationTimes(Record, frozen=True, kw_only=True):
-    """When an iteration was the trainer's: from the commit of the one before to its own. Unix times."""
+    """The time in which the trainer had an iteration: from the commit of the one before to its own. Unix times."""
 
     iteration: int
     started_s: float
@@ -71,7 +71,8 @@ def timeline_report(job_id: str, lines: Sequence[TimelineSpan], *, last: int, le
     shown = shown[: max(1, len(shown) - left_out)][-last:]
     if not shown:
         return TimelineReport(job_id=job_id, words="no iteration is done yet")
-    since_s, until_s = shown[0].started_s, shown[-1].ended_s
+    since_s = shown[0].started_s
+    until_s = shown[-1].ended_s
     # What began before the first of them, and what goes on after the last, belongs to what happened in them.
     in_window = tuple(span for span in spans if span.started_s < until_s and span.ended_s > since_s)
     lanes = lanes_of(in_window, since_s=since_s, until_s=until_s)

@@ -66,7 +66,8 @@ def batch_view(record: RecordedBatch, index: RecordedIteration, spec: JobSpec, *
 
 def _groups(record: RecordedBatch, index: RecordedIteration, spec: JobSpec) -> Iterator[GroupView]:
     size = record.batch.group_size
-    texts, advantages = record.text_of, list(_advantages(record, index, by_turn=spec.algorithm.credits_turns))
+    texts = record.text_of
+    advantages = list(_advantages(record, index, by_turn=spec.algorithm.credits_turns))
     for place, group in enumerate(record.batch.groups):
         prompt = record.asked.prompt_at(place, num_resamples=group.num_resamples)
         yield GroupView(
@@ -92,7 +93,8 @@ def _completion(
     advantages: Sequence[float],
 ) -> CompletionView:
     """advantages: of the completion, or of each of its turns; empty where none is known."""
-    completion, trajectory = rollout.completion, rollout.completion.trajectory
+    completion = rollout.completion
+    trajectory = rollout.completion.trajectory
     sampled = _sampled(completion)
     by_turn = spec.algorithm.credits_turns
     turns = () if trajectory is UNSET else trajectory.turns
@@ -169,7 +171,8 @@ def _advantages(record: RecordedBatch, index: RecordedIteration, *, by_turn: boo
     rollouts = [rollout for group in record.batch.groups for rollout in group.rollouts]
     counts = [len(rollout.completion.spans) if by_turn else 1 for rollout in rollouts]
     if len(known) != sum(counts):
-        known, counts = [], [0] * len(rollouts)
+        known = []
+        counts = [0] * len(rollouts)
     start = 0
     for count in counts:
         yield known[start : start + count]
@@ -218,7 +221,8 @@ class Search:
     def run(self) -> FoundTexts:
         """Returns what was found within the bounds; case doesn't matter. A file that can't be read is passed over."""
         matches: list[FoundText] = []
-        searched, ends_s = 0, self.clock() + self.max_s
+        searched = 0
+        ends_s = self.clock() + self.max_s
         for iteration in reversed(self.files.iterations()):
             for path in self.files.batch_paths(iteration):
                 is_spent = self._num_files >= self.max_files or self._num_bytes >= self.max_bytes
@@ -241,7 +245,8 @@ class Search:
 
 def found_in(record: RecordedBatch, text: str) -> Iterator[FoundText]:
     """Yields each prompt and each completion of the batch that has the text; of a trajectory all turns count."""
-    wanted, pieces = text.casefold(), record.text_of
+    wanted = text.casefold()
+    pieces = record.text_of
     for place, group in enumerate(record.batch.groups):
         prompt = record.asked.prompt_at(place, num_resamples=group.num_resamples)
         texts = [(-1, prompt.text if prompt else "")]

@@ -75,7 +75,8 @@ class DeadLetterBox:
         return is_queued and letter.iteration > read_fence(self._broker, self._keys).committed
 
     def _letters(self, rows: list[tuple[bytes, dict[bytes, bytes]]]) -> tuple[DeadLetter, ...]:
-        spec, state = self._jobs.spec(self._job_id), self._jobs.state(self._job_id)
+        spec = self._jobs.spec(self._job_id)
+        state = self._jobs.state(self._job_id)
         keys = self._broker.job_keys(self._job_id, spec.num_open)
         fence = read_fence(self._broker, keys)
         buried = self._kept(rows)
@@ -104,7 +105,8 @@ class DeadLetterBox:
         """Returns the fields of each entry's batch, where Redis still has them."""
         if not rows:
             return {}
-        first, last = min((rows[0][0], rows[-1][0]), key=_order), max((rows[0][0], rows[-1][0]), key=_order)
+        first = min((rows[0][0], rows[-1][0]), key=_order)
+        last = max((rows[0][0], rows[-1][0]), key=_order)
         with self._broker.call():
             return dict(self._redis.xrange(self._keys.buried, min=first, max=last))
 

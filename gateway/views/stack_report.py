@@ -114,7 +114,8 @@ def _trainers(broker: Broker) -> tuple[TrainerSeen, ...]:
     now_s = broker.now_s()
     for job_id in find_jobs(broker, states=WITH_TRAINERS)[:MAX_LISTED]:
         try:
-            status, fence = job_status(broker, job_id), read_fence(broker, broker.job_keys(job_id))
+            status = job_status(broker, job_id)
+            fence = read_fence(broker, broker.job_keys(job_id))
         except (NotFound, ContractViolation):  # removed meanwhile, or of an older version
             continue
         trainers.append(
