@@ -106,7 +106,7 @@ class GatewayClient:
             raise ContractViolation("the answer is not JSON", field=f"{method} {path}") from error
 
     def submit(self, spec: JobSpec, *, idempotency_key: str) -> JobStatus:
-        """May be repeated with the same key: the gateway answers the same job."""
+        """Submits a job. It may be repeated with the same key: the gateway answers the same job."""
         headers = {"Idempotency-Key": idempotency_key, "Content-Type": "application/json"}
         # The gateway reads the model's weights when it meets them first.
         answer = self.ask("POST", "/v1/jobs", content=encode_json(spec), headers=headers, timeout=ANSWER_S)
@@ -139,7 +139,7 @@ class GatewayClient:
         on_failure: Mapping[str, OnUnscorable] = MappingProxyType({}),
         wider_sums: int | None = None,
     ) -> JobStatus:
-        """May be repeated while the job is queued."""
+        """Queues a job again that failed or was cancelled. It may be repeated while the job is queued."""
         headers = {"Content-Type": "application/json"}
         changes = ResumeRequest(
             iterations=iterations,
@@ -212,7 +212,7 @@ class GatewayClient:
         return list(convert(self.ask("GET", "/v1/tasks", params=params), TaskList).tasks)
 
     def cancel_task(self, task_id: str) -> TaskStatus:
-        """May be repeated."""
+        """Cancels a task. It may be repeated."""
         return convert(self.ask("DELETE", _task_path(task_id)), TaskStatus)
 
     @contextlib.contextmanager
@@ -272,7 +272,9 @@ class GatewayClient:
 
         It ends when this client is closed, too. Raises Unavailable when the gateway stays away.
         """
-        heard_s, after, is_over = time.monotonic(), "", False
+        heard_s = time.monotonic()
+        after = ""
+        is_over = False
         while not self._http.is_closed:
             answer: httpx.Response | None = None
             try:
@@ -369,9 +371,11 @@ def problem_of(answer: httpx.Response) -> OnbeatError:
     except ValueError:  # no JSON, or no object
         problem = {}
     detail = str(problem.get("detail") or problem.get("title") or f"the gateway answered {answer.status_code}")
-    field, cure = problem.get("field"), problem.get("cure")
+    field = problem.get("field")
+    cure = problem.get("cure")
     if answer.status_code == 401:
-        field, cure = "--api-key", "give the stack's, or its folder by --run-dir"
+        field = "--api-key"
+        cure = "give the stack's, or its folder by --run-dir"
     kinds: dict[int, type[OnbeatError]] = {404: NotFound, 409: Conflict}
     if refusals := _refusals_in(problem):
         return SpecRefused(refusals)

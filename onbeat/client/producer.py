@@ -78,7 +78,8 @@ class Producer(OwnWorker[Claim, PromptClaim]):
         """
         who = {"redis_url": redis_url, "run_dir": run_dir, "settings": settings}
         with connected(job_id, role=GENERATOR, what="producer", **who) as connection:
-            spec, broker = connection.spec, connection.broker
+            spec = connection.spec
+            broker = connection.broker
             _check_job(spec, reproducible=reproducible)
             if not engine or len(engine) > MAX_ENGINE_CHARS or not engine.isprintable():
                 raise InvalidInput(f"must be 1 to {MAX_ENGINE_CHARS} printable characters", field="engine")
@@ -172,7 +173,8 @@ class Producer(OwnWorker[Claim, PromptClaim]):
         spec = self.spec
         settings = self._connection.settings
         items = reward_items(spec.reward.components, claim.batch, completions, texts)
-        tries, dependency_s = tries_of(spec), spec.timeouts.dependency_s
+        tries = tries_of(spec)
+        dependency_s = spec.timeouts.dependency_s
         size = claim.group_size
 
         async def ask() -> list[Scored]:
@@ -270,7 +272,8 @@ class Producer(OwnWorker[Claim, PromptClaim]):
         from onbeat.weights.transports import make_stores
 
         tensors = model if isinstance(model, Mapping) else dict(weight_tensors(model))
-        settings, broker = self._connection.settings, self._connection.broker
+        settings = self._connection.settings
+        broker = self._connection.broker
         stores = make_stores(settings.weight_root_path, partial(WeightChunks, broker), settings)
         return WeightReceiver(tensors, stores)
 

@@ -96,7 +96,8 @@ def completions_of(batch: PromptBatch, samples: Sequence[Sequence[Sample]]) -> l
 
 
 def _completion(batch: PromptBatch, prompt: Prompt, sample: Sample, where: str) -> Completion:
-    ids, logprobs = np.asarray(sample.token_ids), np.asarray(sample.logprobs, dtype=np.float64)
+    ids = np.asarray(sample.token_ids)
+    logprobs = np.asarray(sample.logprobs, dtype=np.float64)
     turns = () if sample.trajectory is UNSET else sample.trajectory.turns
     longest = MAX_BATCH_TOKENS if turns else batch.sampling.max_new_tokens
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or not 1 <= len(ids) <= longest:

@@ -100,8 +100,10 @@ def summarise(
     folder: RunFolder,
     figures: list[Path],
 ) -> DemoSummary:
-    status, metrics = progress.status, progress.in_order
-    before, after = progress.evaluation_before, progress.evaluation_latest
+    status = progress.status
+    metrics = progress.in_order
+    before = progress.evaluation_before
+    after = progress.evaluation_latest
     busy_s = sum(entry.wall_s for entry in metrics)
     return DemoSummary(
         job_id=status.job_id,

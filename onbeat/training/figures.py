@@ -55,7 +55,7 @@ def draw_figures(
 
 
 def window_of(spans: Sequence[TimelineSpan], metrics: Sequence[IterationMetrics]) -> Window:
-    """When each iteration of a lagging job was sampled and trained, and by which versions; {} without a lag."""
+    """Returns when each iteration of a lagging job was sampled and trained, by which versions; {} without a lag."""
     samplers = {entry.iteration: samplers_of(entry) for entry in metrics if entry.lag_counts}
     extents: dict[int, tuple[float, float]] = {}
     for span in spans:
@@ -68,7 +68,8 @@ def window_of(spans: Sequence[TimelineSpan], metrics: Sequence[IterationMetrics]
 def samplers_of(metrics: IterationMetrics) -> str:
     """`version 5 (lag 2)`, or `versions 4 to 6 (lag 0 to 2)` where several sampled the iteration."""
     lags = [lag for lag, number in enumerate(metrics.lag_counts) if number]
-    oldest, newest = metrics.iteration - max(lags), metrics.iteration - min(lags)
+    oldest = metrics.iteration - max(lags)
+    newest = metrics.iteration - min(lags)
     return f"{versions_in_words(oldest, newest)} (lag {lag_in_words(metrics.iteration, oldest, newest)})"
 
 
@@ -85,7 +86,8 @@ def while_trained(spans: Sequence[TimelineSpan], number: int) -> list[TimelineSp
     own = [span for span in middle_iterations(spans, number) if span.what in ("train", "step", "sync")]
     if not own:
         return []
-    start_s, end_s = min(span.started_s for span in own), max(span.ended_s for span in own)
+    start_s = min(span.started_s for span in own)
+    end_s = max(span.ended_s for span in own)
     return [span for span in spans if span.ended_s > start_s and span.started_s < end_s]
 
 
@@ -173,7 +175,8 @@ def _draw_window(
     free_s: list[float] = []
     for iteration in sorted({span.iteration for span in spans} & window.keys()):
         started_s, ended_s, samplers = window[iteration]
-        start_s, end_s = max(0.0, started_s - origin_s), min(right_s, ended_s - origin_s)
+        start_s = max(0.0, started_s - origin_s)
+        end_s = min(right_s, ended_s - origin_s)
         lane = next((number for number, free in enumerate(free_s) if free <= start_s), len(free_s))
         free_s[lane:] = [end_s, *free_s[lane + 1 :]]
         row = rows.setdefault(f"open {lane + 1}", len(rows))

@@ -116,7 +116,8 @@ class _Module:
             )
 
     def _add(self, name: str, value: Any) -> None:
-        home, there = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+        home = getattr(value, "__module__", None)
+        there = getattr(value, "__qualname__", "")
         if isinstance(value, FunctionType | type) and home == self._home:
             self.define(name, value)
             return

@@ -84,7 +84,8 @@ def _components(components: Any, put: Put) -> Any:
 
 
 def _component(function: Callable[..., Any], put: Put) -> dict[str, str]:
-    name, source = name_of(function, "reward"), source_of(function)
+    name = name_of(function, "reward")
+    source = source_of(function)
     return {"type": "plugin", "entry_point": name, "file": put(f"{name}.py", source.encode())}
 
 

@@ -34,7 +34,8 @@ MODEL_PART = 16
 
 def new_run_root(name: str) -> Path:
     """A folder below ONBEAT_RUN_ROOT or runs/ that isn't there, with the time: two of one second have two."""
-    root, number = run_root_from(os.environ, None), 1
+    root = run_root_from(os.environ, None)
+    number = 1
     name = time.strftime(f"{name}-%Y%m%d-%H%M%S")
     while (path := root / (name if number == 1 else f"{name}-{number}")).exists():
         number += 1

@@ -93,7 +93,8 @@ class NotebookOutput:
 
 def as_html(progress: JobProgress) -> str:
     """A job in a few lines; what others wrote in it is text."""
-    status, rewards = progress.status, progress.rewards
+    status = progress.status
+    rewards = progress.rewards
     head = f"<b>{_text(status.name)}</b> {status.job_id} {status.state.value} {_text(status.reason)}"
     bar_of = f'<progress value="{progress.num_committed}" max="{status.iterations}"></progress>'
     facts = [f"{progress.num_committed} of {status.iterations} iterations"]
@@ -101,7 +102,8 @@ def as_html(progress: JobProgress) -> str:
         facts.append(f"{duration(progress.left_s)} left")
     if rewards:
         facts.append(f"reward {score(rewards[0])} <code>{sparkline(rewards)}</code> {score(rewards[-1])}")
-    before, after = progress.evaluation_before, progress.evaluation_latest
+    before = progress.evaluation_before
+    after = progress.evaluation_latest
     if before is not None and after is not None:
         facts.append(f"held-out {score(before.sampled)} → {score(after.sampled)}")
     return f"<div>{head}<br>{bar_of} {', '.join(facts)}</div>"

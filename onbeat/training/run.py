@@ -132,7 +132,8 @@ class Run:
         if self._is_past:
             yield from self.metrics
             return
-        driver, at = self._follower(), 0
+        driver = self._follower()
+        at = 0
         while True:
             is_over = driver.is_over
             for event in driver.events[at:]:
@@ -145,7 +146,8 @@ class Run:
 
     def follow(self, view: JobView) -> JobProgress:
         """Shows each event to the view, to the job's end. Raises what ended the stack, or kept the gateway away."""
-        driver, at = self._follower(), 0
+        driver = self._follower()
+        at = 0
         while True:
             is_over = driver.wait_for(lambda: False, TICK_S)
             if (progress := driver.progress) is not None:

@@ -59,7 +59,8 @@ class TrainedNumbers:
         self, expected: ExpectedIteration, *, trainer_epoch: int, loss: float, grad_norm: float, learning_rate: float
     ) -> IterationMetrics:
         """Returns the iteration's numbers; what an external trainer doesn't measure is 0.0, or left out."""
-        sampled, wall_s = numbers_of(SampledNumbers, BatchesOf(self._stats)), time.time() - self._started_s
+        sampled = numbers_of(SampledNumbers, BatchesOf(self._stats))
+        wall_s = time.time() - self._started_s
         return IterationMetrics(
             **dataclasses.asdict(sampled),
             iteration=expected.number,
@@ -194,7 +195,8 @@ class TrainingIteration:
             self._hand_over(error)
 
     def _gather(self) -> None:
-        expected, gathering = self.expected, self._gathering
+        expected = self.expected
+        gathering = self._gathering
         waiting = Waiting(
             expected.missing_in_words, deadline_s=self._job.spec.timeouts.iteration_s, cure="raise timeouts.iteration_s"
         )

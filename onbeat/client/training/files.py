@@ -79,7 +79,7 @@ class TrainerFiles:
 
 
 def _stamp_of(state: Path) -> tuple[str, int, str] | None:
-    """None for a state that can't be read."""
+    """Reads the stamp of a state; None where it can't be read."""
     try:
         stamp = decode_json(read_plain(state / STAMP, max_bytes=MAX_STATE_BYTES), StateStamp)
     except (OSError, InvalidInput):

@@ -32,7 +32,8 @@ class Tenure(TrainedJob):
     def __init__(self, settings: StackSettings, job_id: str) -> None:
         """Raises NotFound for a job that isn't there, InvalidInput for one that Onbeat's own trainer trains."""
         self.connection = JobConnection(settings, job_id, what="trainer")
-        spec, broker = self.connection.spec, self.connection.broker
+        spec = self.connection.spec
+        broker = self.connection.broker
         if not spec.trainer.external:
             self.connection.close(lambda: None)
             raise InvalidInput(
