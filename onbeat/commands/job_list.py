@@ -106,7 +106,7 @@ def job_table(jobs: Iterable[JobStatus], *, width: int, now_s: float) -> Table:
 
 
 def _took(status: JobStatus, now_s: float) -> str:
-    """From the start of the first trainer to the end, or to now."""
+    """Returns the time from the start of the first trainer to the end, or to now."""
     if not status.started_s:
         return UNKNOWN
     return duration(max(0.0, (status.ended_s or now_s) - status.started_s))

@@ -102,7 +102,7 @@ NUM_JOBS = 100
 
 
 def job_ids(incomplete: str) -> list[tuple[str, str]]:
-    """(job id, its state) of the newest jobs, for `onbeat watch <TAB>`; [] where no gateway answers in time.
+    """Returns (job id, its state) of the newest jobs, for `onbeat watch <TAB>`; [] where no gateway answers in time.
 
     zsh evaluates what it is given here, so nothing is in it that a user or a gateway may choose freely, like a name.
     """

@@ -96,7 +96,7 @@ def task_list(listed: list[TaskStatus], *, now_s: float) -> RenderableType:
 
 
 def task_table(status: TaskStatus, *, now_s: float) -> Table:
-    """All that is known of one task."""
+    """Returns a table of all that is known of a task."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -145,7 +145,7 @@ def _state_of(status: TaskStatus) -> str:
 
 
 def _took(status: TaskStatus, now_s: float) -> str:
-    """From the start of its newest attempt to its end, or to now."""
+    """Returns the time from the start of its newest attempt to its end, or to now."""
     if not status.started_s:
         return ""
     return duration(max(0.0, (status.ended_s or now_s) - status.started_s))

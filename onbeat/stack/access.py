@@ -20,7 +20,7 @@ DEFAULT_RUN_DIR = "runs"
 
 
 class StackFile(Record, frozen=True, kw_only=True):
-    """How a client reaches the gateway."""
+    """The file by which a client reaches the gateway."""
 
     gateway_url: str
     api_key: str
@@ -31,7 +31,7 @@ class StackFile(Record, frozen=True, kw_only=True):
 
 
 class GatewayAccess(Record, frozen=True, kw_only=True):
-    """Where the gateway is, the key, and the folder of its runs."""
+    """The address of a gateway, the key, and the folder of its runs."""
 
     url: str
     key: str
@@ -39,7 +39,7 @@ class GatewayAccess(Record, frozen=True, kw_only=True):
 
 
 def inputs_below(run_root: Path) -> Path:
-    """Where programs of this user put data and rewards of their jobs: specs may name files below it."""
+    """Returns the folder for data and rewards that programs of this user bring; specs may name files below it."""
     return run_root.resolve() / "inputs"
 
 
@@ -82,7 +82,7 @@ def run_dir_flag(environment: Mapping[str, str], run_root: Path) -> str:
 
 
 def page_address(gateway_url: str, api_key: str, *, job_id: str = "") -> str:
-    """Where a browser opens the gateway's page, with the key in the fragment, which it sends to no server.
+    """Returns the gateway's page for a browser, with the key in the fragment, which a browser sends to no server.
 
     api_key: "" leaves it out; the page then asks for it.
     """
@@ -140,7 +140,7 @@ def same_origin(url: str, other: str) -> bool:
 
 
 def _origin(url: str) -> tuple[str, str, int | None] | None:
-    """None of what is no address."""
+    """Returns scheme, host and port; None of what is no address."""
     try:
         parts = urlsplit(url)
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)

@@ -125,7 +125,7 @@ class FolderLock:
 
 
 def _read_holder(descriptor: int) -> Holder | None:
-    """None where the holder has not written it yet, or a hand has."""
+    """Reads the lock's holder; None where the holder has not written it yet, or a hand has."""
     with contextlib.suppress(InvalidInput):
         return decode_json(os.pread(descriptor, MAX_BYTES, 0), Holder)
     return None

@@ -107,7 +107,7 @@ class GeneratorProfile(Record, frozen=True, kw_only=True):
 
 
 class StackProfile(Record, frozen=True, kw_only=True):
-    """All generators of a stack, in the order of their names."""
+    """The generators of a stack, in the order of their names."""
 
     generators: Annotated[tuple[GeneratorProfile, ...], Meta(min_length=1, max_length=64)] = (GeneratorProfile(),)
     """Kinds of generators."""

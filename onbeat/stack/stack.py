@@ -283,10 +283,12 @@ class EmbeddedStack:
         self, name: str, settings: StackSettings, arguments: tuple[str, ...], *, port: int = 0
     ) -> ChildProcess:
         service, _, number = name.partition("-")
-        python, engine = sys.executable, self.plan.engine
+        python = sys.executable
+        engine = self.plan.engine
         if service == "generator" and self.plan.profile is not None:
             kind = self.plan.profile.each[int(number) - 1]
-            python, engine = kind.interpreter(self.plan.model_root), kind.options(os.environ)
+            python = kind.interpreter(self.plan.model_root)
+            engine = kind.options(os.environ)
         if self.redis is not None and service in REDIS_ROLES:
             settings = replace(settings, redis_url=self.redis.url_of(REDIS_ROLES[service]))
         settings = replace(settings, name=name, colocated_threads=self.plan.colocated_threads_of(service))

@@ -21,7 +21,7 @@ GOOD_LIFE_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class RestartPolicy:
-    """How often and how soon a dead process is started again."""
+    """The rule of how often and how soon a dead process is started again."""
 
     first_pause_s: float = 0.5
     longest_pause_s: float = 10.0

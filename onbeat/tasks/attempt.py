@@ -59,7 +59,7 @@ class Interrupted(BaseException):
 
 
 class Progress:
-    """How far the work has come. The work adds and the keeper reads; fields that don't fit for a moment do no harm."""
+    """The progress of a work. The work adds and the keeper reads; fields that don't fit for a moment do no harm."""
 
     def __init__(self) -> None:
         self._files_done = self._files_total = self._bytes_done = self._bytes_total = 0

@@ -65,8 +65,10 @@ class Message(redis.Channel.Message):
     """
 
     def __init__(self, payload: Any, channel: Any = None) -> None:
-        name, message_id = payload["headers"]["task"], payload["headers"]["id"]
-        body, tag = payload["body"], payload["properties"]["delivery_tag"]
+        name = payload["headers"]["task"]
+        message_id = payload["headers"]["id"]
+        body = payload["body"]
+        tag = payload["properties"]["delivery_tag"]
         expires = payload["headers"].get("expires")
         if not all(isinstance(part, str) for part in (name, message_id, body, tag)):
             raise ValueError("its parts aren't text")

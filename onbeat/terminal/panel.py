@@ -99,7 +99,8 @@ def open_in_words(window: Sequence[WindowIteration]) -> list[str]:
 
 
 def _facts(progress: JobProgress) -> Table:
-    status, latest = progress.status, progress.latest
+    status = progress.status
+    latest = progress.latest
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()

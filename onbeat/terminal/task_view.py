@@ -87,7 +87,8 @@ def _bar(what: str, progress: TaskProgress) -> RenderableType:
     row.add_column(no_wrap=True)
     row.add_column(width=BAR_COLUMNS)
     row.add_column(no_wrap=True)
-    total, done = progress.bytes_total or progress.files_total, progress.bytes_done or progress.files_done
+    total = progress.bytes_total or progress.files_total
+    done = progress.bytes_done or progress.files_done
     # Without a total the bar only says that something is done.
     bar = ProgressBar(total=total or None, completed=done, width=BAR_COLUMNS)
     row.add_row(Text(one_line(what)), bar, Text(progress_in_words(progress)))

@@ -20,7 +20,8 @@ def sparkline(values: Sequence[float], *, width: int = 40) -> str:
     if not values:
         return ""
     buckets = _buckets(values, min(width, len(values)))
-    low, high = min(buckets), max(buckets)
+    low = min(buckets)
+    high = max(buckets)
     half = high / 2 - low / 2  # the whole may be beyond every number
     if not half:
         return BLOCKS[len(BLOCKS) // 2] * len(buckets)
@@ -120,7 +121,8 @@ def _buckets(values: Sequence[float], number: int) -> list[float]:
 
 def lag_in_words(iteration: int, oldest_version: int, newest_version: int) -> str:
     """`2`, or `0 to 2` where several versions may sample the iteration."""
-    least, most = iteration - newest_version, iteration - oldest_version
+    least = iteration - newest_version
+    most = iteration - oldest_version
     return str(most) if least == most else f"{least} to {most}"
 
 

@@ -40,7 +40,7 @@ STORE_S = 60.0
 
 
 class Place(Record, frozen=True, kw_only=True):
-    """How far a round has come."""
+    """The place that a round has come to."""
 
     began_s: float = 0.0
     """Unix time at which the round began."""
@@ -53,7 +53,8 @@ class Place(Record, frozen=True, kw_only=True):
 def verify_kept(broker: Broker, settings: StackSettings, attempt: Attempt, progress: Progress) -> TaskResult:
     """Creates a task `verify` for each of the next jobs. Raises Unavailable."""
     store = TaskStore(broker)
-    place, now_s = read_place(store.place(ENTRY)), time.time()
+    place = read_place(store.place(ENTRY))
+    now_s = time.time()
     if place.is_over:
         # A round that began in the future is from before the clock stepped back.
         if 0.0 <= now_s - place.began_s < DAY_S * settings.verify_kept_days:
@@ -87,7 +88,8 @@ def kept_jobs(broker: Broker, settings: StackSettings, after: str = "") -> Itera
     object store they may be there alone, from where the check brings them. Raises Unavailable.
     """
     jobs = JobStore(broker)
-    known, active = set(jobs.job_ids()), set(jobs.active_jobs())
+    known = set(jobs.job_ids())
+    active = set(jobs.active_jobs())
     root = settings.run_root_path
     here = {entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)} if root.is_dir() else set()
     stored = set(Bucket(settings.objects, deadline_s=STORE_S).folders()) if settings.objects else set()
