@@ -92,7 +92,10 @@ def _completion(
     row: int,
     advantages: Sequence[float],
 ) -> CompletionView:
-    """advantages: of the completion, or of each of its turns; empty where none is known."""
+    """Returns a completion as the page shows it, token by token.
+
+    `advantages` are of the completion, or of each of its turns; empty where none is known.
+    """
     completion = rollout.completion
     trajectory = rollout.completion.trajectory
     sampled = _sampled(completion)

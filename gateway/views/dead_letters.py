@@ -41,7 +41,7 @@ class DeadLetterBox:
         self._keys = broker.job_keys(job_id)
 
     def newest(self, limit: int) -> tuple[DeadLetter, ...]:
-        """Newest first. Raises NotFound."""
+        """Returns the newest letters, newest first. Raises NotFound."""
         with self._broker.call():
             rows = self._redis.xrevrange(self._keys.dead, count=limit)
         return self._letters([row for row in rows if is_letter(row[1])])

@@ -343,7 +343,7 @@ def parse_events(answer: httpx.Response) -> Iterator[tuple[str, JobEvent]]:
 
 
 def audit_entries(body: Any) -> list[AuditEntry]:
-    """`{"records": [{…record…, "digest": "…"}]}` → entries."""
+    """Returns the entries of an answer `{"records": [{…record…, "digest": "…"}]}`."""
     entries = []
     for fields in _member(body, "records", list[dict[str, Any]]):
         digest = fields.pop("digest", "")

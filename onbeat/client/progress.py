@@ -66,7 +66,7 @@ class JobProgress:
 
     @property
     def left_s(self) -> float | None:
-        """None before the first iteration."""
+        """Estimates the seconds that are left; None before the first iteration, and once the job has ended."""
         if not self.iterations or self.status.state.is_final:
             return None
         typical_s = statistics.median(metrics.wall_s for metrics in self.in_order[-RECENT:])

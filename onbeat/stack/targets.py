@@ -29,7 +29,7 @@ class MetricsTargets:
     """The ports at which the processes of one stack serve their metrics."""
 
     def __init__(self, settings: StackSettings) -> None:
-        """settings: the operator's, whose key is kept where it is set."""
+        """Takes the key of the operator's settings; where it isn't set, a new one."""
         self.key = settings.metrics_key or secrets.token_urlsafe(32)
         self._ports: dict[str, int] = {}
         self._files: list[Path] = []

@@ -26,7 +26,7 @@ class Shown(Protocol):
     """The display of a program that waits."""
 
     def update(self, progress: JobProgress | None) -> None:
-        """progress: None before the job is there."""
+        """Shows the progress; None before the job is there."""
 
     def pause(self) -> None:
         """The program goes on."""

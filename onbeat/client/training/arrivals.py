@@ -51,7 +51,7 @@ class TrainedNumbers:
         return len(self._stats)
 
     def add(self, batch: RolloutBatch, rewards: np.ndarray) -> None:
-        """rewards: float64[k·G], with what stages add."""
+        """Adds a batch and its rewards, float64[k·G], with what stages add."""
         self._stats.append(SampledStats.of(batch, rewards.reshape(len(batch.groups), batch.group_size)))
         self._generation_s += sum(timings.generation_ended_s - timings.generation_started_s for timings in batch.rounds)
 
@@ -146,7 +146,7 @@ class TrainingIteration:
 
     @property
     def number(self) -> int:
-        """t: it trains version t and makes version t + 1."""
+        """The iteration's number t: it trains version t and makes version t + 1."""
         return self.expected.number
 
     @property
