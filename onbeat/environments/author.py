@@ -1,4 +1,4 @@
-"""What the author of an environment, or of an agent, imports, and nothing else of Onbeat.
+"""The names that the author of an environment or of an agent imports: nothing else of Onbeat is needed.
 
     from onbeat.environments.author import Environment, Opening, Reply
 
@@ -41,27 +41,27 @@ class BadTask(Exception):
 
 
 class NoAnswer(Exception):
-    """What an environment returned is no opening, or no reply; no retry mends it."""
+    """An environment returned something else than an opening or a reply; no retry fixes it."""
 
 
 class RewrittenHistory(Exception):
-    """Raised for an agent whose conversation no trajectory can hold; no retry mends it."""
+    """Raised for an agent whose conversation no trajectory can hold; no retry fixes it."""
 
 
 @dataclass(slots=True)
 class Opening:
-    """What the model sees before its first turn."""
+    """The messages that the model sees before its first turn, and the tools that it may call."""
 
     messages: Said
     tools: Sequence[Tool | Mapping[str, Any]] = ()
-    """What the model may call: records, or dicts with `name`, `description` and `parameters` (JSON schema)."""
+    """Tools that the model may call: records, or dicts with `name`, `description` and `parameters` (JSON schema)."""
     asks_for_tokens: bool = False
     """Whether the model's messages are to come with their tokens, as `Message.sampled`."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """What the model sees after its turn. `reward` is that turn's own, not a running sum."""
+    """The messages that the model sees after its turn. `reward` is that turn's own, not a running sum."""
 
     messages: Said = ()
     reward: float = 0.0
@@ -115,7 +115,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """What an agent that owns its loop is given: a task, and where the model answers.
+    """The task of an agent that owns its loop, and the address at which the model answers.
 
         from onbeat.environments.author import Episode
         from openai import OpenAI
@@ -150,7 +150,7 @@ class Episode:
 
 @dataclass(slots=True)
 class Outcome:
-    """What an agent returns where a reward alone says too little."""
+    """A reward with metrics: an agent returns it where a reward alone says too little."""
 
     reward: float
     metrics: Mapping[str, float] = field(default_factory=dict)

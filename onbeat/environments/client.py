@@ -69,7 +69,7 @@ class EnvironmentClient:
         return await self._post("/v1/environments/check", wire.table_of(environment), wire.EnvironmentFacts)
 
     async def canary(self, environment: EnvironmentSpec, tasks: Sequence[wire.Task]) -> str:
-        """What differs where it is played twice; "" where nothing does."""
+        """Plays the tasks twice, and returns how the two differ; "" where they don't."""
         limit_s = environment.step_timeout_s
         request = wire.CanaryRequest(environment=wire.table_of(environment), tasks=tuple(tasks), step_timeout_s=limit_s)
         return (await self._post("/v1/environments/canary", request, wire.CanaryResponse)).problem
@@ -77,8 +77,8 @@ class EnvironmentClient:
     async def openings(
         self, environment: EnvironmentSpec, tasks: Sequence[wire.Task], *, job_id: str = ""
     ) -> list[wire.TaskOpening | wire.Failure]:
-        """How the tasks begin, in their order."""
-        found: list[wire.TaskOpening | wire.Failure] = []
+        """Returns the openings of the tasks, in their order."""
+        openings: list[wire.TaskOpening | wire.Failure] = []
         for part in _parts(tasks, lambda task: len(task.task)):
             request = wire.OpeningRequest(
                 environment=wire.table_of(environment),
@@ -86,16 +86,16 @@ class EnvironmentClient:
                 step_timeout_s=environment.step_timeout_s,
                 job_id=job_id,
             )
-            found += (await self._post("/v1/openings", request, wire.OpeningResponse, number=len(part))).openings
-        return found
+            openings += (await self._post("/v1/openings", request, wire.OpeningResponse, number=len(part))).openings
+        return openings
 
     async def open(
         self, environment: EnvironmentSpec, sessions: Sequence[wire.NewSession], *, idle_s: float, job_id: str = ""
     ) -> list[wire.Result]:
-        """Begins sessions, each where its history ends; one that has the id of another ends that one."""
-        found: list[wire.Result] = []
+        """Begins sessions, each where its history ends; a session with the id of another ends that other."""
+        results: list[wire.Result] = []
         for part in _parts(
-            sessions, lambda new: len(new.task.task) + sum(len(one.message.content) + 128 for one in new.history)
+            sessions, lambda new: len(new.task.task) + sum(len(turn.message.content) + 128 for turn in new.history)
         ):
             request = wire.OpenRequest(
                 environment=wire.table_of(environment),
@@ -104,16 +104,16 @@ class EnvironmentClient:
                 idle_s=idle_s,
                 job_id=job_id,
             )
-            found += (await self._post("/v1/sessions", request, wire.SessionResponse, number=len(part))).results
-        return found
+            results += (await self._post("/v1/sessions", request, wire.SessionResponse, number=len(part))).results
+        return results
 
     async def step(self, steps: Sequence[wire.Step]) -> list[wire.Result]:
-        """Replies to the model's messages, in their order."""
-        found: list[wire.Result] = []
+        """Returns the replies to the model's messages, in their order."""
+        results: list[wire.Result] = []
         for part in _parts(steps, lambda step: len(step.message.content)):
             request = wire.StepRequest(steps=tuple(part))
-            found += (await self._post("/v1/steps", request, wire.SessionResponse, number=len(part))).results
-        return found
+            results += (await self._post("/v1/steps", request, wire.SessionResponse, number=len(part))).results
+        return results
 
     async def renew(self, session_ids: Sequence[str]) -> None:
         """Says that they are still needed."""
@@ -126,7 +126,7 @@ class EnvironmentClient:
             await self._post("/v1/sessions/close", wire.CloseRequest(session_ids=tuple(part)), wire.CloseResponse)
 
     async def _post(self, path: str, request: Record, kind: type[A], *, number: int | None = None) -> A:
-        """One answer, of as many requests as it takes. number: of the results that it must have."""
+        """Returns one answer, after as many requests as it takes. number: of the results that it must have."""
         body = encode(request)
         ends_s = self.clock() + self.deadline_s if self.deadline_s is not None else float("inf")
         service = self.service
@@ -152,8 +152,8 @@ class EnvironmentClient:
         limit_s = min(self.request_timeout_s, left_s)
         headers = {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, "authorization": f"Bearer {self.key}"}
         try:
-            asked = self.http.post(path, content=body, headers=headers | trace_headers(), timeout=limit_s)
-            answer = await asyncio.wait_for(asked, limit_s)
+            response = self.http.post(path, content=body, headers=headers | trace_headers(), timeout=limit_s)
+            answer = await asyncio.wait_for(response, limit_s)
         except (httpx.RequestError, TimeoutError) as error:
             raise unanswered(error, EnvironmentUnavailable) from error
         if not check_status(answer, EnvironmentUnavailable, of="the reward service"):
@@ -189,9 +189,9 @@ def _refusal(path: str, answer: httpx.Response) -> InvalidInput:
 
 def _as_many(answer: A, number: int) -> A:
     """Raises EnvironmentUnavailable for an answer with more or fewer results than there are questions."""
-    found = answer.openings if isinstance(answer, wire.OpeningResponse) else getattr(answer, "results", ())
-    if len(found) != number:
-        problem = f"the reward service answered {len(found)} results for {number} sessions"
+    results = answer.openings if isinstance(answer, wire.OpeningResponse) else getattr(answer, "results", ())
+    if len(results) != number:
+        problem = f"the reward service answered {len(results)} results for {number} sessions"
         raise in_doubt(EnvironmentUnavailable(problem))
     return answer
 

@@ -33,7 +33,7 @@ class McpServer(Record, frozen=True, kw_only=True):
 
 
 class Offered(Record, frozen=True, kw_only=True):
-    """What a child is told of the allowed servers: their names, and the one that its job names, if it is there."""
+    """The part of the allowed servers that a child learns: their names, and its job's server, if there is one."""
 
     names: tuple[str, ...] = ()
     server: McpServer | None = None
@@ -45,18 +45,18 @@ def servers_from(setting: str) -> dict[str, McpServer]:
         return {}
     try:
         text = setting if setting.lstrip().startswith("{") else _file(Path(setting))
-        found = decode_json(text, dict[Line, McpServer])
+        servers = decode_json(text, dict[Line, McpServer])
     except (OSError, ValueError, OnbeatError) as error:
         raise InvalidInput(
             f"it is neither JSON of servers by their names nor the path of a file with it: {error}",
             field=VARIABLE,
             cure='{"name": {"command": "/path/of/a/program", "args": [], "env": {}}}',
         ) from error
-    return {name: _resolved(name, server) for name, server in found.items()}
+    return {name: _resolved(name, server) for name, server in servers.items()}
 
 
 def offered(servers: Mapping[str, McpServer], table: EnvironmentTable) -> Offered:
-    """What the child of that environment is told; it learns of no other server's command and variables."""
+    """Returns the part for the child of that environment: it learns no other server's command and variables."""
     named = table.params.get(PARAM)
     return Offered(names=tuple(sorted(servers)), server=servers.get(named) if isinstance(named, str) else None)
 
@@ -70,8 +70,8 @@ def _file(path: Path) -> str:
 
 
 def _resolved(name: str, server: McpServer) -> McpServer:
-    """With the program's whole path: the caged process has no PATH of the operator's."""
-    found = shutil.which(server.command)
-    if found is None:
+    """Returns a server with the program's whole path: the caged process has no PATH of the operator's."""
+    program = shutil.which(server.command)
+    if program is None:
         raise InvalidInput(f"server `{name}`: there is no program `{server.command}` here", field=VARIABLE)
-    return McpServer(command=str(Path(found).absolute()), args=server.args, env=server.env)
+    return McpServer(command=str(Path(program).absolute()), args=server.args, env=server.env)

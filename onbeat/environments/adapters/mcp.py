@@ -28,7 +28,9 @@ MAX_CHARS = 100_000
 
 
 class Mcp(Environment):
-    """`server`: its name. `tools`: some of its tools; "" takes all. `chars`: the longest answer of one call.
+    """A session with the tools of one MCP server.
+
+    `server`: its name. `tools`: some of its tools; "" takes all. `chars`: the longest answer of one call.
 
     `answer` and `system` are as those of `tools`.
     """
@@ -71,10 +73,13 @@ class Mcp(Environment):
     async def step(self, message: Message, turn: int) -> Reply:
         if not message.tool_calls and not message.malformed:
             return self._question.reply(message, self._calls.metrics())
-        answers = [
-            given if isinstance(given, Message) else await self._made(call, given)
-            for call, given in self._calls.of(message)
-        ]
+        answers: list[Message] = []
+        for call, arguments in self._calls.of(message):
+            if isinstance(arguments, Message):
+                refusal = arguments
+                answers.append(refusal)
+            else:
+                answers.append(await self._made(call, arguments))
         return Reply(answers, metrics=self._calls.metrics())
 
     async def close(self) -> None:
@@ -83,14 +88,17 @@ class Mcp(Environment):
 
     async def _made(self, call: ToolCall, arguments: dict[str, Any]) -> Message:
         assert self._connection is not None
-        found = await self._connection.call(call.name, arguments)
-        if isinstance(found, str):
-            return self._calls.refused(call, found)
-        told = content_of(found)
-        return self._calls.refused(call, told) if found.is_error else self._calls.answered(call, told)
+        result = await self._connection.call(call.name, arguments)
+        if isinstance(result, str):
+            problem = result
+            return self._calls.refused(call, problem)
+        content = content_of(result)
+        if result.is_error:
+            return self._calls.refused(call, content)
+        return self._calls.answered(call, content)
 
     def _chosen(self, offered: list[ServerTool]) -> list[Tool]:
-        """Raises NoAnswer."""
+        """Returns the tools that the job names, or all. Raises NoAnswer."""
         by_name = {tool.name: tool for tool in offered}
         if unknown := [name for name in self._wanted if name not in by_name]:
             raise NoAnswer(f"the MCP server has no tool `{unknown[0]}`; it has: {', '.join(by_name)}")
@@ -101,7 +109,7 @@ class Mcp(Environment):
 
 
 def content_of(result: CallToolResult) -> str:
-    """Texts as they are, of anything else what it is; where there is nothing, the structured content as JSON."""
+    """Returns a result's texts, a description of each other part, or, without parts, its structured content as JSON."""
     parts = [part.text if isinstance(part, TextContent) else _described(part) for part in result.content]
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False, sort_keys=True)
@@ -115,7 +123,7 @@ def _described(part: Any) -> str:
 
 
 def _tool(tool: ServerTool) -> Tool:
-    """Raises NoAnswer."""
+    """Returns a server's tool as the model sees it. Raises NoAnswer."""
     schema = dict(tool.input_schema)
     if len(json.dumps(schema)) > MAX_SCHEMA_CHARS:
         raise NoAnswer(

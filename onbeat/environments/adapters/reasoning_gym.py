@@ -28,7 +28,10 @@ MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError
 
 
 class ReasoningGym(Environment):
-    """`tries`: answers at most. `discount`: what each further try multiplies the reward by."""
+    """A task that the model answers in several tries.
+
+    `tries`: answers at most. `discount`: the factor by which each further try multiplies the reward.
+    """
 
     global_random = True
 
@@ -41,7 +44,10 @@ class ReasoningGym(Environment):
         if task and task not in PLAYED - known_tasks.NOT_GENERATED.keys():
             raise ValueError(f"`{task}` is none of the tasks that can be played in several tries")
         self._gym = reasoning_gym
-        self._tries, self._discount, self._task, self._ask = tries, discount, task, ask
+        self._tries = tries
+        self._discount = discount
+        self._task = task
+        self._ask = ask
 
     def reset(self, task: dict[str, Any], seed: int) -> Opening:
         name, self._entry = self._made(seed) if self._task else _given(str(task.get("entry", "")))
@@ -53,10 +59,12 @@ class ReasoningGym(Environment):
         left = self._tries - turn - 1
         if answer is not None and self._is_right(answer):
             return Reply("That is right.", self._discount**turn, True, {"tries": turn + 1.0})
-        said = "That is not right." if answer is not None else "There is no <answer>…</answer> in it."
+        verdict = "That is not right." if answer is not None else "There is no <answer>…</answer> in it."
         if left == 0:
-            return Reply(said, done=True, metrics={"tries": turn + 1.0})
-        return Reply(f"{said} You have {left} more {'try' if left == 1 else 'tries'}.", metrics={"tries": turn + 1.0})
+            return Reply(verdict, done=True, metrics={"tries": turn + 1.0})
+        return Reply(
+            f"{verdict} You have {left} more {'try' if left == 1 else 'tries'}.", metrics={"tries": turn + 1.0}
+        )
 
     def _is_right(self, answer: str) -> bool:
         try:

@@ -27,11 +27,14 @@ SPLIT_SEED = 20_261_122
 
 
 class SecretTable(Environment):
-    """One session. With `shuffled` its answers are of another table: the control, in which nothing can be learned."""
+    """A session with a table of its own.
+
+    With `shuffled` its answers are of another table: the control, in which nothing can be learned.
+    """
 
     def __init__(self, *, shuffled: bool = False) -> None:
         self._shuffled = shuffled
-        self._told: dict[str, int] = {}
+        self._shown_table: dict[str, int] = {}
         self._answer = ""
         self._num_calls = 0
 
@@ -39,7 +42,7 @@ class SecretTable(Environment):
         """task: {"split": "train" or "evaluation", "index": its number}."""
         first, second = pair_of(task)
         table = make_table(seed)
-        self._told = make_table(seed + 1) if self._shuffled else table
+        self._shown_table = make_table(seed + 1) if self._shuffled else table
         self._answer = str(table[first] + table[second])[::-1]
         return Opening(f"{first}+{second}=")
 
@@ -48,9 +51,9 @@ class SecretTable(Environment):
             is_right = message.content == self._answer
             return Reply(reward=float(is_right), done=True, metrics=self._metrics(is_answered=True))
         self._num_calls += 1
-        asked = [self._told.get(letter) for letter in message.content[1:]]
-        known = [str(number) for number in asked if number is not None]
-        answer = " ".join(known) if len(known) == len(asked) == 2 else "!"
+        numbers = [self._shown_table.get(letter) for letter in message.content[1:]]
+        known = [str(number) for number in numbers if number is not None]
+        answer = " ".join(known) if len(known) == len(numbers) == 2 else "!"
         return Reply(f"{answer}=", metrics=self._metrics(is_answered=False))
 
     def _metrics(self, *, is_answered: bool) -> dict[str, float]:

@@ -38,8 +38,9 @@ class Trl(Environment):
     def __init__(self, operators_part: bytes, /, *, factory: str, reward: str = "", deterministic: bool = True) -> None:
         self.deterministic = deterministic
         modules = decode(operators_part, tuple[str, ...])
-        found, self.version = (_listed if ":" in factory else _offered)(factory, modules)
-        self._env = found()
+        find_class = _listed if ":" in factory else _offered
+        env_class, self.version = find_class(factory, modules)
+        self._env = env_class()
         if not callable(getattr(self._env, "reset", None)):
             raise ValueError(f"{factory} has no method `reset`")
         if not reward and not callable(getattr(self._env, "get_reward", None)):
@@ -79,7 +80,7 @@ class Trl(Environment):
             **(entry if isinstance(entry, dict) else {}),
         }
         parameters = inspect.signature(self._env.reset).parameters
-        if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             return columns
         return {name: value for name, value in columns.items() if name in parameters}
 
@@ -101,24 +102,26 @@ def _offered(name: str, modules: Sequence[str]) -> tuple[type, str]:
         entry_point = find_entry_point(GROUP, name, field=FIELD, where="reward service")
     except UnknownEntryPoint as error:
         raise ValueError(f"factory: {error}; or name a class as `module:Class`, of {_known(modules)}") from None
-    found = entry_point.load()
-    if not inspect.isclass(found):
+    env_class = entry_point.load()
+    if not inspect.isclass(env_class):
         raise ValueError(f"factory: `{name}` of group {GROUP} is `{entry_point.value}`, which is no class")
-    return found, f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else ""
+    if entry_point.dist is None:
+        return env_class, ""
+    return env_class, f"{entry_point.dist.name} {entry_point.dist.version}"
 
 
 def _listed(path: str, modules: Sequence[str]) -> tuple[type, str]:
-    """Returns the class; of which distribution a module is isn't told, so its version is the adapter's."""
+    """Returns the class, and "" for its version: a module doesn't say of which distribution it is."""
     module, _, name = path.partition(":")
     if module not in modules:
         raise ValueError(
             f"factory: `{path}` is of no module that the stack's operator allows, which are {_known(modules)}; "
             f"or name an entry point of group {GROUP}: {', '.join(names_in(GROUP)) or 'none is installed'}"
         )
-    found = getattr(import_module(module), name, None)
-    if not inspect.isclass(found) or found.__module__.partition(".")[0] != module.partition(".")[0]:
+    env_class = getattr(import_module(module), name, None)
+    if not inspect.isclass(env_class) or env_class.__module__.partition(".")[0] != module.partition(".")[0]:
         raise ValueError(f"factory: `{path}` is no class of its own package")
-    return found, ""
+    return env_class, ""
 
 
 def _known(modules: Sequence[str]) -> str:

@@ -48,7 +48,10 @@ class Agent:
 
 
 class AgentEnvironment(Environment):
-    """One instance is one episode. params: `agent` names it; the others are keyword arguments of its function."""
+    """An episode of an agent that owns its loop: each instance plays one.
+
+    params: `agent` names it; the others are keyword arguments of its function.
+    """
 
     threads = True
     takes_sampling = True
@@ -56,13 +59,13 @@ class AgentEnvironment(Environment):
     def __init__(self, *, agent: str, **params: Any) -> None:
         self._be(agent_named(agent), params)
 
-    def _be(self, found: Agent, params: Mapping[str, Any]) -> None:
-        self.version = found.version
-        self.deterministic = found.deterministic
-        self.global_random = found.global_random
-        self._agent = found
+    def _be(self, agent: Agent, params: Mapping[str, Any]) -> None:
+        self.version = agent.version
+        self.deterministic = agent.deterministic
+        self.global_random = agent.global_random
+        self._agent = agent
         self._params = params
-        self._conversation = Conversation(rewrites=found.rewrites, parallel=found.parallel)
+        self._conversation = Conversation(rewrites=agent.rewrites, parallel=agent.parallel)
         self._guest: Guest | None = None
         self._thread: threading.Thread | None = None
 
@@ -113,14 +116,14 @@ class AgentEnvironment(Environment):
 @lru_cache(maxsize=16)
 def agent_named(name: str) -> Agent:
     """Imports an agent. Raises InvalidInput, and whatever its module raises."""
-    found = find_entry_point(GROUP, name, field=FIELD, where="reward service")
-    function = found.load()
+    entry_point = find_entry_point(GROUP, name, field=FIELD, where="reward service")
+    function = entry_point.load()
     if not callable(function):
         raise InvalidInput(f"`{name}` is {type(function).__name__}, and no function", field=FIELD)
     parallel = bool(getattr(function, "parallel", False))
     return Agent(
         function=function,
-        version=f"{found.dist.name} {found.dist.version}" if found.dist else "",
+        version=f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else "",
         deterministic=bool(getattr(function, "deterministic", True)) and not parallel,
         global_random=bool(getattr(function, "global_random", False)),
         rewrites=bool(getattr(function, "rewrites", False)),
@@ -128,15 +131,15 @@ def agent_named(name: str) -> Agent:
     )
 
 
-def _run(function: Callable[..., Any], episode: Episode, params: Mapping[str, Any], told: Conversation) -> None:
+def _run(function: Callable[..., Any], episode: Episode, params: Mapping[str, Any], conversation: Conversation) -> None:
     try:
         returned = function(episode, **params)
         if asyncio.iscoroutine(returned):
             returned = asyncio.run(returned)
     except BaseException as error:  # foreign code may also raise SystemExit, or what is no Exception
-        told.end(Ended(error=error))
+        conversation.end(Ended(error=error))
     else:
-        told.end(Ended(returned=returned))
+        conversation.end(Ended(returned=returned))
 
 
 def _let_go(guest: Guest) -> None:

@@ -59,14 +59,14 @@ KNOWN_OF_A_MESSAGE = frozenset({"role", "content", "name", "tool_calls", "tool_c
 
 
 def read_json(body: bytes) -> dict[str, Any]:
-    """Raises Refusal."""
+    """Returns the JSON object of a body. Raises Refusal."""
     try:
-        found = msgspec.json.decode(body)
+        content = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise Refusal(f"the body is no JSON: {error}", code="invalid") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise Refusal("the body is no JSON object", code="invalid")
-    return found
+    return content
 
 
 def check_model(body: Mapping[str, Any], *, may_be_missing: bool = False) -> None:
@@ -76,21 +76,25 @@ def check_model(body: Mapping[str, Any], *, may_be_missing: bool = False) -> Non
 
 
 def check_sampling(
-    given: Mapping[str, Any], sampling: SamplingParams | None, *, known: Iterable[str] = (), prefix: str = ""
+    options: Mapping[str, Any], sampling: SamplingParams | None, *, known: Iterable[str] = (), prefix: str = ""
 ) -> None:
     """Refuses what the policy isn't sampled by. sampling: the job's; None where only an opening is asked for."""
-    for name, value in given.items():
+    for name, value in options.items():
         if name in known or name in LABELS or any(value is empty or value == empty for empty in EMPTY):
             continue
         where = prefix + name
         if name in SAMPLING:
-            said = None if sampling is None else getattr(sampling, SAMPLING[name])
-            said = NEUTRAL.get(name, (0,))[0] if said is UNSET else said
+            job_value = None if sampling is None else getattr(sampling, SAMPLING[name])
+            if job_value is UNSET:
+                job_value = NEUTRAL.get(name, (0,))[0]
             if not _is_number(value):
                 raise Refusal(f"{where} is no number", code="invalid", param=where)
-            if said is not None and value != said and not (name == "top_k" and value == -1 and said == 0):
+            # vLLM writes "all tokens" as -1, and the job as 0.
+            both_take_all = name == "top_k" and value == -1 and job_value == 0
+            if job_value is not None and value != job_value and not both_take_all:
                 raise Refusal(
-                    f"{where} is {value}, and the job samples with {said}: leave it out, or set the job's", param=where
+                    f"{where} is {value}, and the job samples with {job_value}: leave it out, or set the job's",
+                    param=where,
                 )
         else:
             check_neutral(name, value, prefix=prefix)
@@ -106,37 +110,37 @@ def check_neutral(name: str, value: Any, *, prefix: str = "") -> None:
 
 
 def read_chat(body: bytes, sampling: SamplingParams | None) -> tuple[Request, dict[str, Any]]:
-    """Returns the request, and what it asks of the form of its answer. Raises Refusal."""
-    given = read_json(body)
-    check_model(given)
-    check_sampling(given, sampling, known=KNOWN)
-    messages = _rows(given.get("messages"), "messages")
+    """Returns the request, and the fields of its body, of which some choose the form of the answer. Raises Refusal."""
+    fields = read_json(body)
+    check_model(fields)
+    check_sampling(fields, sampling, known=KNOWN)
+    messages = _rows(fields.get("messages"), "messages")
     if not messages:
         raise Refusal("there are no messages", code="invalid", param="messages")
-    tools = _rows(given.get("tools") or [], "tools")
+    tools = _rows(fields.get("tools") or [], "tools")
     request = Request(
         body=body,
         messages=tuple(_message(row, f"messages[{place}]") for place, row in enumerate(messages)),
         tools=tuple(_tool(row, f"tools[{place}]") for place, row in enumerate(tools)),
     )
-    return request, given
+    return request, fields
 
 
-def chat_answer(message: Message, given: Mapping[str, Any], *, turn: int) -> dict[str, Any]:
-    """The completion; it says no time, which would be another one in each replay."""
-    said: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
+def chat_answer(message: Message, fields: Mapping[str, Any], *, turn: int) -> dict[str, Any]:
+    """Returns the completion; it says no time, which would be another one in each replay."""
+    reply: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
     if message.tool_calls:
-        said["content"] = message.content or None
-        said["tool_calls"] = [
+        reply["content"] = message.content or None
+        reply["tool_calls"] = [
             {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.tool_calls
         ]
     if message.malformed:
-        said["malformed"] = message.malformed
+        reply["malformed"] = message.malformed
     sampled = message.sampled
     reason = "stop" if sampled is UNSET else sampled.finish_reason
-    choice = {"index": 0, "message": said, "finish_reason": "tool_calls" if message.tool_calls else reason}
-    choice["logprobs"] = {"content": token_logprobs(message), "refusal": None} if given.get("logprobs") else None
+    choice = {"index": 0, "message": reply, "finish_reason": "tool_calls" if message.tool_calls else reason}
+    choice["logprobs"] = {"content": token_logprobs(message), "refusal": None} if fields.get("logprobs") else None
     answer = {"id": f"chatcmpl-{turn}", "object": "chat.completion", "created": 0, "model": MODEL, "choices": [choice]}
     if sampled is not UNSET:
         answer["usage"] = usage(sampled.num_prompt_tokens, len(sampled.token_ids) // 4)
@@ -144,17 +148,17 @@ def chat_answer(message: Message, given: Mapping[str, Any], *, turn: int) -> dic
     return answer
 
 
-def as_events(answer: dict[str, Any], given: Mapping[str, Any]) -> bytes:
-    """The same answer as a stream of one piece."""
+def as_events(answer: dict[str, Any], fields: Mapping[str, Any]) -> bytes:
+    """Returns the same answer as a stream of one piece."""
     (choice,) = answer["choices"]
-    said = dict(choice["message"])
-    said.pop("refusal")
-    if "tool_calls" in said:
-        said["tool_calls"] = [{"index": place, **call} for place, call in enumerate(said["tool_calls"])]
+    delta = dict(choice["message"])
+    delta.pop("refusal")
+    if "tool_calls" in delta:
+        delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(delta["tool_calls"])]
     head = {name: answer[name] for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
-    piece = {"index": 0, "delta": said, "finish_reason": choice["finish_reason"], "logprobs": choice["logprobs"]}
+    piece = {"index": 0, "delta": delta, "finish_reason": choice["finish_reason"], "logprobs": choice["logprobs"]}
     events = [head | {"choices": [piece]}]
-    options = given.get("stream_options")
+    options = fields.get("stream_options")
     if isinstance(options, dict) and options.get("include_usage") and "usage" in answer:
         events.append(head | {"choices": [], "usage": answer["usage"]})
     lines = [b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events]
@@ -162,11 +166,14 @@ def as_events(answer: dict[str, Any], given: Mapping[str, Any]) -> bytes:
 
 
 def token_logprobs(message: Message) -> list[dict[str, Any]]:
-    """Tokens by their ids, as vLLM names them where it is told to: the door has no tokenizer."""
+    """Returns the log-prob of each token, named by its id as vLLM can name it: the door has no tokenizer."""
     if message.sampled is UNSET:
         return []
     pairs = zip(unpack_int32(message.sampled.token_ids), unpack_float32(message.sampled.logprobs), strict=True)
-    return [{"token": f"token_id:{one}", "logprob": value, "bytes": None, "top_logprobs": []} for one, value in pairs]
+    return [
+        {"token": f"token_id:{token_id}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for token_id, logprob in pairs
+    ]
 
 
 def usage(num_prompt_tokens: int, num_sampled: int) -> dict[str, int]:
@@ -181,12 +188,12 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
-def _rows(found: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+def _rows(rows: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise Refusal(f"{where} is no list of objects", code="invalid", param=where)
-    if len(found) > MAX_MESSAGES:
-        raise Refusal(f"{where} has {len(found)} entries, of {MAX_MESSAGES}", code="invalid", param=where)
-    return found
+    if len(rows) > MAX_MESSAGES:
+        raise Refusal(f"{where} has {len(rows)} entries, of {MAX_MESSAGES}", code="invalid", param=where)
+    return rows
 
 
 def _message(row: dict[str, Any], where: str) -> Message:

@@ -1,4 +1,4 @@
-"""One agent's conversation with the model, between three threads: the agent's, the door's and the child's own.
+"""The conversation of an agent with the model, between three threads: the agent's, the door's and the child's own.
 
     agent ─ request ─▶ door ─ ask ─▶ Conversation ─ wait ─▶ environment ─▶ the policy samples
       ▲                                    ▲                                   │
@@ -35,7 +35,10 @@ MAX_WAITING_BYTES = 64 * 1024 * 1024
 
 @dataclass(kw_only=True, eq=False)
 class Request:
-    """What an agent asks of the model: messages, or token ids."""
+    """A question of an agent to the model, by messages or by token ids.
+
+    The door creates it from an HTTP request; the conversation answers it by its future.
+    """
 
     body: bytes
     messages: tuple[Message, ...] = ()
@@ -48,7 +51,7 @@ class Request:
 
 @dataclass(frozen=True)
 class New:
-    """What the agent said since the model's last message, or all that the model is to see."""
+    """Messages of the agent since the model's last one, or all that the model is to see."""
 
     messages: tuple[Message, ...]
     begins_anew: bool = False
@@ -134,9 +137,9 @@ class Conversation:
             if request is None:
                 raise AssertionError("no request waits for an answer")
             if self._context is None:
-                # What an agent is told of the model's message, and has to repeat.
-                said = Message(role="assistant", content=message.content, tool_calls=message.tool_calls)
-                self._said.append(said)
+                # The model's message as an agent receives it and has to repeat it.
+                model_message = Message(role="assistant", content=message.content, tool_calls=message.tool_calls)
+                self._said.append(model_message)
             elif message.sampled is not UNSET:
                 self._context += unpack_int32(message.sampled.token_ids)
             else:
@@ -213,7 +216,7 @@ class Conversation:
         self._events.put(Broken(problem))
 
     def _continued(self, request: Request) -> tuple[str, tuple[Message, ...]]:
-        """What is wrong with a request as the next one, and what is new in it."""
+        """Returns the problem of a request as the next one ("" where there is none), and its new messages."""
         is_first = not self._said and self._context is None
         if request.token_ids is not None:
             return self._continued_by_tokens(request.token_ids, is_first=is_first)
@@ -241,7 +244,7 @@ class Conversation:
             return "it asked by messages before, and now by tokens", ()
         before = [] if self._context is None else self._context
         if token_ids[: len(before)] != before:
-            same = (one == other for one, other in zip(before, token_ids, strict=False))
+            same = (earlier == later for earlier, later in zip(before, token_ids, strict=False))
             place = next((place for place, is_same in enumerate(same) if not is_same), len(token_ids))
             return f"token {place} is another one than in the prompt before and what was sampled after it", ()
         new = token_ids[len(before) :]
@@ -251,14 +254,15 @@ class Conversation:
         return "", (Message(role="user", token_ids=pack_int32(new)),)
 
 
-def first_difference(said: Sequence[Message], asked: Sequence[Message]) -> str:
-    """Names the first message that isn't what it was; "" where all that was said is still there."""
-    for place, before in enumerate(said):
-        if place >= len(asked):
+def first_difference(history: Sequence[Message], messages: Sequence[Message]) -> str:
+    """Names the first message that isn't what it was in the history; "" where all of them are still there."""
+    for place, before in enumerate(history):
+        if place >= len(messages):
             return f"message {place} ({before.role}) is missing, which was there before"
-        if asked[place] != before:
-            was, found = _shown(before), _shown(asked[place])
-            return f"message {place} is another one than before: it was {was}, and is {found}"
+        if messages[place] != before:
+            was = _shown(before)
+            now = _shown(messages[place])
+            return f"message {place} is another one than before: it was {was}, and is {now}"
     return ""
 
 

@@ -65,7 +65,7 @@ class Guest:
 
 
 class Door:
-    """One for all sessions of a process."""
+    """The HTTP server at which agents ask the model: a process has one for all its sessions."""
 
     def __init__(self) -> None:
         """Raises OSError where the cage has no network of its own."""
@@ -124,13 +124,13 @@ class Door:
         if method != "POST" or path not in ENDPOINTS:
             raise Refusal(f"the door doesn't serve {method} {path}", status=404, code="not_found")
         read, made_of = ENDPOINTS[path]
-        request, given = read(await _body(receive), guest.sampling)
+        request, fields = read(await _body(receive), guest.sampling)
         guest.conversation.ask(request)
         message = await _answer_of(request, guest.conversation, receive)
         guest.num_answers += 1
-        answer = made_of(message, given, turn=guest.num_answers - 1)
-        if given.get("stream"):
-            return 200, b"text/event-stream", as_events(answer, given)
+        answer = made_of(message, fields, turn=guest.num_answers - 1)
+        if fields.get("stream"):
+            return 200, b"text/event-stream", as_events(answer, fields)
         return 200, b"application/json", msgspec.json.encode(answer)
 
     def _guest(self, authorization: bytes) -> Guest:

@@ -40,13 +40,13 @@ MAX_TOKEN = 2**31 - 1
 
 
 def read_generate(body: bytes, sampling: SamplingParams | None) -> tuple[Request, dict[str, Any]]:
-    """Raises Refusal."""
-    given = read_json(body)
-    check_model(given, may_be_missing=True)
-    for name, value in given.items():
+    """Returns the request, and the fields of its body. Raises Refusal."""
+    fields = read_json(body)
+    check_model(fields, may_be_missing=True)
+    for name, value in fields.items():
         if name not in KNOWN and name not in HINTS:
             check_neutral(name, value)
-    params = given.get("sampling_params") or {}
+    params = fields.get("sampling_params") or {}
     if not isinstance(params, dict):
         raise Refusal("sampling_params is no object", code="invalid", param="sampling_params")
     if params.get("logprobs") not in (None, 0, 1, True, False):
@@ -56,16 +56,16 @@ def read_generate(body: bytes, sampling: SamplingParams | None) -> tuple[Request
     if params.get("prompt_logprobs") is not None:
         raise Refusal("sampling_params.prompt_logprobs is not served", param="sampling_params.prompt_logprobs")
     check_sampling(params, sampling, known=OF_SAMPLING, prefix="sampling_params.")
-    token_ids = given.get("token_ids")
+    token_ids = fields.get("token_ids")
     if not isinstance(token_ids, list) or not token_ids:
         raise Refusal("token_ids is no list of tokens", code="invalid", param="token_ids")
     if not all(type(token) is int and 0 <= token <= MAX_TOKEN for token in token_ids):
         raise Refusal("token_ids has what is no token", code="invalid", param="token_ids")
-    return Request(body=body, token_ids=token_ids), given
+    return Request(body=body, token_ids=token_ids), fields
 
 
-def generate_answer(message: Message, given: dict[str, Any], *, turn: int) -> dict[str, Any]:
-    """One choice, whose tokens were all sampled by one version."""
+def generate_answer(message: Message, fields: dict[str, Any], *, turn: int) -> dict[str, Any]:
+    """Returns an answer with one choice, whose tokens were all sampled by one version."""
     sampled = message.sampled
     if sampled is UNSET:
         raise AssertionError("a request by tokens is answered by tokens")
@@ -78,7 +78,7 @@ def generate_answer(message: Message, given: dict[str, Any], *, turn: int) -> di
         "weight_versions": [{"start": 0, "end": len(token_ids), "version": str(sampled.policy_version)}],
     }
     return {
-        "request_id": str(given.get("request_id") or f"generate-{turn}"),
+        "request_id": str(fields.get("request_id") or f"generate-{turn}"),
         "choices": [choice],
         "usage": usage(sampled.num_prompt_tokens, len(token_ids)),
         "prompt_logprobs": None,

@@ -30,7 +30,7 @@ MAX_READ_TASKS = 1_000_000
 
 
 class Verifiers(AgentEnvironment):
-    """One instance is one episode.
+    """An episode of a package for verifiers: each instance plays one.
 
     taskset: the id of an installed taskset package. env: the id of an environment that plays it; "" takes the taskset's
     own. seat: the name of its agent, which is the policy. max_turns: of the seat, after which the episode is scored as
@@ -61,10 +61,10 @@ class Verifiers(AgentEnvironment):
         if max_turns:
             chosen["max_turns"] = max_turns
         config = {"id": env, "taskset": {"id": taskset, **options}, seat: chosen}
-        found = _tasks_of(msgspec.json.encode(config).decode())
+        tasks = _tasks_of(msgspec.json.encode(config).decode())
         self._be(
-            Agent(function=_play, version=found.version, deterministic=deterministic, global_random=True),
-            {"tasks": found, "held_out": held_out, "tokenizer": tokenizer, "renderer": renderer},
+            Agent(function=_play, version=tasks.version, deterministic=deterministic, global_random=True),
+            {"tasks": tasks, "held_out": held_out, "tokenizer": tokenizer, "renderer": renderer},
         )
 
 

@@ -53,7 +53,7 @@ def _value(node: ast.expr) -> Fraction:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in BINARY:
             return _bounded(Fraction(BINARY[type(op)](_value(left), _value(right))))
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
-            return _called(name, [_value(one) for one in arguments])
+            return _called(name, [_value(argument) for argument in arguments])
     raise NoNumber("it has something else than numbers, + - * / // % **, brackets, abs, min, max, round and sqrt")
 
 
@@ -101,8 +101,8 @@ def _text(value: Fraction) -> str:
     if value.denominator == 1:
         return str(value.numerator)
     context = Context(prec=DIGITS)
-    found = context.divide(Decimal(value.numerator), Decimal(value.denominator))
-    return format(found.normalize(context), "f") if -DIGITS < found.adjusted() < DIGITS else str(found)
+    quotient = context.divide(Decimal(value.numerator), Decimal(value.denominator))
+    return format(quotient.normalize(context), "f") if -DIGITS < quotient.adjusted() < DIGITS else str(quotient)
 
 
 BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]] = {

@@ -1,4 +1,4 @@
-"""One MCP server of one session: a process that speaks over its pipes, in the cage of its environment.
+"""The MCP server of one session: a process that speaks over its pipes, in the cage of its environment.
 
     call ─▶ mcp.Client ─▶ pipe ─▶ server
          ◀─            ◀─ lines, each one message, bounded in length and number ◀─
@@ -115,14 +115,14 @@ class Connection:
             ready.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     async def _tools(self, client: Client) -> list[Tool]:
-        found: list[Tool] = []
+        tools: list[Tool] = []
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             page = await client.list_tools(cursor=cursor)
-            found += page.tools
+            tools += page.tools
             cursor = page.next_cursor
             if not cursor:
-                return found
+                return tools
         raise NoAnswer(f"its list of tools has more than {MAX_PAGES} pages")
 
     @asynccontextmanager
@@ -180,8 +180,8 @@ class Connection:
 async def _send(into: asyncio.StreamWriter, outgoing: Outgoing) -> None:
     with contextlib.suppress(ConnectionError):  # a server that reads no more is told of by its output
         async with outgoing:
-            async for one in outgoing:
-                text = one.message.model_dump_json(by_alias=True, exclude_unset=True)
+            async for session_message in outgoing:
+                text = session_message.message.model_dump_json(by_alias=True, exclude_unset=True)
                 into.write(text.encode() + b"\n")
                 await into.drain()
 

@@ -193,7 +193,7 @@ def _run(program: Program, frames: Frames) -> str:
             os._exit(1)
     os.close(into)
     watch = Watch(child, time.monotonic() + WAIT_S + WAIT_FACTOR * program.cpu_s)
-    said, ended = _read(out, watch, MAX_BYTES_A_CHAR * program.output_chars)
+    output, ended = _read(out, watch, MAX_BYTES_A_CHAR * program.output_chars)
     os.close(out)
     if ended is Ended.SAID_ALL:
         ended, status, used = _end(child, watch)
@@ -204,28 +204,29 @@ def _run(program: Program, frames: Frames) -> str:
     if ended is Ended.STUCK or is_taken:
         os._exit(4)  # the tool's caller takes it for what it is: no answer
     if by_time:
-        # How much it said until then is a question of the machine's speed.
+        # How much it wrote until then is a question of the machine's speed.
         return f"error: it took more than {program.cpu_s} s of processor time"
     if ended is Ended.WAITS or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS):
         return WAITED
-    return _answer(program, said, status, is_long=ended is Ended.LONG)
+    return _answer(program, output, status, is_long=ended is Ended.LONG)
 
 
 def _read(out: int, watch: Watch, limit: int) -> tuple[bytes, Ended]:
-    """All that is said up to a limit, and why there is no more."""
-    said = bytearray()
-    while len(said) <= limit:
+    """Returns the output of a program up to a limit, and why there is no more."""
+    output = bytearray()
+    while len(output) <= limit:
         has_more = bool(select.select([out], [], [], LOOK_S)[0])
-        if (ended := watch.look()) is not None:
-            return bytes(said), ended
+        ended = watch.look()
+        if ended is not None:
+            return bytes(output), ended
         if not has_more:
             continue
         watch.starts_anew()
         data = os.read(out, READ_BYTES)
         if not data:
-            return bytes(said), Ended.SAID_ALL
-        said += data
-    return bytes(said), Ended.LONG
+            return bytes(output), Ended.SAID_ALL
+        output += data
+    return bytes(output), Ended.LONG
 
 
 def _end(child: int, watch: Watch) -> tuple[Ended, int, resource.struct_rusage]:
@@ -269,8 +270,8 @@ def _state(child: int) -> str:
         return " "
 
 
-def _answer(program: Program, said: bytes, status: int, *, is_long: bool) -> str:
-    text = ADDRESS.sub("at 0x0", said.decode(errors="replace"))
+def _answer(program: Program, output: bytes, status: int, *, is_long: bool) -> str:
+    text = ADDRESS.sub("at 0x0", output.decode(errors="replace"))
     cut = text[: program.output_chars]
     lines = [cut.rstrip("\n")] if cut.strip() else []
     if len(text) > program.output_chars:
@@ -356,14 +357,14 @@ def _counted_ids() -> Callable[[object], int]:
     """`id` without addresses, which differ from one process to the next: objects are counted as they are asked for."""
     known: dict[int, tuple[int, object]] = {}
 
-    def counted(asked: object, /) -> int:
-        return known.setdefault(id(asked), (16 * (len(known) + 1), asked))[0]
+    def counted(value: object, /) -> int:
+        return known.setdefault(id(value), (16 * (len(known) + 1), value))[0]
 
     return counted
 
 
 def _told(error: BaseException) -> str:
-    """The error as Python tells it, with the program's own lines alone."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename == NAME]
+    """Returns the error as Python prints it, with the program's own lines alone."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == NAME]
     lines = [f"  line {frame.lineno}, in {frame.name}\n" for frame in frames[-MAX_ERROR_LINES:]]
     return "".join([*lines, *traceback.format_exception_only(error)[-MAX_ERROR_LINES:]])

@@ -38,7 +38,7 @@ serve(int(sys.argv[1]))
 
 
 class Program(Record, frozen=True, kw_only=True):
-    """What the zygote is to run."""
+    """A program for the zygote to run, with its limits."""
 
     code: str
     cpu_s: int
@@ -47,7 +47,7 @@ class Program(Record, frozen=True, kw_only=True):
 
 
 class Ran(Record, frozen=True, kw_only=True):
-    """What came of it, as the model is told."""
+    """The end of a program, as the model sees it."""
 
     answer: str
 
@@ -67,7 +67,7 @@ class Python:
         self._output_chars = output_chars
 
     def run(self, code: str) -> str:
-        """Raises ProgramStuck."""
+        """Returns the output of a program, or an error in words for the model. Raises ProgramStuck."""
         if len(code) > MAX_CODE_CHARS:
             return f"error: a program has {MAX_CODE_CHARS} characters at most"
         program = Program(code=code, cpu_s=self._cpu_s, memory_mb=self._memory_mb, output_chars=self._output_chars)
@@ -110,5 +110,5 @@ def _forget() -> None:
 
 
 def is_available() -> bool:
-    """Whether a zygote can be started here, which needs fork."""
+    """Returns whether a zygote can be started here, which needs fork."""
     return hasattr(os, "fork")

@@ -1,4 +1,4 @@
-"""What a model is answered for each of its calls of tools; functions as tools, and what it is told of them.
+"""Answers to the calls of tools that a model makes; functions as tools, with their descriptions for the model.
 
 A call that can't be read, names no tool, or has other arguments is answered like any other: models learn from it.
 """
@@ -35,7 +35,7 @@ class Calls:
         self.num_refused = 0
 
     def of(self, message: Message) -> Iterator[tuple[ToolCall, dict[str, Any] | Message]]:
-        """Each call with its arguments; with its answer where it can't be made, or not even be read."""
+        """Yields each call with its arguments, or with its answer where it can't be made, or not even be read."""
         if message.malformed:
             self.num_calls += 1
             call = ToolCall(name="")
@@ -64,10 +64,12 @@ class Calls:
 
     def _arguments(self, call: ToolCall) -> dict[str, Any] | Message:
         try:
-            given = json.loads(call.arguments or "{}")
+            arguments = json.loads(call.arguments or "{}")
         except (ValueError, RecursionError) as error:
             return self.refused(call, f"the arguments are no JSON: {error}")
-        return given if isinstance(given, dict) else self.refused(call, "the arguments are no JSON object")
+        if not isinstance(arguments, dict):
+            return self.refused(call, "the arguments are no JSON object")
+        return arguments
 
 
 class Toolbox:
@@ -82,19 +84,24 @@ class Toolbox:
         self.calls = Calls(tuple(self._functions))
 
     def answer(self, message: Message) -> list[Message]:
-        """One message for each call of the model's, in order; for a call that can't be read one that says why."""
-        return [
-            given if isinstance(given, Message) else self._made(call, given) for call, given in self.calls.of(message)
-        ]
+        """Returns a message for each call of the model's, in order; for a call that can't be read it says why."""
+        answers: list[Message] = []
+        for call, arguments in self.calls.of(message):
+            if isinstance(arguments, Message):
+                refusal = arguments
+                answers.append(refusal)
+            else:
+                answers.append(self._made(call, arguments))
+        return answers
 
-    def _made(self, call: ToolCall, given: dict[str, Any]) -> Message:
+    def _made(self, call: ToolCall, arguments: dict[str, Any]) -> Message:
         function = self._functions[call.name]
         try:
-            inspect.signature(function).bind(**given)
+            inspect.signature(function).bind(**arguments)
         except TypeError as error:
             return self.calls.refused(call, str(error)[:MAX_ERROR_CHARS])
         try:
-            return self.calls.answered(call, _text(function(**given)))
+            return self.calls.answered(call, _text(function(**arguments)))
         except self._passes:
             raise
         except Exception as error:
@@ -103,15 +110,17 @@ class Toolbox:
 
 
 def tool_of(function: Callable[..., Any]) -> Tool:
-    """A function's name, docstring and annotations, as a model is told of it."""
-    description, said = _docstring(inspect.getdoc(function) or "")
+    """Returns a function as a tool: its name, docstring and annotations are the model's description of it."""
+    description, argument_texts = _docstring(inspect.getdoc(function) or "")
     hints = _hints(function)
     properties: dict[str, Any] = {}
     required: list[str] = []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
-        properties[name] = _schema(hints.get(name, str)) | ({"description": said[name]} if name in said else {})
+        properties[name] = _schema(hints.get(name, str))
+        if name in argument_texts:
+            properties[name] = properties[name] | {"description": argument_texts[name]}
         if parameter.default is parameter.empty:
             required.append(name)
     schema: dict[str, Any] = {"type": "object", "properties": properties, "required": required}
@@ -126,22 +135,23 @@ def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _schema(kind: Any) -> dict[str, Any]:
-    """JSON schema of an annotation; of one that has none, a text's."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    """Returns the JSON schema of an annotation; where there is none, a text's."""
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
     if origin is typing.Literal:
         return {"type": NAMES.get(type(arguments[0]), "string"), "enum": list(arguments)}
     if origin in (typing.Union, types.UnionType):
-        others = [one for one in arguments if one is not type(None)]
-        return _schema(others[0]) if len(others) == 1 else {"anyOf": [_schema(one) for one in others]}
+        others = [member for member in arguments if member is not type(None)]
+        return _schema(others[0]) if len(others) == 1 else {"anyOf": [_schema(member) for member in others]}
     if origin in (list, tuple, set) or kind in (list, tuple, set):
         return {"type": "array"} | ({"items": _schema(arguments[0])} if arguments else {})
     return {"type": NAMES.get(origin or kind, "string")}
 
 
 def _docstring(text: str) -> tuple[str, dict[str, str]]:
-    """The description, and what is said of each argument under `Args:`."""
+    """Returns the description, and the text of each argument under `Args:`."""
     description: list[str] = []
-    said: dict[str, str] = {}
+    argument_texts: dict[str, str] = {}
     section = name = ""
     for line in text.splitlines():
         if SECTION.match(line):
@@ -149,19 +159,19 @@ def _docstring(text: str) -> tuple[str, dict[str, str]]:
         elif not section:
             description.append(line)
         elif section in ("Args", "Arguments", "Parameters"):
-            found = ARGUMENT.match(line)
-            if found is not None:
-                name = found[1]
-                said[name] = found[2].strip()
+            match = ARGUMENT.match(line)
+            if match is not None:
+                name = match[1]
+                argument_texts[name] = match[2].strip()
             elif name and line.strip():
-                said[name] += f" {line.strip()}"
-    return "\n".join(description).strip(), said
+                argument_texts[name] += f" {line.strip()}"
+    return "\n".join(description).strip(), argument_texts
 
 
-def _text(found: Any) -> str:
-    if isinstance(found, str):
-        return found
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
     try:
-        return json.dumps(found, ensure_ascii=False, sort_keys=True)
+        return json.dumps(value, ensure_ascii=False, sort_keys=True)
     except (TypeError, ValueError):
-        return str(found)
+        return str(value)
