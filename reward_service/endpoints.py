@@ -194,9 +194,9 @@ async def close(pool: EnvironmentPool, decoded_request: service.CloseRequest) ->
 
 
 @_endpoint("/v1/environments/check", service.EnvironmentTable)
-async def check(pool: EnvironmentPool, asked: service.EnvironmentTable) -> object:
-    """Problem 422 names the field, 503 says why none can be loaded now."""
-    loaded = await pool.facts(asked)
+async def check(pool: EnvironmentPool, table: service.EnvironmentTable) -> object:
+    """Checks an environment by loading it. Problem 422 names the field, 503 says why none can be loaded now."""
+    loaded = await pool.facts(table)
     if loaded.failure is not None and loaded.field:
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, loaded.failure.detail, field=loaded.field)
     if loaded.facts is None:

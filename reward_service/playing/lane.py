@@ -1,4 +1,4 @@
-"""One lane: a thread that plays the sessions of one environment, in a cage that it owns, one call after the other."""
+"""A lane: a thread that plays the sessions of one environment, in a cage that it owns, one call after the other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T = TypeVar("T", bound="Call | _Facts")
 
 
 class Call(Asked[Ask, Result]):
-    """One HTTP call's share of a lane."""
+    """The share of an HTTP call that a lane answers."""
 
 
 class _Facts(Asked[Ask, Loaded]):
@@ -253,10 +253,11 @@ class Lane(CagedLane[Call | _Facts, PlayCage]):
         self._forget(session)
 
     def _ready(self) -> Loaded:
-        """Has a child that plays this environment; why there can be none, in what it returns."""
+        """Returns the facts of a child that plays this environment, started if need be, or why there can be none."""
         cage = self._cages.get("")
         if cage is not None and cage.child is not None:
-            is_stale = self._num_begun >= SESSIONS_OF_A_CHILD and not any(one.is_in_child for one in self._sessions)
+            is_playing = any(session.is_in_child for session in self._sessions)
+            is_stale = self._num_begun >= SESSIONS_OF_A_CHILD and not is_playing
             if not is_stale:
                 return Loaded(facts=self._facts)
         self._num_begun = 0
@@ -281,11 +282,12 @@ class Lane(CagedLane[Call | _Facts, PlayCage]):
 
     def _sweep(self) -> None:
         """Ends the sessions that were asked nothing for long: their generator is gone."""
-        self._swept_s = now_s = time.monotonic()
+        now_s = time.monotonic()
+        self._swept_s = now_s
         self.num_bytes = sum(session.num_bytes for session in self._sessions)
         with self._changed:
             waiting = {ask.session for call in self._calls for ask in call.asks}
-        idle = [one for one in self._sessions - waiting if now_s - one.used_s > one.idle_s]
+        idle = [session for session in self._sessions - waiting if now_s - session.used_s > session.idle_s]
         if idle:
             log.info("%d sessions were idle for too long and are ended", len(idle))
             with self._changed:

@@ -36,10 +36,10 @@ GROUP_ARGUMENTS = {PLURALS.get(name, f"{name}s"): name for name in ARGUMENTS}
 
 @dataclass(frozen=True, kw_only=True)
 class Plugin:
-    """A user's function, and those of its arguments that it is given."""
+    """A user's function, and the names of the arguments that it is called with."""
 
     function: Callable[..., Any]
-    given: tuple[str, ...]
+    argument_names: tuple[str, ...]
     sees_groups: bool
     """Whether it names `completions`: it is called once for whole groups."""
 
@@ -47,7 +47,7 @@ class Plugin:
 def score(component: PluginReward, item: RewardItem) -> float:
     """Returns what the function does, as a float. Raises UnknownEntryPoint, TypeError, and what the function raises."""
     plugin = load(component)
-    arguments = {name: _argument(item, name) for name in plugin.given}
+    arguments = {name: _argument(item, name) for name in plugin.argument_names}
     with _imports_reported(component):
         value = plugin.function(**arguments)
     return _number(component, value)
@@ -59,7 +59,7 @@ def score_groups(component: PluginReward, items: Sequence[RewardItem], group_siz
     lists = {plural: [_argument(item, name) for item in items] for plural, name in GROUP_ARGUMENTS.items()}
     arguments: dict[str, object] = {**lists, "group_size": group_size}
     with _imports_reported(component):
-        values = plugin.function(**{name: arguments[name] for name in plugin.given})
+        values = plugin.function(**{name: arguments[name] for name in plugin.argument_names})
     try:
         scores = [_number(component, value) for value in values]
     except TypeError as error:
@@ -138,17 +138,17 @@ def _load(name: str, file: str, source: str, package: str) -> Plugin:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of a function that isn't written in Python
-        return Plugin(function=function, given=ARGUMENTS, sees_groups=False)
+        return Plugin(function=function, argument_names=ARGUMENTS, sees_groups=False)
     named = signature.parameters
     sees_groups = "completions" in named
     known = (*GROUP_ARGUMENTS, "group_size") if sees_groups else ARGUMENTS
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values())
-    given = known if takes_all else tuple(argument for argument in known if argument in named)
+    argument_names = known if takes_all else tuple(argument for argument in known if argument in named)
     try:
-        signature.bind(**dict.fromkeys(given, ""))
+        signature.bind(**dict.fromkeys(argument_names, ""))
     except TypeError as error:
         cure = f"it is given those of {', '.join(ARGUMENTS)} that it names"
         if sees_groups or "completion" not in named:
             cure += f"; with `completions` those of {', '.join(GROUP_ARGUMENTS)} and group_size"
         raise UnknownEntryPoint(f"`{name}` can't be called: {error}", field="entry_point", cure=cure) from error
-    return Plugin(function=function, given=given, sees_groups=sees_groups)
+    return Plugin(function=function, argument_names=argument_names, sees_groups=sees_groups)

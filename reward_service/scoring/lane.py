@@ -1,4 +1,4 @@
-"""One lane: a thread that scores turn by turn, in cages that it owns.
+"""A lane: a thread that scores turn by turn, in cages that it owns.
 
 A completion may meet a hole in a scorer, and change the process that it is scored in. So no scorer process sees
 completions of two jobs, and one that parses answers (math_verify, reasoning_gym) is replaced after a few hundred items:
@@ -64,7 +64,7 @@ class _Starter(Enum):
 
 @dataclass(kw_only=True)
 class _Scorer:
-    """What the scorer process of a cage has met."""
+    """The owner and the number of the items that the scorer process of a cage has met."""
 
     owner: str
     num_items: int = 0
@@ -72,13 +72,13 @@ class _Scorer:
 
 @dataclass(kw_only=True, eq=False)
 class Work(Asked[RewardItem, Result]):
-    """One request: the items that it asks for."""
+    """A request with the items that it asks for: a pool creates it, and its lanes score it."""
 
     request: rewards.RewardRequest
     owner: str
     """The job, or the request, whose completions the scorer process of these may have met."""
-    given: list[dict[str, Outcome]]
-    """What plug-ins that see whole groups made of each of the request's items, by breakdown name."""
+    group_outcomes: list[dict[str, Outcome]]
+    """Outcomes of each of the request's items, by breakdown name, from plug-ins that see whole groups."""
     sight: Literal["due", "begun", "done"] = "done"
     """Whether a lane has had them called; no other lane begins items before. Guarded by the pool's condition, too."""
     waiting: deque[int] = field(default_factory=deque)
@@ -94,7 +94,8 @@ class Work(Asked[RewardItem, Result]):
         kinds = " ".join(sorted(rubric.warm_up_keys(self.components)))
         self.cage_key = kinds
         if rewards.imports_plugins(self.components):
-            self.cage_key, self.sight = f"{self.owner}: {kinds}", "due"
+            self.cage_key = f"{self.owner}: {kinds}"
+            self.sight = "due"
 
     @property
     def components(self) -> tuple[RewardComponent, ...]:
@@ -115,7 +116,7 @@ class Work(Asked[RewardItem, Result]):
 
     @property
     def is_open(self) -> bool:
-        """Whether a lane may have a turn with it."""
+        """Returns whether a lane may have a turn with it."""
         return self.sight != "begun"
 
     @property
@@ -141,9 +142,9 @@ class Work(Asked[RewardItem, Result]):
             taken.append(self.waiting.popleft())
         return taken
 
-    def given_of(self, place: int) -> dict[str, Outcome]:
-        """place: among `asks`."""
-        return self.given[self.request.places[place]]
+    def outcomes_of(self, place: int) -> dict[str, Outcome]:
+        """Returns the outcomes of an item that are there already. place: among `asks`."""
+        return self.group_outcomes[self.request.places[place]]
 
     def pace(self, elapsed_s: float) -> None:
         self.num_at_once = min(2 * self.num_at_once, MAX_ITEMS_AT_ONCE) if elapsed_s < QUICK_S else 1
@@ -238,9 +239,10 @@ class Lane(CagedLane[Work, ScorerCage]):
             items = enumerate(work.request.items)
             places = [place for place, item in items if name in names and component.scores(item.source)]
             if places:
-                said = self._said(work, (component,), partial(self._groups_scored, work, component, places))
-                for place, score in zip(places, repeat(said) if isinstance(said, Unscorable) else said, strict=False):
-                    work.given[place][name] = rubric.outcome_of(name, score)
+                answer = self._said(work, (component,), partial(self._groups_scored, work, component, places))
+                scores = repeat(answer) if isinstance(answer, Unscorable) else answer
+                for place, score in zip(places, scores, strict=False):  # a refusal repeats without an end
+                    work.group_outcomes[place][name] = rubric.outcome_of(name, score)
 
     def _groups_scored(
         self, work: Work, component: RewardComponent, places: Sequence[int], cage: ScorerCage
@@ -281,7 +283,7 @@ class Lane(CagedLane[Work, ScorerCage]):
     def _said(
         self, work: Work, components: tuple[RewardComponent, ...], ask: Callable[[ScorerCage], T]
     ) -> T | Unscorable:
-        """What the request's scorer process says for the whole request, or why it says nothing."""
+        """Returns the answer of the request's scorer process for the whole request, or why there is none."""
         refusal = self._prepare(work)
         if refusal is not None:
             return refusal
@@ -321,14 +323,17 @@ class Lane(CagedLane[Work, ScorerCage]):
                     work.deliver(place, result)
 
     def _results(self, work: Work, components: tuple[RewardComponent, ...], places: Sequence[int]) -> Sequence[Result]:
-        """Results of the first items, up to one that cost the scorer process its life; a fresh one is due after it."""
+        """Returns results of the first items, up to one that ended the scorer process; a fresh one is due after it."""
         results: list[Result] = []
         cage = self._cages[work.cage_key]
-        items, given = [work.asks[place] for place in places], list(map(work.given_of, places))
+        items = [work.asks[place] for place in places]
+        outcomes = [work.outcomes_of(place) for place in places]
         try:
             with self._call(work) as (first_s, scorer):
                 started_s = time.monotonic()
-                for result in cage.score(components, items, given=given, item_s=work.item_s, first_s=first_s):
+                for result in cage.score(
+                    components, items, group_outcomes=outcomes, item_s=work.item_s, first_s=first_s
+                ):
                     if not scorer.num_items and work.has_plugins:
                         self._first_call_ended(work, time.monotonic() - started_s)
                     scorer.num_items += 1
@@ -349,8 +354,8 @@ class Lane(CagedLane[Work, ScorerCage]):
         scoring = rubric.scoring_of(work.components, item)
         outcomes: list[Outcome] = []
         for name, component in scoring:
-            if name in work.given_of(place):
-                outcome = work.given_of(place)[name]
+            if name in work.outcomes_of(place):
+                outcome = work.outcomes_of(place)[name]
             elif rubric.needs_isolation((component,)):
                 outcome = self._component_outcome(work, component, place)
             else:
@@ -390,7 +395,7 @@ class Lane(CagedLane[Work, ScorerCage]):
             return self._lost(work, work.components, error)
 
     def _may_go_on(self, work: Work) -> bool:
-        """Whether the scorer process that is there may score this request, too."""
+        """Returns whether the scorer process that is there may score this request, too."""
         scorer = self._scorers.get(work.cage_key)
         if scorer is None or scorer.owner != work.owner:
             return False

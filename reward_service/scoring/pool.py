@@ -119,14 +119,14 @@ class ScorerPool:
                 self._start_lanes()
             owner = request.job_id or f"request {next(self._numbers)}"
             asks = [request.items[place] for place in request.places]
-            work = Work(request=request, asks=asks, given=[{} for _ in request.items], owner=owner)
+            work = Work(request=request, asks=asks, group_outcomes=[{} for _ in request.items], owner=owner)
             self._turns.add(work)
             self._changed.notify_all()
         return work.future
 
     @property
     def is_alive(self) -> bool:
-        """Whether it may score: one that is unused yet may, a closed one may not."""
+        """Returns whether it may score: one that is unused yet may, a closed one may not."""
         return not self._closed and all(lane.is_alive() for lane in self._lanes)
 
     def num_waiting_items(self) -> int:
@@ -228,9 +228,9 @@ async def score(request: RewardRequest, pool: ScorerPool) -> RewardResponse:
     A rubric with one component that needs isolation is scored in the pool as a whole.
     """
     if not rubric.needs_isolation(request.components):
-        asked = [request.items[place] for place in request.places]
+        items = [request.items[place] for place in request.places]
         return await run_in_threadpool(
-            lambda: RewardResponse(results=tuple(rubric.score_item(request.components, item) for item in asked))
+            lambda: RewardResponse(results=tuple(rubric.score_item(request.components, item) for item in items))
         )
     return RewardResponse(results=await asyncio.wrap_future(pool.submit(request)))
 

@@ -57,7 +57,7 @@ class ScorerCage(CagedProcess):
         *,
         first_s: float | None,
     ) -> Sequence[float] | Unscorable:
-        """What one call of a plug-in says of the items at these places of a request, which are whole groups.
+        """Returns the scores of one call of a plug-in, for the items at these places of a request: whole groups.
 
         first_s: the deadline of a first call in a fresh process; None of any other.
         """
@@ -80,18 +80,18 @@ class ScorerCage(CagedProcess):
         components: tuple[RewardComponent, ...],
         items: Sequence[RewardItem],
         *,
-        given: Sequence[Mapping[str, Outcome]],
+        group_outcomes: Sequence[Mapping[str, Outcome]],
         item_s: float,
         first_s: float | None,
     ) -> Iterator[Result]:
-        """Results in order, as they come; each has the whole deadline of item_s from the one before it.
+        """Yields results in order, as they come; each has the whole deadline of item_s from the one before it.
 
-        given: outcomes of each item that are there already, by breakdown name. first_s: the deadline of the first item
-        in a fresh process; None where it has no other.
+        group_outcomes: outcomes of each item that are there already, by breakdown name. first_s: the deadline of the
+        first item in a fresh process; None where it has no other.
         """
         limit_s = item_s if first_s is None else first_s
         doing = f"scoring the item took more than {_deadline_in_words(limit_s, first_s)}"
-        task = ScorerTask(components=components, items=tuple(items), given=tuple(map(dict, given)))
+        task = ScorerTask(components=components, items=tuple(items), group_outcomes=tuple(map(dict, group_outcomes)))
         self._send(task, time.monotonic() + limit_s, doing=doing)
         for item in items:
             result = self._receive(time.monotonic() + limit_s, doing=doing).result
@@ -119,7 +119,7 @@ def _deadline_in_words(limit_s: float, first_s: float | None) -> str:
 
 
 def _is_plausible(result: Result, components: tuple[RewardComponent, ...], item: RewardItem) -> bool:
-    """Whether a sound scorer process may say so of this rubric: foreign code in it can write its answers."""
+    """Returns whether a sound scorer process may say so of this rubric: foreign code in it can write its answers."""
     names = [name for name, component in rewards.named(components) if component.scores(item.source)]
     if isinstance(result, Unscorable):
         return len(result.detail) <= rubric.MAX_DETAIL_CHARS and result.component in ("", *names)

@@ -1,4 +1,4 @@
-"""One scorer process: reads a task, answers its items in order, reads on; ends when it is killed, or its socket closes.
+"""A scorer process: reads a task, answers its items in order, reads on; ends when it is killed, or its socket closes.
 
     reward service ── ScorerTask ──▶ scorer process ── ScorerAnswer ──▶ reward service      one answer an item
 
@@ -28,7 +28,7 @@ class ScorerTask(Record, frozen=True, kw_only=True):
 
     components: tuple[RewardComponent, ...]
     items: tuple[RewardItem, ...] = ()
-    given: tuple[dict[str, Outcome], ...] = ()
+    group_outcomes: tuple[dict[str, Outcome], ...] = field(default=(), name="given")
     """Outcomes of each item that are there already, by breakdown name."""
     group_size: int = 0
     """Above 0: one plug-in's call for these items of whole groups, which is answered once."""
@@ -72,5 +72,5 @@ def _answers(task: ScorerTask) -> Iterator[ScorerAnswer]:
         scores = rubric.score_groups(task.components[0], task.items, task.group_size)
         yield ScorerAnswer(result=scores) if isinstance(scores, Unscorable) else ScorerAnswer(scores=scores)
     else:
-        for item, given in zip(task.items, task.given, strict=True):
-            yield ScorerAnswer(result=rubric.score_item(task.components, item, given))
+        for item, outcomes in zip(task.items, task.group_outcomes, strict=True):
+            yield ScorerAnswer(result=rubric.score_item(task.components, item, outcomes))

@@ -105,12 +105,12 @@ class Turns(Generic[R]):
         eligible = self._eligible()
         if not eligible:
             return None
-        request = stays_with if any(stays_with is one for one in eligible) else None
-        request = request or min(eligible, key=lambda one: self._used(one.owner))
+        staying = [candidate for candidate in eligible if candidate is stays_with]
+        request = staying[0] if staying else min(eligible, key=lambda candidate: self._used(candidate.owner))
         places = request.take(request.num_waiting // (2 * self._num_lanes))
         request.waits_since_s = self._clock()
         if request is not stays_with or not request.num_waiting:
-            self._waiting = deque(one for one in self._waiting if one is not request)
+            self._waiting = deque(other for other in self._waiting if other is not request)
             if request.num_waiting:
                 self._waiting.append(request)
         self._turns[lane] = Turn(request=request, since_s=self._clock())
@@ -143,7 +143,9 @@ class Turns(Generic[R]):
             ]
             if victims and own_lanes < self._half:
                 # The youngest turn of the job with most lanes: the least work is done again.
-                lane, turn = max(victims, key=lambda one: (self._num_lanes_of(one[1].request.owner), one[1].since_s))
+                lane, turn = max(
+                    victims, key=lambda victim: (self._num_lanes_of(victim[1].request.owner), victim[1].since_s)
+                )
                 turn.is_taken_back = True
                 self._confined_until_s[turn.request.owner] = now_s + CONFINED_S
                 request.waits_since_s = now_s  # for its own next one it waits as long again
@@ -176,7 +178,7 @@ class Turns(Generic[R]):
 
     def _forget_idle(self) -> None:
         """Drops jobs without requests and turns: jobs come and go for as long as the service lives."""
-        busy = {one.owner for one in self._waiting} | {turn.request.owner for turn in self._turns.values()}
+        busy = {request.owner for request in self._waiting} | {turn.request.owner for turn in self._turns.values()}
         self._used_s = {owner: used_s for owner, used_s in self._used_s.items() if owner in busy}
         now_s = self._clock()
         self._confined_until_s = {o: until_s for o, until_s in self._confined_until_s.items() if until_s > now_s}
