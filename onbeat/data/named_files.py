@@ -58,9 +58,10 @@ def model_files(folder: Path, *, weights: bool) -> list[str]:
     weights: whether those of the weights are among them. Raises OSError.
     """
     templates = folder / TEMPLATE_FOLDER
-    found = [f"{TEMPLATE_FOLDER}/{path.name}" for path in templates.iterdir()] if templates.is_dir() else []
-    found += [path.name for path in folder.iterdir()]
-    return sorted(name for name in found if _is_read(name, weights=weights) and (folder / name).is_file())
+    names = [path.name for path in folder.iterdir()]
+    if templates.is_dir():
+        names += [f"{TEMPLATE_FOLDER}/{path.name}" for path in templates.iterdir()]
+    return sorted(name for name in names if _is_read(name, weights=weights) and (folder / name).is_file())
 
 
 def _is_read(name: str, *, weights: bool) -> bool:
@@ -84,26 +85,30 @@ def model_digests(folder: Path, path: str, *, field: str, weights: bool = True) 
         return _digests({f"{path}/{name}": folder / name for name in model_files(folder, weights=weights)}, field)
 
 
-def rows_digests(found: Path, path: str, *, field: str) -> dict[str, Digest]:
+def rows_digests(location: Path, path: str, *, field: str) -> dict[str, Digest]:
     """Hashes the files of rows that a path names: `path`, or each file that it stands for → digest.
 
-    found: where the path leads. Raises InvalidInput with the field.
+    location: the file or folder to which the path leads. Raises InvalidInput with the field.
     """
     with _legible(path, field):
-        return _digests(_files_of_rows(found, path), field)
+        return _digests(_files_of_rows(location, path), field)
 
 
-def _files_of_rows(found: Path, path: str) -> dict[str, Path]:
-    """Path as the spec would write it → file. Of a folder its tables; `folder/train` may stand for `train-*`."""
-    if found.is_file():
-        return {path: found}
-    if found.is_dir():
-        inside = [one for one in found.iterdir() if one.suffix in TABLE_SUFFIXES or one.name == SAVED_STATE]
-        return {f"{path}/{one.name}": one for one in sorted(inside)}
-    parent, name = PurePosixPath(path).parent, found.name
-    tables = [one for one in found.parent.iterdir() if one.suffix in TABLE_SUFFIXES]
-    named = [one for one in sorted(tables) if one.stem == name or one.name.startswith(f"{name}-")]
-    return {str(parent / one.name): one for one in named}
+def _files_of_rows(location: Path, path: str) -> dict[str, Path]:
+    """Returns path as the spec would write it → file.
+
+    A folder has its tables; `folder/train` may stand for `train-*`.
+    """
+    if location.is_file():
+        return {path: location}
+    if location.is_dir():
+        inside = [file for file in location.iterdir() if file.suffix in TABLE_SUFFIXES or file.name == SAVED_STATE]
+        return {f"{path}/{file.name}": file for file in sorted(inside)}
+    parent = PurePosixPath(path).parent
+    name = location.name
+    tables = [file for file in location.parent.iterdir() if file.suffix in TABLE_SUFFIXES]
+    named = [table for table in sorted(tables) if table.stem == name or table.name.startswith(f"{name}-")]
+    return {str(parent / table.name): table for table in named}
 
 
 @contextmanager
@@ -136,23 +141,23 @@ def check_model(folder: Path, path: str, digests: Digests, *, field: str, weight
 
 
 @contextmanager
-def reading_rows(found: Path, path: str, digests: Digests, *, field: str) -> Iterator[None]:
+def reading_rows(location: Path, path: str, digests: Digests, *, field: str) -> Iterator[None]:
     """Does for the rows that a path names what `reading_model` does for a folder."""
-    check_rows(found, path, digests, field=field)
+    check_rows(location, path, digests, field=field)
     yield
-    check_rows(found, path, digests, field=field)
+    check_rows(location, path, digests, field=field)
 
 
-def check_rows(found: Path, path: str, digests: Digests, *, field: str) -> None:
+def check_rows(location: Path, path: str, digests: Digests, *, field: str) -> None:
     """Raises InvalidInput that names the first file of rows that isn't as the job was accepted with it."""
     if digests is UNSET:
         return
     with _legible(path, field):
-        there = _files_of_rows(found, path)
+        there = _files_of_rows(location, path)
         # Another path of the table names other files.
         own = [path] if path in digests else [name for name in digests if _stands_for(path, name)]
         for name in sorted({*there, *own}):
-            _compare(name, there.get(name, found), digests.get(name), field, is_there=name in there)
+            _compare(name, there.get(name, location), digests.get(name), field, is_there=name in there)
 
 
 def _stands_for(path: str, name: str) -> bool:

@@ -36,7 +36,7 @@ NEVER = -1e20
 
 @dataclass(frozen=True, kw_only=True)
 class Contexts:
-    """What stands before each of N sampled tokens, where the sampling's settings make its logits depend on it."""
+    """The tokens before each of N sampled ones, where the sampling's settings make its logits depend on it."""
 
     sampling: SamplingParams
     end_ids: Ids

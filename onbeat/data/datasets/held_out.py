@@ -34,8 +34,8 @@ def disjoint(
     if not train:
         raise InvalidInput(f"{source} holds no prompts", field=field, cure="add lines")
     # A task that an environment has of its own has no question, and its split keeps it apart.
-    asked = {_normalized(example.question) for example in held_out if example.question}
-    fresh = tuple(example for example in train if _normalized(example.question) not in asked)
+    held_out_questions = {_normalized(example.question) for example in held_out if example.question}
+    fresh = tuple(example for example in train if _normalized(example.question) not in held_out_questions)
     if not fresh:
         raise InvalidInput(
             f"every prompt of {source} is also held out, none is left to train on",

@@ -38,9 +38,10 @@ def load_sets(sets: Sequence[EvaluationSet], dataset: ExampleSets, request: Requ
     dataset: the job's. Raises InvalidInput that names the set's field.
     """
     held_out = list(dataset.evaluation)
-    for number, one in enumerate(sets):
-        field, request = f"evaluation.sets[{number}].dataset", replace(request, trains=False)
-        held_out += _loaded(one, field, one.num_prompts, request).evaluation
+    request = replace(request, trains=False)
+    for number, evaluation_set in enumerate(sets):
+        field = f"evaluation.sets[{number}].dataset"
+        held_out += _loaded(evaluation_set, field, evaluation_set.num_prompts, request).evaluation
     return disjoint(dataset.train, held_out, source="the data set", field="dataset")
 
 
@@ -69,12 +70,12 @@ def _loaded(source: MixtureSource | EvaluationSet, field: str, num_evaluation: i
     train, held_out = (
         tuple(
             replace(
-                one,
+                example,
                 source=source.name,
-                example_id=f"{source.name}/{one.example_id}",
-                field=one.field.replace("dataset", field, 1),
+                example_id=f"{source.name}/{example.example_id}",
+                field=example.field.replace("dataset", field, 1),
             )
-            for one in examples
+            for example in examples
         )
         for examples in (loaded.train, loaded.evaluation)
     )

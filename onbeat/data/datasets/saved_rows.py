@@ -64,19 +64,22 @@ def _shards(path: Path, field: str) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        found = [one for one in _tables(path.parent) if _split(one) == path.name] if path.parent.is_dir() else []
-        if not found:
+        siblings = _tables(path.parent) if path.parent.is_dir() else []
+        shards = [table for table in siblings if _split(table) == path.name]
+        if not shards:
             raise InvalidInput(f"there is no file or folder {path}, nor files {path}-*", field=field)
-        return found
-    if (state := path / "state.json").is_file():
+        return shards
+    state = path / "state.json"
+    if state.is_file():
         return [path / Path(entry.filename).name for entry in _saved_state(state, field).data_files]
-    found = _tables(path)
+    tables = _tables(path)
     # Of `DatasetDict.save_to_disk` each split has a folder; in the hub's folders all have their files together.
-    splits = sorted({one.parent.name for one in path.glob("*/state.json")} | {_split(one) for one in found})
-    if not found or len(splits) > 1:
+    saved_splits = {state.parent.name for state in path.glob("*/state.json")}
+    splits = sorted(saved_splits | {_split(table) for table in tables})
+    if not tables or len(splits) > 1:
         has = f"has the splits {', '.join(splits)}" if splits else f"has no file of {' or '.join(SUFFIXES)}"
         raise InvalidInput(f"{path} {has}", field=field, cure=f"name one: {path.name}/{splits[0]}" if splits else None)
-    return found
+    return tables
 
 
 def _saved_state(path: Path, field: str) -> SavedState:
@@ -90,7 +93,7 @@ def _saved_state(path: Path, field: str) -> SavedState:
 
 
 def _tables(folder: Path) -> list[Path]:
-    return sorted(one for one in folder.iterdir() if one.suffix in SUFFIXES)
+    return sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
 
 
 def _split(shard: Path) -> str:

@@ -81,8 +81,9 @@ class MeasuredPool(Pool):
 
     def take(self, iteration: int, quota: int, *, seed: str, before: Callable[[int], int]) -> Sequence[int]:
         if iteration not in self._draws:
-            kept = {number: draw for number, draw in self._draws.items() if number > iteration - self.num_open}
-            self._draws = {**kept, iteration: self._draw(iteration, quota, seed)}
+            first_open = iteration - self.num_open + 1
+            open_draws = {number: draw for number, draw in self._draws.items() if number >= first_open}
+            self._draws = {**open_draws, iteration: self._draw(iteration, quota, seed)}
         return self._draws[iteration].places
 
     def drawn(self, iteration: int, groups: Sequence[tuple[int, Sequence[float] | None]]) -> DrawnPrompts:
@@ -127,7 +128,7 @@ class MeasuredPool(Pool):
         return easy, [number for number in range(len(self.places)) if number not in others], hard
 
     def _rates_after(self, num_commits: int) -> dict[int, float]:
-        """The pass rates after so many commits. Raises FenceViolation where one is missing."""
+        """Returns the pass rates after so many commits. Raises FenceViolation where one is missing."""
         if num_commits < self._num_folded:
             self._rates, self._num_folded = {}, 0
         for iteration in range(self._num_folded, num_commits):
@@ -162,35 +163,40 @@ class DrawCheck:
         """Says what is wrong with a commit, which has the draws of each source with difficulty pools."""
         drawn = record.drawn or ()
         if self._walk is None:
-            self._walk = self._begin({one.source: one.num_prompts for one in drawn})
+            self._walk = self._begin({draw.source: draw.num_prompts for draw in drawn})
         if not 0 <= record.iteration < self._spec.iterations:
             yield "its prompts can't be drawn again"
             return
         try:
-            again = self._walk.drawn(record.iteration, self._no_rewards(record))
-            for said, one in zip(drawn, again, strict=True):
-                yield from self._problems(said, one)
+            redrawn = self._walk.drawn(record.iteration, self._no_rewards(record))
+            for committed, again in zip(drawn, redrawn, strict=True):
+                yield from self._problems(committed, again)
             self._walk.learn(record.iteration, drawn)
         except (FenceViolation, InvalidInput) as error:
             yield f"its prompts can't be drawn again: {error.problem}"
 
-    def _problems(self, said: DrawnPrompts, again: DrawnPrompts) -> Iterator[str]:
-        """again: the draw as it must be, without rewards."""
-        name = f"the draw{said.source and f' of `{said.source}`'}"
-        if (said.places, said.num_easy, said.num_hard) != (again.places, again.num_easy, again.num_hard):
+    def _problems(self, committed: DrawnPrompts, again: DrawnPrompts) -> Iterator[str]:
+        """Yields what a committed draw has wrong. again: the draw as it must be, without rewards."""
+        name = f"the draw{committed.source and f' of `{committed.source}`'}"
+        if (committed.places, committed.num_easy, committed.num_hard) != (again.places, again.num_easy, again.num_hard):
             yield f"{name} is not what the pass rates before it give"
-        are_prompts = all(0 <= number < said.num_prompts for number in said.places)
-        if len(said.places) != len(said.passed) or not are_prompts:
+        are_prompts = all(0 <= number < committed.num_prompts for number in committed.places)
+        if len(committed.places) != len(committed.passed) or not are_prompts:
             raise FenceViolation(f"{name} is of no group, or of no prompt")
         trained = [passed != ABANDONED for passed in again.passed]
         most = self._spec.rollout.group_size
-        if [passed != ABANDONED for passed in said.passed] != trained or not {*said.passed} <= {*range(-1, most + 1)}:
+        committed_trained = [passed != ABANDONED for passed in committed.passed]
+        numbers_passed = {ABANDONED, *range(most + 1)}
+        if committed_trained != trained or not set(committed.passed) <= numbers_passed:
             yield f"{name} has pass rates of other groups than those that were trained"
 
     def _begin(self, sizes: dict[str, int]) -> Walk:
-        """The job's walk by numbers in the source; sources without difficulty pools have one prompt in it."""
-        dataset, pools = self._spec.dataset, list[Pool]()
-        weights = {one.name: one.weight for one in dataset.sources} if isinstance(dataset, MixtureDataset) else {}
+        """Returns the job's walk by numbers in the source; sources without difficulty pools have one prompt in it."""
+        dataset = self._spec.dataset
+        pools: list[Pool] = []
+        weights: dict[str, float] = {}
+        if isinstance(dataset, MixtureDataset):
+            weights = {source.name: source.weight for source in dataset.sources}
         for name in sources_of(dataset):
             pool = Pool(places=range(max(1, sizes.get(name, 1))), name=name, weight=weights.get(name, 1.0))
             pools.append(MeasuredPool.of(self._spec, pool) if name in sizes else pool)

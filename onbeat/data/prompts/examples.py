@@ -14,7 +14,7 @@ from onbeat.data.prompts.file_rows import DatasetRoom
 
 @dataclass(frozen=True)
 class Example:
-    """One question, before any tokenizer saw it."""
+    """A question of a data set, before any tokenizer saw it."""
 
     example_id: str
     """Stable name in the data set, e.g. "train/4711"."""
@@ -60,7 +60,7 @@ class ExampleSets:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a loader is asked for; with the data set's table in the spec it decides every example (I7)."""
+    """A request to a loader for examples; with the data set's table in the spec it decides every example (I7)."""
 
     num_evaluation: int
     """Held-out examples: so many, or InvalidInput."""

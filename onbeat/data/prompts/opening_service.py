@@ -76,7 +76,7 @@ def client_for(
     deadline_s: float | None = None,
     service: Dependency | None = None,
 ) -> EnvironmentClient:
-    """A client with a job's own deadlines: a request that hangs may be made once more, and no oftener.
+    """Returns a client with a job's own deadlines: a request that hangs may be made once more, and no oftener.
 
     service: whose absence a call outlasts, up to deadline_s.
     """

@@ -93,7 +93,7 @@ class OpenedPrompts:
         check_determinism(spec, self._environment, facts)
 
     def __call__(self, examples: Sequence[Example], *, held_out: bool) -> list[Prompt]:
-        """Answers a prompt for each example. Raises InvalidInput that names the field, and the example.
+        """Returns a prompt for each example. Raises InvalidInput that names the field, and the example.
 
         held_out: examples that are not trained; their seeds are the same in every job, so that scores are comparable.
         """
@@ -105,11 +105,12 @@ class OpenedPrompts:
                 self._try(tasks[:NUM_CANARIES])
             with environment_at(self._field):
                 openings = self._opened(chunk, tasks)
-                prompts += [self._prompt(*one) for one in zip(chunk, tasks, openings, strict=True)]
+                for example, task, opening in zip(chunk, tasks, openings, strict=True):
+                    prompts.append(self._prompt(example, task, opening))
         return prompts
 
     def _task(self, example: Example, *, held_out: bool) -> Task:
-        """The task of an example, and its seed: a function of the job's seed and the example's name."""
+        """Returns the task of an example, and its seed: a function of the job's seed and the example's name."""
         if example.messages and [message.role for message in example.messages] != ["user"]:
             raise self._refusal(example, "it opens with one question, and this prompt has other messages")
         what: dict[str, str | int] = {
@@ -135,18 +136,18 @@ class OpenedPrompts:
             )
 
     def _opened(self, examples: Sequence[Example], tasks: Sequence[Task]) -> list[TaskOpening]:
-        found: dict[int, TaskOpening] = {}
+        openings: dict[int, TaskOpening] = {}
         for attempt in range(1, self._environment.max_attempts + 1):
-            waiting = [place for place in range(len(tasks)) if place not in found]
+            waiting = [place for place in range(len(tasks)) if place not in openings]
             answers = self._service.openings(self._environment, [tasks[place] for place in waiting])
             for place, answer in zip(waiting, answers, strict=True):
                 if isinstance(answer, TaskOpening):
-                    found[place] = answer
+                    openings[place] = answer
                 elif answer.reason not in RETRYABLE or attempt == self._environment.max_attempts:
                     raise self._refusal(examples[place], f"{answer.reason}: {answer.detail}")
-            if len(found) == len(tasks):
+            if len(openings) == len(tasks):
                 break
-        return [found[place] for place in range(len(tasks))]
+        return [openings[place] for place in range(len(tasks))]
 
     def _prompt(self, example: Example, task: Task, opening: TaskOpening) -> Prompt:
         token_ids = self._renderer.open(opening.messages, opening.tools)

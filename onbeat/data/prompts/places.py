@@ -1,4 +1,4 @@
-"""Which places of the training set an iteration takes: a pure function of the spec and the iteration (I7).
+"""The places of the training set that an iteration takes: a pure function of the spec and the iteration (I7).
 
 A data set is a pool, or several are that a mixture names. A pool is walked through in passes, each in an order of its
 own, or drawn from by a curriculum: by a column, or by what committed iterations have measured.
@@ -36,11 +36,11 @@ class Pool:
         return self.passed(before(iteration), quota, seed)
 
     def open_at(self, iteration: int, *, least: int) -> Sequence[int]:
-        """The places that an iteration may take, at least so many where there are."""
+        """Returns the places that an iteration may take, at least so many where there are."""
         return self.places
 
     def passed(self, first: int, quota: int, seed: str) -> list[int]:
-        """What is next after `first` places of an endless sequence of passes, each in an order of its own."""
+        """Returns `quota` places after the first `first` of an endless sequence of passes, each in its own order."""
         size = len(self.places)
         positions = (divmod(position, size) for position in range(first, first + quota))
         return [self.places[self._order(size, seed, number)[position]] for number, position in positions]
@@ -67,7 +67,7 @@ class Walk:
         """[iteration][pool]: prompts of the iterations before."""
 
     def places(self, iteration: int) -> list[int]:
-        """The places of an iteration's prompts."""
+        """Returns the places of an iteration's prompts."""
         return [place for place, _ in self._chosen(iteration)]
 
     def reserves(self, iteration: int, *, num_rounds: int) -> list[int]:
@@ -97,12 +97,12 @@ class Walk:
             pools[of_source.source].learn(iteration, of_source)
 
     def drawn(self, iteration: int, rewards: Mapping[int, Sequence[float]]) -> tuple[DrawnPrompts, ...]:
-        """What was drawn by measured pass rates. rewards: a prompt's index → those of its group, where it has any."""
+        """Returns the draws by measured pass rates. rewards: a prompt's index → its group's, where it has any."""
         groups: list[list[tuple[int, Sequence[float] | None]]] = [[] for _ in self._pools]
         for index, (place, number) in enumerate(self._chosen(iteration)):
             groups[number].append((place, rewards.get(index)))
         of_pools = (pool.drawn(iteration, of_pool) for pool, of_pool in zip(self._pools, groups, strict=True))
-        return tuple(one for one in of_pools if one)
+        return tuple(draws for draws in of_pools if draws)
 
     def _chosen(self, iteration: int) -> list[tuple[int, int]]:
         """(place, pool) of each prompt."""

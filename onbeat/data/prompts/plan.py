@@ -1,4 +1,4 @@
-"""Which batches an iteration expects: a pure function of the job's spec, the iteration and its version (I7)."""
+"""The batches that an iteration expects: a pure function of the job's spec, the iteration and its version (I7)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onbeat.data.prompts.source import PromptSource
 
 
 class IterationPlan:
-    """What the iterations of one job ask."""
+    """The batches of prompts that the iterations of one job ask for."""
 
     def __init__(self, job_id: str, spec: JobSpec, source: PromptSource) -> None:
         self._job_id = job_id
@@ -31,11 +31,11 @@ class IterationPlan:
         self._source.walk.learn(iteration, drawn)
 
     def drawn(self, iteration: int, rewards: Mapping[int, Sequence[float]]) -> tuple[DrawnPrompts, ...]:
-        """What of the training prompts was drawn by measured pass rates. rewards: a prompt's index → its group's."""
+        """Returns the draws of training prompts by measured pass rates. rewards: a prompt's index → its group's."""
         return self._source.walk.drawn(iteration, rewards) if iteration < self._spec.iterations else ()
 
     def training(self, iteration: int, manifest: WeightManifest) -> tuple[PromptBatch, ...]:
-        """The training batches; () where the iteration only evaluates.
+        """Returns the training batches; () where the iteration only evaluates.
 
         manifest: of the version that samples them; of the oldest one, where several may.
         """
@@ -57,11 +57,11 @@ class IterationPlan:
         )
 
     def num_evaluation(self, iteration: int) -> int:
-        """The number of evaluation batches, which doesn't depend on the version."""
+        """Returns the number of evaluation batches, which doesn't depend on the version."""
         return self._spec.evaluation.num_batches if self._spec.evaluates(iteration) else 0
 
     def evaluation(self, iteration: int, manifest: WeightManifest) -> tuple[PromptBatch, ...]:
-        """Each set's held-out prompts with its sampling, then greedily; () where the version is not evaluated.
+        """Returns each set's held-out prompts with its sampling, then greedily; () where the version is not evaluated.
 
         manifest: of the version that is evaluated.
         """

@@ -102,19 +102,24 @@ class PromptSource:
         return _numbered(self._evaluation)
 
     def _prompts(self, examples: Sequence[Example], *, held_out: bool) -> list[Prompt]:
-        """The examples' prompts in their order, of those that an environment plays its openings."""
+        """Returns the examples' prompts in their order; an example that is played has its opening as prompt."""
         prompts: list[Prompt] = []
         plays_all = "" in self._opened
-        for source, run in itertools.groupby(examples, lambda one: "" if plays_all else one.source):
-            of_source, opened = list(run), self._opened.get(source)
-            prompts += opened(of_source, held_out=held_out) if opened else self._tokenize(of_source, held_out=held_out)
+        for source, run in itertools.groupby(examples, lambda example: "" if plays_all else example.source):
+            of_source = list(run)
+            opened = self._opened.get(source)
+            if opened:
+                prompts += opened(of_source, held_out=held_out)
+            else:
+                prompts += self._tokenize(of_source, held_out=held_out)
         return prompts
 
     def _tokenize(self, examples: Sequence[Example], *, held_out: bool) -> list[Prompt]:
-        """Those that are trained may be left out as too long, and their completions may be learnt."""
+        """Tokenizes examples; of training, too long ones may be left out, and their completions may be learnt."""
         filters = self._spec.rollout.filter_overlong_prompts is True and not held_out
         gives = self._spec.algorithm.learns_given and not held_out
-        prompts, num_left_out = [], 0
+        prompts: list[Prompt] = []
+        num_left_out = 0
         # What the tokenizer itself puts before plain text; a chat template writes its own.
         prefix = first_ids(self._tokenizer)
         for start in range(0, len(examples), TOKENIZED_AT_ONCE):
@@ -126,7 +131,7 @@ class PromptSource:
                 whole = token_ids if self._chat_of(example) else [*prefix, *token_ids]
                 try:
                     self._check_length(example, len(whole))
-                    given = pack_int32(self._given(example, text)) if gives else UNSET
+                    completion = pack_int32(self._given(example, text)) if gives else UNSET
                 except InvalidInput as error:
                     if not filters or error.field not in TOO_LONG:
                         raise
@@ -142,7 +147,7 @@ class PromptSource:
                         task_entry=example.task_entry,
                         metadata=example.metadata or UNSET,
                         source=example.source or UNSET,
-                        dataset_completion=given,
+                        dataset_completion=completion,
                     )
                 )
         if num_left_out:
@@ -156,7 +161,7 @@ class PromptSource:
         return self._chats[example.source] or (ChatSpec() if example.messages else None)
 
     def _texts(self, examples: Sequence[Example]) -> list[str]:
-        """The prompts as the model reads them."""
+        """Returns the prompts as the model reads them."""
         texts: list[str] = []
         for _, run in itertools.groupby(examples, lambda example: (example.source, self._chat_of(example) is None)):
             of_chat = list(run)
@@ -165,7 +170,7 @@ class PromptSource:
         return texts
 
     def _rendered(self, examples: Sequence[Example], chat: ChatSpec) -> list[str]:
-        """The prompts of examples of one source by the chat template, all in one call."""
+        """Returns the prompts of examples of one source by the chat template, all in one call."""
         self._check_chat(examples[0].source, chat)
         conversations = [_conversation(example) for example in examples]
         try:
@@ -208,7 +213,7 @@ class PromptSource:
         self._messages.check_tokens([texts[place] for place in chats], [token_rows[place] for place in chats])
 
     def _answered(self, example: Example, *, answer: str) -> str:
-        """The conversation that the answer ends."""
+        """Returns the conversation that the answer ends."""
         chat = self._chat_of(example) or ChatSpec()
         try:
             return self._messages.answered(
@@ -248,10 +253,12 @@ class PromptSource:
 
 
 def _pools(spec: JobSpec, prompts: Sequence[Prompt], difficulty: Mapping[str, float]) -> list[Pool]:
-    """The sources of the data set, each with its prompts' places. Raises InvalidInput for one that has none left."""
+    """Returns the sources of the data set, each with its prompts' places. Raises InvalidInput for one without any."""
     dataset = spec.dataset
-    weights = {one.name: one.weight for one in dataset.sources} if isinstance(dataset, MixtureDataset) else {"": 1.0}
-    pools = []
+    weights = {"": 1.0}
+    if isinstance(dataset, MixtureDataset):
+        weights = {source.name: source.weight for source in dataset.sources}
+    pools: list[Pool] = []
     for name, table in sources_of(dataset).items():
         places = [place for place, prompt in enumerate(prompts) if prompt.source == (name or UNSET)]
         if not places:
@@ -281,7 +288,7 @@ def _check_reserves(spec: JobSpec, pools: Sequence[Pool]) -> None:
 
 
 def _conversation(example: Example) -> tuple[Message, ...]:
-    """The messages before the answer. Raises InvalidInput where the assistant has said the last one."""
+    """Returns the messages before the answer. Raises InvalidInput where the assistant has said the last one."""
     messages = example.messages or (Message(role="user", content=example.question),)
     if messages[-1].role == "assistant":
         raise InvalidInput(

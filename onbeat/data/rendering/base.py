@@ -52,20 +52,20 @@ class Renderer(Protocol):
 
 @runtime_checkable
 class ProvenRenderer(Renderer, Protocol):
-    """One that tries itself at a job's start."""
+    """A renderer that tries itself at a job's start."""
 
     def prove(self, messages: Sequence[Message], tools: Sequence[Tool], end_ids: Sequence[int]) -> None:
         """Goes on from a first turn. Raises InvalidInput that names the field where it can't."""
         ...
 
 
-def plain(tokenizer: PreTrainedTokenizerBase, said: Sequence[T]) -> list[T]:
+def plain(tokenizer: PreTrainedTokenizerBase, records: Sequence[T]) -> list[T]:
     """Returns messages or tools without special tokens: an environment's text stays text, and ends or opens no turn.
 
     The descriptions of tools may be those of a server that the job only asks.
     """
     specials = control_texts(tokenizer)
-    return [without_controls(record, specials) for record in said]
+    return [without_controls(record, specials) for record in records]
 
 
 def control_texts(tokenizer: PreTrainedTokenizerBase, *, end_ids: Collection[int] = ()) -> list[str]:
@@ -79,17 +79,17 @@ def control_texts(tokenizer: PreTrainedTokenizerBase, *, end_ids: Collection[int
     return sorted({token for token in [*tokenizer.all_special_tokens, *others] if len(token) > 1})
 
 
-def without_controls(said: Any, specials: Sequence[str]) -> Any:
+def without_controls(content: Any, specials: Sequence[str]) -> Any:
     """Returns a text or record in which each of these texts is broken, in every text of it and of its fields."""
-    if isinstance(said, Record):
-        fields = {name: without_controls(getattr(said, name), specials) for name in said.__struct_fields__}
-        return replace(said, **fields)
-    if isinstance(said, dict):
-        return {without_controls(key, specials): without_controls(value, specials) for key, value in said.items()}
-    if isinstance(said, list | tuple):
-        return type(said)(without_controls(one, specials) for one in said)
-    if isinstance(said, str):
+    if isinstance(content, Record):
+        fields = {name: without_controls(getattr(content, name), specials) for name in content.__struct_fields__}
+        return replace(content, **fields)
+    if isinstance(content, dict):
+        return {without_controls(key, specials): without_controls(value, specials) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return type(content)(without_controls(entry, specials) for entry in content)
+    if isinstance(content, str):
         for token in specials:
-            if token in said:
-                said = said.replace(token, token[0] + WORD_JOINER + token[1:])
-    return said
+            if token in content:
+                content = content.replace(token, token[0] + WORD_JOINER + token[1:])
+    return content

@@ -149,7 +149,7 @@ class ChatTemplate:
         return answer.names
 
     def _text(self, tools: list[Any] | None) -> str:
-        """The template itself; of several, the one for conversations with or without tools."""
+        """Returns the template itself; of several, the one for conversations with or without tools."""
         try:
             return self._tokenizer.get_chat_template(tools=tools)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a spec names → Renderer: the one door to every kind of renderer, and what is checked of it at a job's start."""
+"""A spec's names → Renderer: the one door to every kind of renderer, with its checks at a job's start."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ UNKNOWN = (KeyError, IndexError, TypeError, ValueError, OverflowError)
 
 
 class Tokens(Protocol):
-    """What is asked of a tokenizer."""
+    """The methods of a tokenizer that decoding needs."""
 
     def decode(self, token_ids: Any, **options: Any) -> Any: ...
 

@@ -54,8 +54,8 @@ class TemplateRenderer:
     ) -> list[int]:
         question, answer = Message(role="user", content="?"), Message(role="assistant", content=ANSWER)
         whole = self.text([question, answer, *plain(self._tokenizer, messages)], ())
-        _, found, after = whole.partition(ANSWER)
-        if not found or not after.startswith(self.end):
+        _, separator, after = whole.partition(ANSWER)
+        if not separator or not after.startswith(self.end):
             raise PrefixBroken("the model's chat template changes an answer once it is answered", cure=FORMAT_CURE)
         ended = self._tokenizer.convert_tokens_to_ids(self.end)
         # A turn that ended by another token of the model's keeps it, and is closed as the template closes turns.
@@ -75,7 +75,7 @@ class TemplateRenderer:
             raise invalid(error, cure=FORMAT_CURE) from error
 
     def _end_of_turn(self) -> str:
-        """The token that the template ends an answer with, which the model has to end its turn with."""
+        """Returns the token that the template ends an answer with, which the model has to end its turn with."""
         question, answer = Message(role="user", content="?"), Message(role="assistant", content=ANSWER)
         written = self.text([question, answer], (), opens_turn=False)
         _, _, after = written.partition(ANSWER)
@@ -120,7 +120,7 @@ def _as_template(message: Message) -> dict[str, Any]:
 
 
 def _described(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    """The messages with a system message that describes the tools, behind what it says already."""
+    """Returns the messages with a system message that describes the tools, behind what it says already."""
     system, rest = "", list(messages)
     if rest and rest[0].role == "system":
         system = rest.pop(0).content + "\n\n"
@@ -187,29 +187,29 @@ def _compare(
     answer: str,
     reply: Sequence[Message],
 ) -> None:
-    """Two turns: the first answer is still what it was when the second is answered."""
-    made = renderer.open(messages, tools)
-    said = list(messages)
+    """Plays two turns: the first answer is still what it was when the second is answered."""
+    token_ids = renderer.open(messages, tools)
+    conversation = list(messages)
     turn = list(tokenizer(answer + renderer.end, add_special_tokens=False).input_ids)
     for _ in range(2):
         try:
-            made = [*made, *turn, *renderer.go_on(made, turn, reply, tools)]
+            token_ids = [*token_ids, *turn, *renderer.go_on(token_ids, turn, reply, tools)]
         except PrefixBroken as error:
             raise InvalidInput(error.problem, field="model.path", cure=FORMAT_CURE) from error
-        said += [Message(role="assistant", content=answer), *reply]
-        whole = tokenizer(renderer.text(said, tools), add_special_tokens=False).input_ids
-        if list(whole) != made:
+        conversation += [Message(role="assistant", content=answer), *reply]
+        whole = tokenizer(renderer.text(conversation, tools), add_special_tokens=False).input_ids
+        if list(whole) != token_ids:
             raise InvalidInput(
                 "the model's chat template rewrites history: the tokens of an earlier turn change as the conversation "
-                f"goes on, here from the {_first_difference(made, whole)}th on",
+                f"goes on, here from the {_first_difference(token_ids, whole)}th on",
                 field="model.path",
                 cure=FORMAT_CURE,
             )
 
 
-def _first_difference(made: Sequence[int], whole: Sequence[int]) -> int:
-    same = (one == other for one, other in zip(made, whole, strict=False))
-    return 1 + next((place for place, is_same in enumerate(same) if not is_same), min(len(made), len(whole)))
+def _first_difference(token_ids: Sequence[int], whole: Sequence[int]) -> int:
+    same = (left == right for left, right in zip(token_ids, whole, strict=False))
+    return 1 + next((place for place, is_same in enumerate(same) if not is_same), min(len(token_ids), len(whole)))
 
 
 def _keeps(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:

@@ -95,7 +95,7 @@ class Living:
             self.folder = ""
 
     def started(self) -> TemplateCage:
-        """The cage with a child in it. Raises Unavailable where this machine can't start one."""
+        """Returns the cage with a child in it. Raises Unavailable where this machine can't start one."""
         if self.cage is None or not self.cage.is_alive:
             self.end_cage()
             try:

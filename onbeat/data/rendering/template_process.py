@@ -156,13 +156,13 @@ def compiled(template: str) -> Template:
 
 def environment() -> ImmutableSandboxedEnvironment:
     """Makes the environment that transformers compiles chat templates in."""
-    made = ImmutableSandboxedEnvironment(
+    jinja = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
     )
-    made.filters["tojson"] = _tojson
-    made.globals["raise_exception"] = _raise_exception
-    made.globals["strftime_now"] = datetime.now().strftime
-    return made
+    jinja.filters["tojson"] = _tojson
+    jinja.globals["raise_exception"] = _raise_exception
+    jinja.globals["strftime_now"] = datetime.now().strftime
+    return jinja
 
 
 class GenerationBlock(Extension):

@@ -31,7 +31,7 @@ FOOTER = (
 
 
 class WrittenCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands between the tags."""
+    """A call as the model writes it between the tags."""
 
     name: str
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
@@ -44,7 +44,7 @@ def describe(tools: Sequence[Tool]) -> str:
 
 
 def as_function(tool: Tool) -> dict[str, object]:
-    """A tool as chat templates and OpenAI's interface take it."""
+    """Returns a tool as chat templates and OpenAI's interface take it."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 

@@ -1,4 +1,4 @@
-"""What one row says, in words that its author can act on: each problem names the column, and has the cure that fits.
+"""The parts of a row, and the problems of its author: each names the column, and has the cure that fits.
 
     {"prompt": …, "reference": …} ─▶ Row: prompt (a text or messages), completion, reference, task_entry
 
@@ -89,10 +89,10 @@ def value_at(row: Mapping[str, Any], column: str) -> Any:
 
 def _asked(values: Mapping[str, Any], columns: RowColumns, row: PlacedRow) -> tuple[str | tuple[Message, ...], str]:
     """Returns the prompt, and the completion: messages that end with the assistant's have both."""
-    given = _completion(values.get("completion", ""), columns.completion)
+    completion = _completion(values.get("completion", ""), columns.completion)
     if "prompt" in values:
         prompt = values["prompt"]
-        return prompt if isinstance(prompt, str) else _messages(prompt, columns.prompt), given
+        return prompt if isinstance(prompt, str) else _messages(prompt, columns.prompt), completion
     if "messages" not in values:
         raise missing("prompt", columns, row, instead=", or the column of conversations by dataset.columns.messages")
     messages = _messages(values["messages"], columns.messages)
