@@ -167,11 +167,14 @@ def _stands_for(path: str, name: str) -> bool:
 
 def _compare(path: str, file: Path, named: Digest | None, field: str, *, is_there: bool) -> None:
     if not is_there:
-        problem, cure = f"{path} is gone since the job was accepted", "put it back, or submit the job again"
+        problem = f"{path} is gone since the job was accepted"
+        cure = "put it back, or submit the job again"
     elif named is None:
-        problem, cure = f"{path} was not there when the job was accepted", "take it away, or submit the job again"
+        problem = f"{path} was not there when the job was accepted"
+        cure = "take it away, or submit the job again"
     elif digest_of_file(file) != named:
-        problem, cure = f"{path} has changed since the job was accepted", "put it back, or submit the job again"
+        problem = f"{path} has changed since the job was accepted"
+        cure = "put it back, or submit the job again"
     else:
         return
     raise InvalidInput(problem, field=field, cure=cure)
@@ -191,7 +194,8 @@ def digest_of_file(file: Path) -> Digest:
         if status.st_size < KEPT_BYTES:
             return _hash(opened)
         identity = _identity(status)
-        if digest := _kept.get(identity):
+        digest = _kept.get(identity)
+        if digest:
             return digest
         # Two requests for one large file read it once.
         with _hashing:
@@ -234,7 +238,8 @@ def _digests(files: Mapping[str, Path], field: str) -> dict[str, Digest]:
             f"it has {len(files)} files, and {MOST_FILES} may be named", field=field, cure="keep them elsewhere"
         )
     # A record with such a name could be written and not be read.
-    if unwritable := [path for path in files if not path.isprintable() or len(path) > MOST_PATH_CHARACTERS]:
+    unwritable = [path for path in files if not path.isprintable() or len(path) > MOST_PATH_CHARACTERS]
+    if unwritable:
         raise InvalidInput(f"a file's name can't stand in a spec: {unwritable[0]!r}", field=field, cure="rename it")
     return {path: digest_of_file(file) for path, file in files.items()}
 

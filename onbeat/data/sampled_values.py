@@ -58,7 +58,8 @@ class Contexts:
 
     def process(self, logits: Any) -> None:
         """Changes [N, V] logits, an array or a tensor, in their place; a gradient goes through it."""
-        sampling, library = self.sampling, library_of(logits)
+        sampling = self.sampling
+        library = library_of(logits)
         index = partial(library.asarray, device=logits.device)
         if sampling.logit_bias:
             ids = np.array([int(token) for token in sampling.logit_bias])

@@ -29,7 +29,8 @@ CANDIDATES_PER_EVALUATION_PROMPT = 8
 def load_reasoning_gym(spec: ReasoningGymDataset, request: Request) -> ExampleSets:
     """Generates both sets; every question occurs once. Raises InvalidInput that names the field of the spec."""
     check_version(version("reasoning_gym"))
-    num_evaluation, seed = request.num_evaluation, request.seed
+    num_evaluation = request.num_evaluation
+    seed = request.seed
     num_candidates = num_evaluation * CANDIDATES_PER_EVALUATION_PROMPT
     seen: set[str] = set()
     evaluation: list[Example] = []

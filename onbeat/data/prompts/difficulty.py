@@ -76,7 +76,9 @@ class MeasuredPool(Pool):
             )
         if iteration in self._measured:
             # It was trained again: nothing that followed from it stands.
-            self._rates, self._num_folded, self._draws = {}, 0, {}
+            self._rates = {}
+            self._num_folded = 0
+            self._draws = {}
         self._measured[iteration] = drawn
 
     def take(self, iteration: int, quota: int, *, seed: str, before: Callable[[int], int]) -> Sequence[int]:
@@ -87,7 +89,8 @@ class MeasuredPool(Pool):
         return self._draws[iteration].places
 
     def drawn(self, iteration: int, groups: Sequence[tuple[int, Sequence[float] | None]]) -> DrawnPrompts:
-        draw, passing = self._draws[iteration], self.pools.pass_reward
+        draw = self._draws[iteration]
+        passing = self.pools.pass_reward
         return DrawnPrompts(
             source=self.name,
             num_prompts=len(self.places),
@@ -108,7 +111,8 @@ class MeasuredPool(Pool):
             left = [number for number in pool if number not in taken]
             taken.update(draw.sample(left, min(most, len(left))))
 
-        of_easy, of_hard = self.pools.easy_fraction, self.pools.hard_fraction
+        of_easy = self.pools.easy_fraction
+        of_hard = self.pools.hard_fraction
         shares = quotas([of_easy, max(0.0, 1.0 - of_easy - of_hard), of_hard], quota, iteration)
         for pool, share in zip((easy, normal, hard), shares, strict=True):
             take_from(pool, share)
@@ -130,7 +134,8 @@ class MeasuredPool(Pool):
     def _rates_after(self, num_commits: int) -> dict[int, float]:
         """Returns the pass rates after so many commits. Raises FenceViolation where one is missing."""
         if num_commits < self._num_folded:
-            self._rates, self._num_folded = {}, 0
+            self._rates = {}
+            self._num_folded = 0
         for iteration in range(self._num_folded, num_commits):
             if iteration not in self._measured:
                 raise FenceViolation(f"iteration {iteration} is not committed, and the draw follows from it")
@@ -204,7 +209,8 @@ class DrawCheck:
 
     def _no_rewards(self, record: AuditRecord) -> dict[int, Sequence[float]]:
         """Index of each prompt whose batch was trained → no rewards."""
-        rollout, iteration = self._spec.rollout, record.iteration
+        rollout = self._spec.rollout
+        iteration = record.iteration
         size = rollout.prompts_per_batch
         return {
             index: ()

@@ -82,8 +82,12 @@ class OpenedPrompts:
         self._field = environment_field(spec.dataset, source)
         if service is None:
             raise InvalidInput("there is no reward service to open the tasks with", field=self._field)
-        self._spec, self._environment, self._service = spec, spec.environments[source], service
-        self._tokenizer, self._end_ids, self._check_length = tokenizer, end_ids, check_length
+        self._spec = spec
+        self._environment = spec.environments[source]
+        self._service = service
+        self._tokenizer = tokenizer
+        self._end_ids = end_ids
+        self._check_length = check_length
         self._is_tried = False
         with environment_at(self._field):
             self._renderer = make_renderer(tokenizer, self._environment.renderer, self._environment.chat_format)
@@ -128,7 +132,8 @@ class OpenedPrompts:
     def _try(self, tasks: Sequence[Task]) -> None:
         """Has a few tasks played twice. Raises InvalidInput for an environment that isn't what it says of itself."""
         self._is_tried = True
-        if problem := self._service.canary(self._environment, tasks):
+        problem = self._service.canary(self._environment, tasks)
+        if problem:
             raise InvalidInput(
                 f"environment `{self._environment.name}` does not do the same twice: {problem}",
                 field=f"{self._field}.name",

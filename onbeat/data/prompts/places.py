@@ -62,7 +62,9 @@ class Walk:
 
     def __init__(self, pools: Sequence[Pool], *, num_prompts: int, seed: int) -> None:
         """num_prompts: of an iteration."""
-        self._pools, self._num_prompts, self._seed = pools, num_prompts, seed
+        self._pools = pools
+        self._num_prompts = num_prompts
+        self._seed = seed
         self._taken = [[0] * len(pools)]
         """[iteration][pool]: prompts of the iterations before."""
 

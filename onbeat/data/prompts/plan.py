@@ -41,7 +41,8 @@ class IterationPlan:
         """
         if iteration >= self._spec.iterations:
             return ()
-        rollout, batch = self._spec.rollout, self._batch(iteration, manifest)
+        rollout = self._spec.rollout
+        batch = self._batch(iteration, manifest)
         chunks = _chunks(self._source.training_prompts(iteration), rollout.prompts_per_batch)
         reserves = [_chunks(prompts, rollout.prompts_per_batch) for prompts in self._source.reserve_prompts(iteration)]
         return tuple(
@@ -70,8 +71,10 @@ class IterationPlan:
         batch, prompts = self._batch(iteration, manifest), self._source.evaluation_prompts()
         work: list[tuple[SamplingParams, int, tuple[Prompt, ...]]] = []
         for held_out in self._spec.evaluation.each.values():
-            of_set, prompts = prompts[: held_out.num_prompts], prompts[held_out.num_prompts :]
-            chunks, sampling = _chunks(of_set, held_out.prompts_per_batch), held_out.sampled_as(self._spec.rollout)
+            of_set = prompts[: held_out.num_prompts]
+            prompts = prompts[held_out.num_prompts :]
+            chunks = _chunks(of_set, held_out.prompts_per_batch)
+            sampling = held_out.sampled_as(self._spec.rollout)
             work += [(sampling, held_out.num_samples, chunk) for chunk in chunks]
             work += [(sampling.greedily, 1, chunk) for chunk in chunks if held_out.greedy]
         return tuple(
