@@ -166,7 +166,7 @@ class EnvironmentClient:
 
 
 def reward_service(http: httpx.AsyncClient, *, key: str, jitter: Callable[[], float] = random.random) -> Dependency:
-    """The reward service as the process that has this client meets it. A probe needs the key, and no child."""
+    """Returns the reward service as the process that has this client meets it. A probe needs the key, and no child."""
     headers = {"authorization": f"Bearer {key}"}
 
     async def look() -> None:
@@ -197,7 +197,7 @@ def _as_many(answer: A, number: int) -> A:
 
 
 def _parts(items: Sequence[T], size: Callable[[T], int]) -> list[Sequence[T]]:
-    """The items in calls that are neither too many nor too large."""
+    """Returns the items in calls that are neither too many nor too large."""
     parts: list[list[T]] = []
     num_bytes = MAX_CALL_BYTES
     for item in items:

@@ -100,7 +100,8 @@ class Mcp(Environment):
     def _chosen(self, offered: list[ServerTool]) -> list[Tool]:
         """Returns the tools that the job names, or all. Raises NoAnswer."""
         by_name = {tool.name: tool for tool in offered}
-        if unknown := [name for name in self._wanted if name not in by_name]:
+        unknown = [name for name in self._wanted if name not in by_name]
+        if unknown:
             raise NoAnswer(f"the MCP server has no tool `{unknown[0]}`; it has: {', '.join(by_name)}")
         chosen = [by_name[name] for name in self._wanted] if self._wanted else list(by_name.values())
         if not 1 <= len(chosen) <= MAX_TOOLS:

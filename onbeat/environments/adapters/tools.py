@@ -54,7 +54,8 @@ class Tools(Environment):
         own = {function.__name__: function for function in self.functions}
         functions = {"calculator": calculate, "python": python} | own
         names = [name.strip() for name in tools.split(",") if name.strip()] or list(own) or ["calculator"]
-        if unknown := [name for name in names if name not in functions]:
+        unknown = [name for name in names if name not in functions]
+        if unknown:
             raise ValueError(f"there is no tool `{unknown[0]}`; there are: {', '.join(functions)}")
         self._box = Toolbox([functions[name] for name in names], passes=(ProgramStuck,))
 

@@ -68,7 +68,7 @@ class Trl(Environment):
         return float(getattr(self._env, self._reward_name) if self._reward_name else self._env.get_reward())
 
     def _columns(self, task: dict[str, Any], seed: int) -> dict[str, Any]:
-        """The columns that TRL's data set would have, as far as `reset` takes them."""
+        """Returns the columns that TRL's data set would have, as far as `reset` takes them."""
         try:
             entry = json.loads(task.get("entry") or "{}")
         except ValueError as error:

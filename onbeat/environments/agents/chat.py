@@ -215,7 +215,7 @@ def _message(row: dict[str, Any], where: str) -> Message:
 
 
 def _content(content: Any, where: str) -> Any:
-    """A text, or the texts of parts."""
+    """Returns a text, or the texts of parts."""
     if content is None:
         return ""
     if not isinstance(content, list):

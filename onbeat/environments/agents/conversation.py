@@ -103,7 +103,8 @@ class Conversation:
         """Takes a request; its answer comes by its future. Raises Refusal."""
         with self._guard:
             self._refuse_if_over()
-            if repeated := next((answer for answer in self._undelivered if answer[0] == request.body), None):
+            repeated = next((answer for answer in self._undelivered if answer[0] == request.body), None)
+            if repeated is not None:
                 self._undelivered.remove(repeated)
                 request.answered.set_result(repeated[1])
             elif self._pending is None:
@@ -175,7 +176,8 @@ class Conversation:
         problem, new = self._continued(request)
         begins_anew = bool(problem) and self._rewrites and request.tools == self._tools
         if begins_anew:
-            self._said, self._context, problem = [], None, ""
+            self._said = []
+            self._context = None
             problem, new = self._continued(request)
         self._pending = request
         if problem:

@@ -166,6 +166,6 @@ def _client(episode: Episode, variable: str, *, tokenizer: str, renderer: str) -
 
 
 def _numbers(trace: Any) -> dict[str, float]:
-    """The rewards' parts and the metrics, for people."""
+    """Returns the rewards' parts and the metrics, for people."""
     rewards = {f"reward_{name}": reward.value for name, reward in trace.rewards.items() if reward is not None}
     return rewards | {name: float(value) for name, value in trace.metrics.items() if value is not None}

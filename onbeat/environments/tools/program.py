@@ -241,7 +241,8 @@ def _end(child: int, watch: Watch) -> tuple[Ended, int, resource.struct_rusage]:
             pid, status, used = os.wait4(child, os.WNOHANG)
             if pid:
                 return Ended.SAID_ALL, status, used
-            if (ended := watch.look()) is not None:
+            ended = watch.look()
+            if ended is not None:
                 return ended, *_killed(child)
     finally:
         if handle is not None:
@@ -262,7 +263,7 @@ def _used_ns(child: int) -> int:
 
 
 def _state(child: int) -> str:
-    """The kernel's letter for what a process does; a space where a system doesn't tell."""
+    """Returns the kernel's letter for what a process does; a space where a system doesn't tell."""
     try:
         with open(f"/proc/{child}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2][:1].decode()

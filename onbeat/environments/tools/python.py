@@ -85,7 +85,7 @@ _running: list[tuple[Frames, subprocess.Popen[bytes]]] = []
 
 
 def _zygote() -> Frames:
-    """The process's one zygote, started when it is first used."""
+    """Returns the process's one zygote, started when it is first used."""
     if not _running:
         kernel.hide_from_own_uid(hidden=True)  # from here on no process of this user reads this one's memory
         ours, theirs = socket.socketpair()
