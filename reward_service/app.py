@@ -34,7 +34,7 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 def create_app(
     settings: StackSettings, *, num_lanes: int | None = None, max_body_bytes: int = MAX_BODY_BYTES
 ) -> FastAPI:
-    """An app with its own pools and metrics. `num_lanes` None: one scorer process per usable core.
+    """Returns an app with its own pools and metrics. `num_lanes` None: one scorer process per usable core.
 
     Raises InvalidInput for settings without a key, and for an operator's part in an environment that can't be read.
     """

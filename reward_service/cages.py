@@ -177,12 +177,12 @@ class CagedLane(Thread, ABC, Generic[W, C]):
                 cage.kill()
 
     def pids(self) -> list[int]:
-        """The keepers of its cages; whatever is in a cage ends with its keeper."""
+        """Returns the keepers of its cages; whatever is in a cage ends with its keeper."""
         with self._guards_cages:
             return [cage.pid for cage in self._cages.values()]
 
     def _cage(self, key: str) -> C:
-        """The cage of that key, which is started where there is none. Raises ChildDied once it was stopped."""
+        """Returns the cage of that key, which is started where there is none. Raises ChildDied once it was stopped."""
         with self._guards_cages:
             if self._stopped:
                 raise ChildDied(self._of_pool.was_closed)

@@ -31,7 +31,8 @@ def reply_of(returned: Any) -> Reply:
     if not isinstance(returned, author.Reply):
         raise NoAnswer(f"step returned {_kind(returned)}, and no onbeat.environments.author.Reply")
     for name in ("done", "truncated", "begins_anew"):
-        if type(value := getattr(returned, name)) is not bool:
+        value = getattr(returned, name)
+        if type(value) is not bool:
             raise NoAnswer(f"{name} is {_kind(value)}, and no bool")
     metrics = returned.metrics
     if metrics:

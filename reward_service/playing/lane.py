@@ -118,7 +118,7 @@ class Lane(CagedLane[Call | _Facts, PlayCage]):
         super().stop()
 
     def _next(self) -> tuple[Call | _Facts, Sequence[int]] | None:
-        """The oldest call, which stays in the queue while it is answered. It sweeps meanwhile."""
+        """Returns the oldest call, which stays in the queue while it is answered. It sweeps meanwhile."""
         while True:
             with self._changed:
                 if self._stopped:

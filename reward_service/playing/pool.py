@@ -237,7 +237,7 @@ class EnvironmentPool:
         return [lane for kind in list(self._kinds.values()) for lane in kind.lanes]
 
     def _kind(self, table: service.EnvironmentTable, job_id: str) -> Kind:
-        """The environment's lanes for a job, which is made where there are none. Raises Unavailable."""
+        """Returns the environment's lanes for a job, which is made where there are none. Raises Unavailable."""
         if self._closed:
             raise Unavailable("the environment pool is closed")
         key = encode((table.name, sorted(table.params.items()), table.source, job_id))

@@ -82,7 +82,7 @@ def _play(number: int, task: Task, turn: int, message: Message | None) -> Play:
 
 
 def _message(opened: Result, turn: int) -> Message:
-    """A tool of the opening in its turn, called without arguments; where there is none, a number."""
+    """Returns a tool of the opening in its turn, called without arguments; where there is none, a number."""
     opening = opened.opening if isinstance(opened, Turned) and isinstance(opened.opening, TaskOpening) else None
     tools = opening.tools if opening is not None else ()
     sampled = SAMPLED if opening is not None and opening.asks_for_tokens is True else UNSET

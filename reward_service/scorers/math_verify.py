@@ -52,7 +52,7 @@ def warm_up(component: MathVerifyReward) -> None:
 
 
 def score(component: MathVerifyReward, item: RewardItem) -> float:
-    """1.0 if an answer in the completion equals the reference; 0.0 too if it holds none.
+    """Returns 1.0 if an answer in the completion equals the reference; 0.0 too if it holds none.
 
     Raises BadReference, and TooComplex for what would not end.
     A completion that math-verify cannot parse or compare has not been shown equal, hence 0.0.

@@ -72,7 +72,7 @@ NEVER_SCORED = frozenset({"bad_reference", "unknown_entry_point", "bad_pattern"}
 
 
 def score_in_place(component: RewardComponent, reason: rewards.UnscorableReason, *, settles: bool) -> float | None:
-    """The `on_unscorable` score, where it may stand for that reason now."""
+    """Returns the `on_unscorable` score, where it may stand for that reason now."""
     # Whether the same completion meets it each time: a plug-in may have asked the network, or the clock.
     is_lasting = reason not in rewards.UP_TO_LUCK and not isinstance(component, PluginReward)
     if reason in NEVER_SCORED or not (settles or is_lasting):
@@ -97,12 +97,12 @@ def is_linear(component: RewardComponent) -> bool:
 
 
 def needs_isolation(components: tuple[RewardComponent, ...]) -> bool:
-    """True if any component may run away, crash, or run foreign code."""
+    """Returns True if any component may run away, crash, or run foreign code."""
     return not all(map(is_linear, components))
 
 
 def deadline_s(components: tuple[RewardComponent, ...], item_timeout_s: float) -> float:
-    """The deadline of one item: that of the request, but where nothing but patterns can take long."""
+    """Returns the deadline of one item: that of the request, but where nothing but patterns can take long."""
     isolated = [component for component in components if not is_linear(component)]
     has_patterns_alone = all(
         isinstance(component, rewards.RegexReward | rewards.FormatReward) for component in isolated
@@ -167,7 +167,7 @@ def score_item(
 
 
 def scoring_of(components: tuple[RewardComponent, ...], item: RewardItem) -> list[tuple[str, RewardComponent]]:
-    """The components that score an item, with their names in the breakdown."""
+    """Returns the components that score an item, with their names in the breakdown."""
     return [(name, component) for name, component in rewards.named(components) if component.scores(item.source)]
 
 
@@ -194,7 +194,7 @@ def weighted_sum(
 
 
 def score_component(name: str, component: RewardComponent, item: RewardItem) -> Outcome:
-    """The unweighted score."""
+    """Returns the unweighted score."""
     try:
         value = float(scorer_of(component).score(component, item))
     except Exception as error:
@@ -212,7 +212,7 @@ def names_that_see_groups(components: tuple[RewardComponent, ...]) -> tuple[str,
 
 
 def score_groups(component: Any, items: Sequence[RewardItem], group_size: int) -> list[float] | Unscorable:
-    """The unweighted scores of the items of whole groups, or why there are none; `outcome_of` judges each."""
+    """Returns the unweighted scores of the items of whole groups, or why there are none; `outcome_of` judges each."""
     try:
         return plugin.score_groups(component, items, group_size)
     except Exception as error:

@@ -18,7 +18,7 @@ class TooComplex(Exception):
 
 
 def exact(component: rewards.ExactReward, item: rewards.RewardItem) -> float:
-    """1.0 if both texts are equal without the white space around them; `ignore_case` folds case by Unicode."""
+    """Returns 1.0 if both texts are equal without the white space around them; `ignore_case` folds case by Unicode."""
     completion, reference = item.completion.strip(), item.reference.strip()
     if component.ignore_case:
         completion, reference = completion.casefold(), reference.casefold()
@@ -26,8 +26,10 @@ def exact(component: rewards.ExactReward, item: rewards.RewardItem) -> float:
 
 
 def numeric(component: rewards.NumericReward, item: rewards.RewardItem) -> float:
-    """1.0 if |last number - reference| ≤ tolerance, by the grammar of contracts/encoding/numbers.py; 0.0 too if there
-    is no number. Raises BadReference."""
+    """Returns 1.0 if |last number - reference| ≤ tolerance, by the grammar of contracts/encoding/numbers.py.
+
+    A completion without a number has 0.0. Raises BadReference.
+    """
     reference = _reference(item)
     number = last_number(item.completion)
     return float(number is not None and number.is_near(reference, tolerance=component.tolerance))
@@ -42,8 +44,9 @@ def _reference(item: rewards.RewardItem) -> Number:
 
 
 def regex(component: rewards.RegexReward, item: rewards.RewardItem) -> float:
-    """1.0 if the pattern is found; with a group `answer`, if the last match's group equals the reference, as text or
-    as the number that all of it is.
+    """Returns 1.0 if the pattern is found, else 0.0.
+
+    With a group `answer` the last match's group must equal the reference, as text or as the number that all of it is.
 
     The last match is a model's final answer; any match would reward listing candidates. What only Python's `re` takes
     may backtrack without end: it runs in the pool. Raises BadPattern.
@@ -60,18 +63,21 @@ def regex(component: rewards.RegexReward, item: rewards.RewardItem) -> float:
 
 
 def whole_format(component: rewards.FormatReward, item: rewards.RewardItem) -> float:
-    """1.0 if the whole completion matches; `.` matches line breaks. It runs in the pool, as `regex`."""
+    """Returns 1.0 if the whole completion matches; `.` matches line breaks. It runs in the pool, as `regex`."""
     return float(matcher(component.pattern, over_lines=True).is_whole(item.completion))
 
 
 def length(component: rewards.LengthReward, item: rewards.RewardItem) -> float:
-    """1.0 up to `target_chars` characters (Unicode code points), then linear down to 0.0 at `max_chars`."""
+    """Returns 1.0 up to `target_chars` characters (Unicode code points), then linear down to 0.0 at `max_chars`."""
     left = (component.max_chars - len(item.completion)) / (component.max_chars - component.target_chars)
     return min(1.0, max(0.0, left))
 
 
 def overlong(component: rewards.OverlongReward, item: rewards.RewardItem) -> float:
-    """A score in [-1.0, 0.0] by sampled tokens (arXiv 2503.14476, equation 13). Raises BadReference without them."""
+    """Returns a score in [-1.0, 0.0] by sampled tokens (arXiv 2503.14476, equation 13).
+
+    Raises BadReference without their number.
+    """
     if item.num_tokens == 0:
         raise BadReference("the completion's number of tokens is not given", field="num_tokens", cure="send it")
     excess = item.num_tokens - component.free_tokens

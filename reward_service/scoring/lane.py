@@ -203,7 +203,8 @@ class Lane(CagedLane[Work, ScorerCage]):
             self._work = work
         started_s = time.monotonic()
         if work is not self._stays_with:
-            self._stays_with, self._since_s = work, started_s
+            self._stays_with = work
+            self._since_s = started_s
         left = list(places)
         try:
             if places:
@@ -215,7 +216,9 @@ class Lane(CagedLane[Work, ScorerCage]):
             self._put_back(work, left, sees_groups=not places)
         finally:
             with self._guards_cages:
-                is_killed, self._gives_up, self._work = self._gives_up, False, None
+                is_killed = self._gives_up
+                self._gives_up = False
+                self._work = None
             if is_killed:
                 self._end(work.cage_key)
                 self._stays_with = None
@@ -410,7 +413,7 @@ class Lane(CagedLane[Work, ScorerCage]):
                 raise _GivenUp
 
     def _lost(self, work: Work, components: tuple[RewardComponent, ...], error: ChildLate | ChildDied) -> Unscorable:
-        """The result of an item whose scorer process was lost; that process is ended, with whatever it started.
+        """Returns the result of an item whose scorer process was lost; that process is ended, with whatever it started.
 
         Raises _GivenUp where it was lost since the turn was taken back: that is no fault of the item.
         """

@@ -176,7 +176,7 @@ class ScorerPool:
             self._changed.notify_all()
 
     def losses(self, job_id: str) -> ScorerLosses:
-        """The losses of a job's scorer processes so far."""
+        """Returns the losses of a job's scorer processes so far."""
         with self._changed:
             loss = self._losses.get(job_id)
         if loss is None:

@@ -25,7 +25,7 @@ LONGEST_STEP = 6
 
 
 def score(task: str, answer: str, entry: Entry) -> float:
-    """A score in [0, 1]; 0.0 where the scorer raises an error for the answer, and none for the entry's own."""
+    """Returns a score in [0, 1]; 0.0 where the scorer raises an error for the answer, and none for the entry's own."""
     scorer = _scorer(task)
     readable = GUARDS[task](answer) if task in GUARDS else answer
     if readable is None:

@@ -16,7 +16,7 @@ Items = list["str | Items"]
 
 
 def read_list(text: str) -> Items | None:
-    """The list that the text is; None where it is something else, or deeper than MAX_DEPTH."""
+    """Returns the list that the text is; None where it is something else, or deeper than MAX_DEPTH."""
     open_lists: list[Items] = []
     wants_item = True
     whole: Items | None = None

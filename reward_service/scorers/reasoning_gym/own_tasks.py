@@ -30,7 +30,7 @@ SORTING_TOLERANCE = 1.0
 
 
 def score(task: str, answer: str, entry: Entry) -> float:
-    """A score in [0, 1] for any text. Raises BadReference for an entry that lacks what its task needs."""
+    """Returns a score in [0, 1] for any text. Raises BadReference for an entry that lacks what its task needs."""
     try:
         return SCORERS[task](answer, entry)
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
@@ -38,7 +38,7 @@ def score(task: str, answer: str, entry: Entry) -> float:
 
 
 def countdown(answer: str, entry: Entry) -> float:
-    """1.0 for the target out of exactly the given numbers; 0.05 for another expression, 0.01 for none."""
+    """Returns 1.0 for the target out of exactly the given numbers; 0.05 for another expression, 0.01 for none."""
     numbers, target = sorted(entry["metadata"]["numbers"]), entry["metadata"]["target"]
     if not isinstance(target, int):
         raise TypeError("its target is no whole number")
@@ -46,12 +46,12 @@ def countdown(answer: str, entry: Entry) -> float:
 
 
 def puzzle24(answer: str, entry: Entry) -> float:
-    """1.0 for 24 out of exactly the given numbers, else 0.01."""
+    """Returns 1.0 for 24 out of exactly the given numbers, else 0.01."""
     return 1.0 if _makes(24, sorted(entry["metadata"]["numbers"]), answer) else 0.01
 
 
 def number_sorting(answer: str, entry: Entry) -> float:
-    """1.0 for a sorted list of the right length whose numbers are within 1 of the right ones."""
+    """Returns 1.0 for a sorted list of the right length whose numbers are within 1 of the right ones."""
     right = _floats(read_list(entry["answer"]))
     if right is None:
         raise ValueError("its answer is no list of numbers")
@@ -64,7 +64,7 @@ def number_sorting(answer: str, entry: Entry) -> float:
 
 
 def coin_flip(answer: str, entry: Entry) -> float:
-    """1.0 within 1e-4, as a decimal or a fraction; else the share of the leading characters that agree."""
+    """Returns 1.0 within 1e-4, as a decimal or a fraction; else the share of the leading characters that agree."""
     right = _probability(entry["answer"])
     if right is None:
         raise ValueError("its answer is no number")
@@ -98,7 +98,7 @@ def _probability(text: str) -> float | None:
 
 
 def _texts(items: Items | None) -> list[str] | None:
-    """A flat list; None for any other."""
+    """Returns a flat list; None for any other."""
     texts = [item for item in items or [] if isinstance(item, str)]
     return texts if items is not None and len(texts) == len(items) else None
 

@@ -23,7 +23,7 @@ def warm_up(component: ReasoningGymReward) -> None:
 
 
 def score(component: ReasoningGymReward, item: RewardItem) -> float:
-    """The task's own score in [0, 1] of the extracted answer; `strict` keeps 1.0 only. Raises BadReference.
+    """Returns the task's own score in [0, 1] of the extracted answer; `strict` keeps 1.0 only. Raises BadReference.
 
     No match of `answer_pattern` is 0.0: the model was asked for that format.
     """
