@@ -142,7 +142,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
 
     @property
     def kl_in_loss(self) -> bool:
-        """Whether the loss has a KL to the reference."""
+        """True where the loss has a KL to the reference."""
         return self.kl_coefficient > 0.0 and self.kl_placement == "loss"
 
     @property
@@ -151,7 +151,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         return self.kl_in_loss and self.use_bias_correction_kl is not False
 
     def syncs_reference_after(self, iteration: int) -> bool:
-        """Whether the reference moves to the policy that the iteration's last step makes."""
+        """Returns True where the reference moves to the policy that the iteration's last step makes."""
         every = self.ref_model_sync_iterations
         return every is not UNSET and (iteration + 1) % every == 0
 
@@ -172,7 +172,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
 
     @property
     def moves_between_steps(self) -> bool:
-        """Whether an iteration has several optimizer steps, so that the policy leaves the one that its batches met."""
+        """True where an iteration has several optimizer steps: the second meets a policy that has moved."""
         return self.updates_per_iteration * self.num_mini_batches > 1
 
     @property
@@ -195,7 +195,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
 
     @property
     def learns_given(self) -> bool:
-        """Whether completions are given by the data set, and not sampled."""
+        """True where completions come from the data set, and none is sampled."""
         return self._loss_kind.learns_given
 
     @property
@@ -205,7 +205,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
 
     @property
     def credits_turns(self) -> bool:
-        """Whether each turn of a trajectory has an advantage of its own."""
+        """True where each turn of a trajectory has an advantage of its own."""
         return self.credit == "turn"
 
     @property

@@ -1,4 +1,4 @@
-"""What breaks a rule of a spec: the conditions of contracts/spec/rules.py that need more than a line.
+"""Conditions of the rules of a spec (contracts/spec/rules.py) that need more than a line.
 
 Each returns True, or the places of the spec that break the rule, with the values that stand in the rule's words. None
 relies on another: a spec that breaks one rule is asked for all of them.
@@ -322,21 +322,22 @@ def unseen_distributions(spec: JobSpec) -> Iterator[Values]:
 
 def unbreakable(spec: JobSpec) -> Iterator[Values]:
     """Yields each rule of health in `trainer.stop_on` that can't be broken."""
-    given = SAMPLES_NOTHING if spec.algorithm.learns_given else ""
+    without_samples = SAMPLES_NOTHING if spec.algorithm.learns_given else ""
     lags = spec.schedule_rule.lags
     scores = spec.evaluation.num_batches > 0 and 0 < spec.evaluation.every_iterations < spec.iterations
     reasons: dict[str, str] = {
-        "reward_collapsed": given,
+        "reward_collapsed": without_samples,
         "score_collapsed": "" if scores else "no version between the first and the last is evaluated",
         "groups_equal": "" if kind(spec).compares_groups else "algorithm.advantage compares no group",
-        "entropy_gone": given,
+        "entropy_gone": without_samples,
         "kl_high": "" if spec.trainer.kl_alarm is not UNSET else "without kl_alarm there is no limit",
-        "mismatch_high": given or ('under a lag "lag_too_large" says it' if lags else ""),
-        "truncations_rising": given,
+        "mismatch_high": without_samples or ('under a lag "lag_too_large" says it' if lags else ""),
+        "truncations_rising": without_samples,
         "lag_too_large": "" if lags else "without max_policy_lag nothing lags",
-        "completions_cut": given,
-        "completions_unscorable": given,
-        "mismatch_unusual": given or ("" if spec.samples_as_trained else "its engines may differ by rounding, or lag"),
+        "completions_cut": without_samples,
+        "completions_unscorable": without_samples,
+        "mismatch_unusual": without_samples
+        or ("" if spec.samples_as_trained else "its engines may differ by rounding, or lag"),
     }
     for name in spec.trainer.stops_on:
         if reasons.get(name):
@@ -474,9 +475,9 @@ def idle_stage_weights(spec: JobSpec) -> Iterator[Values]:
 
 def missing_columns(spec: JobSpec) -> Iterator[Values]:
     """Yields what the loss reads, and no stage makes."""
-    made = {column.name for stage in spec.stages for column in stage.outputs}
+    columns = {column.name for stage in spec.stages for column in stage.outputs}
     for name, (is_read, key) in read_by_loss(spec).items():
-        if is_read and name not in made and name != REFERENCE_LOGPROBS:
+        if is_read and name not in columns and name != REFERENCE_LOGPROBS:
             kind = '"teacher" with top_k or hidden_size' if name == TEACHER_TOP else '"teacher"'
             yield {"key": key.split()[0], "column": name, "kind": kind}
 

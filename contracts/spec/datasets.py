@@ -32,7 +32,7 @@ def no_chat_template(field: str, cure: str = "") -> InvalidInput:
 
 
 class DatasetTable(Table, frozen=True, kw_only=True):
-    """What every kind of data set says of itself."""
+    """Base of the tables of all kinds of data sets."""
 
     has_task_entries: ClassVar[bool] = True
     """Whether its examples may have the entries that a reward of type `reasoning_gym` needs."""
@@ -60,7 +60,7 @@ class DifficultyPools(Record, frozen=True, kw_only=True):
 
 
 class DrawnTable(DatasetTable, frozen=True, kw_only=True):
-    """What every kind but a mixture says of itself."""
+    """Base of the tables of data sets that have prompts of their own: all kinds but a mixture."""
 
     difficulty_pools: DifficultyPools | UnsetType = UNSET
     """A curriculum by measured pass rates."""
@@ -151,9 +151,9 @@ class RowsTable(DrawnTable, frozen=True, kw_only=True):
 
 
 class JsonlDataset(RowsTable, tag="jsonl", frozen=True, kw_only=True):
-    """One JSON object a line: `{"prompt": "...", "reference": "..."}`; with `"completion"` the reference may be left
-    out. Messages, `{"role": "user", "content": "..."}`, may stand in place of a text. A line whose prompt is also held
-    out is not trained."""
+    """Lines of JSON, each an object `{"prompt": "...", "reference": "..."}`; with `"completion"` the reference may be
+    left out. Messages, `{"role": "user", "content": "..."}`, may stand in place of a text. A line whose prompt is also
+    held out is not trained."""
 
 
 class HuggingFaceDataset(RowsTable, tag="huggingface", frozen=True, kw_only=True):
@@ -196,7 +196,7 @@ SourceName = Annotated[str, Meta(max_length=40, pattern=r"^[A-Za-z0-9_-]+$(?!\n)
 
 
 class MixtureSource(Record, frozen=True, kw_only=True):
-    """One data set of a mixture."""
+    """A data set of a mixture."""
 
     name: SourceName
     """In metrics, in prompts' names and in a reward component's `sources`."""

@@ -1,4 +1,4 @@
-"""What decides whether a job can go on from a version of another one, and the words of a refusal."""
+"""Forks: a job goes on from a version of another one where both train the same kind of state, or is refused."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from contracts.spec.job import ForkSpec, JobSpec
 
 def fork_problem(theirs: JobSpec, spec: JobSpec) -> str:
     """Says why a job can't go on from another's checkpoint: it steps on another kind of state; "" where it can."""
+    has_critic_there = theirs.algorithm.advantage_kind.has_critic
+    has_critic_here = spec.algorithm.advantage_kind.has_critic
     for name, there, here in (
         ("optimizer.type", theirs.optimizer.type, spec.optimizer.type),
         ("model.dtype", theirs.model.dtype, spec.model.dtype),
         ("trainer.lora", _matrices(theirs), _matrices(spec)),
-        ("a critic", *(one.algorithm.advantage_kind.has_critic for one in (theirs, spec))),
+        ("a critic", has_critic_there, has_critic_here),
     ):
         if there != here:
             return f"it has {name} = {there}, this job {here}"
@@ -29,7 +31,7 @@ class _Forked(msgspec.Struct, frozen=True):
 
 
 def fork_of(spec: bytes) -> ForkSpec | UnsetType:
-    """Reads of a spec, of whatever release, from where its job goes on. Raises ContractViolation."""
+    """Reads the table `fork` of a spec of any release; UNSET where there is none. Raises ContractViolation."""
     return decode(spec, _Forked).fork
 
 
@@ -46,6 +48,8 @@ def unusable_fork(fork: ForkSpec, source: RunFolder, problem: str) -> InvalidInp
 
 
 def _matrices(spec: JobSpec) -> object:
-    """What decides which matrices of adapters there are, and what they mean."""
+    """Returns the keys that decide which matrices of adapters there are, and how they are scaled; None without any."""
     lora = spec.trainer.lora
-    return None if lora is None else (lora.rank, lora.alpha, lora.target_modules)
+    if lora is None:
+        return None
+    return lora.rank, lora.alpha, lora.target_modules

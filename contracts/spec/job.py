@@ -137,7 +137,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
 
     @property
     def environments(self) -> dict[str, EnvironmentSpec]:
-        """Source → what answers the model at its prompts; "" → what does at all; {} where completions are one turn."""
+        """Source → the environment of its prompts; "" → that of all prompts; {} where completions are one turn."""
         return environments_of(self.dataset, self.environment)
 
     def longest_completion(self, source: str | None = None) -> Longest:
@@ -153,19 +153,21 @@ class JobSpec(Record, frozen=True, kw_only=True):
     def max_sampled_tokens(self) -> int:
         """Most tokens that the model samples in one completion."""
         one_turn = self.rollout.sampling.max_new_tokens
-        most = (min(one.max_turns * one_turn, one.max_tokens) for one in self.environments.values())
-        return max(most, default=one_turn)
+        bounds = [
+            min(environment.max_turns * one_turn, environment.max_tokens) for environment in self.environments.values()
+        ]
+        return max(bounds, default=one_turn)
 
     @property
     def stage_plan(self) -> StagePlan:
-        """What the stages mean for a training batch."""
+        """The stages that a training batch passes, with their order and their columns."""
         return stage_plan(self.stages, self.model.dtype)
 
     @property
     def loads_reference(self) -> bool:
-        """Whether the trainer has a reference model: it needs one, and no stage gives its log-probs."""
-        made = {column.name for stage in self.stages for column in stage.outputs}
-        return self.algorithm.kl_coefficient > 0.0 and REFERENCE_LOGPROBS not in made
+        """True where the trainer has a reference model: it needs one, and no stage gives its log-probs."""
+        columns = {column.name for stage in self.stages for column in stage.outputs}
+        return self.algorithm.kl_coefficient > 0.0 and REFERENCE_LOGPROBS not in columns
 
     @property
     def stage_reward_weights(self) -> dict[str, float]:
@@ -174,7 +176,10 @@ class JobSpec(Record, frozen=True, kw_only=True):
 
     @property
     def stated_scores(self) -> dict[str, float]:
-        """What the spec says of completions that can't be judged: name of what can't → score, where it states one."""
+        """Name of a judge (reward component, environment or stage) → the score of a completion that it can't judge.
+
+        Judges for which the spec states no such score are left out.
+        """
         return all_stated_scores(self.reward.components, self.environments, self.stages)
 
     @property
@@ -184,7 +189,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
 
     @property
     def schedule_rule(self) -> Schedule:
-        """What the schedule decides."""
+        """The rule by which versions sample iterations."""
         return Schedule(self.schedule, self.max_policy_lag)
 
     @property
@@ -195,13 +200,20 @@ class JobSpec(Record, frozen=True, kw_only=True):
 
     @property
     def hedges(self) -> bool:
-        """Whether a batch may be sampled twice at once: two copies must be identical (I7), or the first is a bias."""
+        """True where a batch may be sampled twice at once.
+
+        The two copies must be identical (I7): otherwise the faster, shorter one would be preferred, which is a bias.
+        """
         return self.rollout.hedge and self.deterministic
 
     def evaluates(self, iteration: int) -> bool:
-        """Whether the held-out prompts are sampled under version `iteration`: before, after, and every N iterations."""
-        every, is_due = self.evaluation.every_iterations, iteration in (0, self.iterations)
-        return self.evaluation.num_batches > 0 and (is_due or (every > 0 and iteration % every == 0))
+        """Returns True where version `iteration` samples held-out prompts: before, after, and every N iterations."""
+        if self.evaluation.num_batches == 0:
+            return False
+        if iteration in (0, self.iterations):
+            return True
+        every = self.evaluation.every_iterations
+        return every > 0 and iteration % every == 0
 
     @property
     def tables(self) -> dict[str, SourceDataset]:
@@ -230,7 +242,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
         return digests
 
     def checkpoints_after(self, iteration: int) -> bool:
-        """Whether a checkpoint follows the commit of this iteration."""
+        """Returns True where a checkpoint follows the commit of this iteration."""
         num_done = iteration + 1
         return num_done % self.trainer.checkpoint_every_iterations == 0 or num_done == self.iterations
 

@@ -1,4 +1,4 @@
-"""What a spec has to know of losses, advantages and corrections; consumer/gradient has their equations."""
+"""Properties of losses, advantages and corrections that a spec's rules read; consumer/gradient has the equations."""
 
 from __future__ import annotations
 

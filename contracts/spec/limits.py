@@ -28,7 +28,7 @@ Longest = tuple[str, int]
 
 
 class Product(NamedTuple):
-    """What some keys of a spec make together, with its bound."""
+    """A product of several keys of a spec, with its bound."""
 
     factors: str
     """The keys, as `a * b`; the first one is the key at fault."""
@@ -154,7 +154,7 @@ def _of_an_iteration(
         f"raise a prompts_per_batch, or lower {' or '.join(f'{key}.num_prompts' for key in keys)}",
     )
     prompts = rollout.prompts_per_iteration * (1 + rollout.max_resamples)
-    prompts += sum(one.num_prompts * one.num_passes for one in evaluation.each.values())
+    prompts += sum(held_out.num_prompts * held_out.num_passes for held_out in evaluation.each.values())
     yield Product(
         f"rollout.max_prompt_tokens and {prompts:,} prompts of an iteration, its reserves and its evaluation",
         "prompt tokens",

@@ -11,7 +11,7 @@ from contracts.encoding.wire import MAX_ITERATIONS, Record
 
 
 class RecordingSpec(Record, frozen=True, kw_only=True):
-    """What the trainer keeps of the batches that it trained, for the rollout browser and to be sampled again."""
+    """Chooses the trained batches that stay on disk, for the rollout browser and to be sampled again."""
 
     share: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
     """Part of the training batches that is recorded, by seed and batch id: each run of the job records the same
@@ -28,7 +28,7 @@ class RecordingSpec(Record, frozen=True, kw_only=True):
     "redis" keeps none."""
 
     def takes(self, batch_id: str, *, purpose: str, seed: int) -> bool:
-        """Whether a batch is recorded. seed: the job's."""
+        """Returns True where a batch is recorded. seed: the job's."""
         if purpose != "train":
             return self.evaluations
         drawn = hashlib.blake2b(f"{seed}/record/{batch_id}".encode(), digest_size=6).digest()

@@ -16,7 +16,7 @@ HELD_OUT = "held_out"
 
 
 class RolloutSpec(Record, frozen=True, kw_only=True):
-    """What one iteration samples."""
+    """The batches that an iteration samples."""
 
     batches_per_iteration: Batches = 8
     """Rollout batches of an iteration: the unit of dispatch, lease and publication."""
@@ -99,12 +99,12 @@ class EvaluationSpec(HeldOutSpec, frozen=True, kw_only=True):
     @property
     def each(self) -> dict[str, HeldOutSpec]:
         """Name → set, in the order in which they are sampled; what `dataset` holds out is HELD_OUT."""
-        return {HELD_OUT: self, **{one.name: one for one in self.sets or ()}}
+        return {HELD_OUT: self, **{held_out.name: held_out for held_out in self.sets or ()}}
 
     @property
     def tables(self) -> dict[str, SourceDataset]:
         """Name of a set → its data set, of those that have one of their own."""
-        return {one.name: one.dataset for one in self.sets or ()}
+        return {held_out.name: held_out.dataset for held_out in self.sets or ()}
 
     def field_of(self, name: str) -> str:
         """Where the spec says how a set of `each` is evaluated."""
@@ -113,4 +113,7 @@ class EvaluationSpec(HeldOutSpec, frozen=True, kw_only=True):
     @property
     def num_batches(self) -> int:
         """Batches of one evaluation, of all sets."""
-        return sum(one.num_passes * math.ceil(one.num_prompts / one.prompts_per_batch) for one in self.each.values())
+        return sum(
+            held_out.num_passes * math.ceil(held_out.num_prompts / held_out.prompts_per_batch)
+            for held_out in self.each.values()
+        )

@@ -29,36 +29,37 @@ class SpecRoot:
         self._closed = tuple(root.resolve() for root in closed)
 
     def find(self, path: str, *, field: str) -> Path:
-        """Raises InvalidInput that names the field."""
+        """Returns the path that a path of a spec leads to. Raises InvalidInput that names the field."""
         try:
-            found = (self._roots[0] / path).resolve()
+            resolved = (self._roots[0] / path).resolve()
         except (OSError, ValueError, RuntimeError) as error:
             raise _no_path(error, field) from error
-        around = [one for one in self._roots if found.is_relative_to(one)]
-        root = max(around, key=lambda one: len(one.parts), default=None)
+        around = [root for root in self._roots if resolved.is_relative_to(root)]
+        # The innermost of the roots around the path.
+        root = max(around, key=lambda root: len(root.parts), default=None)
         if root is None:
             raise InvalidInput(
                 "leads out of the model root",
                 field=field,
                 cure="name a path below it; the operator may add folders by ONBEAT_EXTRA_ROOTS",
             )
-        if any(one.is_relative_to(root) and found.is_relative_to(one) for one in self._closed):
+        if any(closed.is_relative_to(root) and resolved.is_relative_to(closed) for closed in self._closed):
             raise InvalidInput(
                 "leads into the run root, or the weight root", field=field, cure="keep models and data elsewhere"
             )
-        if any(part.startswith(".") for part in found.relative_to(root).parts):
+        if any(part.startswith(".") for part in resolved.relative_to(root).parts):
             raise InvalidInput(
                 "leads to a hidden file or folder",
                 field=field,
                 cure="name one that doesn't begin with a dot, or let the operator add its folder to ONBEAT_EXTRA_ROOTS",
             )
         try:
-            found.stat()
+            resolved.stat()
         except (FileNotFoundError, NotADirectoryError):
             pass  # the caller knows what should be there
         except OSError as error:  # a part that is too long, a folder that may not be searched
             raise _no_path(error, field) from error
-        return found
+        return resolved
 
 
 def _no_path(error: Exception, field: str) -> InvalidInput:

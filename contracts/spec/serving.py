@@ -1,4 +1,4 @@
-"""What decides which generators may sample a job: a stack with live ones, and a profile of some to start, ask it."""
+"""Rules that say which generators may sample a job; a stack asks them of live ones, a profile of those to start."""
 
 from __future__ import annotations
 

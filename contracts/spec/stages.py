@@ -40,7 +40,7 @@ STAGE_REASONS: tuple[StageReason, ...] = get_args(StageReason)
 
 
 class StageTable(Table, frozen=True, kw_only=True):
-    """What every kind of stage says of itself."""
+    """Base of the tables of all kinds of stages."""
 
     max_attempts: Attempts = 4
     """Times that an item is tried before its batch is dead-lettered."""
@@ -245,7 +245,9 @@ def sent_columns(stage: StageSpec, dtype: str) -> tuple[Column, ...]:
     """Returns a stage's columns, as wide as they are on the wire. dtype: the models'."""
     halved = {TEACHER_STATES} if dtype == "bfloat16" else set()
     return tuple(
-        replace(one, width=((one.width or 1) + 1) // 2) if one.name in halved else one for one in stage.outputs
+        # Two numbers of 16 bits stand in one of 32.
+        replace(column, width=((column.width or 1) + 1) // 2) if column.name in halved else column
+        for column in stage.outputs
     )
 
 

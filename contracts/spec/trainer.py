@@ -187,8 +187,10 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
 
     def wider_bits(self, iteration: int) -> int:
         """Returns the bits by which the exact sums of an iteration are wider than they would be by themselves."""
-        wider = () if self.wider_sums is UNSET else self.wider_sums
-        return next((one.bits for one in reversed(wider) if one.first_iteration <= iteration), 0)
+        if self.wider_sums is UNSET:
+            return 0
+        # The newest entry that has begun holds.
+        return next((sums.bits for sums in reversed(self.wider_sums) if sums.first_iteration <= iteration), 0)
 
     @property
     def over_hosts(self) -> HostsSpec | None:
