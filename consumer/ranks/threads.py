@@ -80,7 +80,7 @@ def passes_at_once(settings: StackSettings, spec: JobSpec) -> Passes:
 
 
 def has_room_for_gradients(learner: Learner) -> bool:
-    """Whether gradients of a further thread are a small part of this machine's memory."""
+    """Returns True where gradients of a further thread are a small part of this machine's memory."""
     parameters = learner.policy.trained_parameters().values()
     return GRADIENTS_PART * sum(parameter.nbytes for parameter in parameters) <= memory_bytes()
 
@@ -98,7 +98,7 @@ def with_threads(learner: Learner, passes: Passes) -> Ranks:
 
 
 class Room:
-    """What may go through the model at the same time: so many batches, and the tokens that a pass of the job may have.
+    """Bounds what goes through the model at the same time: so many batches, and the tokens of one pass of the job.
 
     So the memory of activations has the bound that the job gives to one pass (`max_tokens_per_micro_batch`).
     """
@@ -156,7 +156,9 @@ class ThreadedRank(Ranks):
         self._waiting: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._arrived: queue.SimpleQueue[Trained | BaseException] = queue.SimpleQueue()
         self._num_training = 0
-        self._threads = [threading.Thread(target=self._run, args=(one,), daemon=True) for one in (learner, *beside)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(own_learner,), daemon=True) for own_learner in (learner, *beside)
+        ]
         self.most_handed_out = HANDED_OUT * len(self._threads)
         for number, thread in enumerate(self._threads):
             thread.name = f"passes {number}"
@@ -179,9 +181,9 @@ class ThreadedRank(Ranks):
     def train_again(self, check: Callable[[], None], mini_batch: int = 0) -> list[Trained]:
         # An iteration that is to be stepped is sampled, also where its batches came too far apart to be told.
         self._room.change(self._passes.then)
-        for kept in self.learner.kept_of(mini_batch):
+        for kept_batch in self.learner.kept_of(mini_batch):
             # Any thread may train a batch that another one has kept.
-            self._put(kept.batch, lambda learner, kept=kept: learner.train_kept(kept))
+            self._put(kept_batch.batch, lambda learner, kept_batch=kept_batch: learner.train_kept(kept_batch))
         deadline_s = self.learner.spec.timeouts.iteration_s
         waiting = Waiting("the passes of a further update", deadline_s=deadline_s, cure="raise timeouts.iteration_s")
         trained: list[Trained] = []

@@ -88,11 +88,11 @@ def evaluation_values(score: EvaluationScore) -> dict[str, float]:
     """Returns `evaluation/sampled`, and `evaluation/greedy`, `evaluation/pass_at_K`, `evaluation/source/NAME` and
     `evaluation/set/NAME/sampled`, `greedy`, `pass_at_K` where there are."""
     values = {"evaluation/sampled": score.sampled}
-    values |= {f"evaluation/pass_at_{one.k}": one.share for one in score.pass_at or ()}
+    values |= {f"evaluation/pass_at_{passes.k}": passes.share for passes in score.pass_at or ()}
     values |= {f"evaluation/source/{name}": mean for name, mean in (score.by_source or {}).items()}
-    for name, one in (score.sets or {}).items():
-        of_set = {"sampled": one.sampled, "greedy": one.greedy}
-        of_set |= {f"pass_at_{passes.k}": passes.share for passes in one.pass_at or ()}
+    for name, set_score in (score.sets or {}).items():
+        of_set = {"sampled": set_score.sampled, "greedy": set_score.greedy}
+        of_set |= {f"pass_at_{passes.k}": passes.share for passes in set_score.pass_at or ()}
         values |= {f"evaluation/set/{name}/{key}": value for key, value in of_set.items() if value is not None}
     return values if score.greedy is None else values | {"evaluation/greedy": score.greedy}
 

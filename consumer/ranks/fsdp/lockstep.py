@@ -37,7 +37,7 @@ class Pass(IntEnum):
 
 @dataclass(eq=False)
 class Lockstep:
-    """One rank's step with the others. Every rank makes one, and calls `through` after each of its turns."""
+    """A rank's step with the others. Every rank makes one, and calls `through` after each of its turns."""
 
     policy: PreTrainedModel
     reference: PreTrainedModel | None

@@ -64,13 +64,14 @@ def load_sharded(
 
 def shard_model(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     """Replaces each parameter by this rank's rows of it, in place. Raises InvalidInput for a model without layers."""
-    layers = set(model._no_split_modules or ())
-    found = [module for module in model.modules() if type(module).__name__ in layers]
-    if not found:
+    layer_types = set(model._no_split_modules or ())
+    layers = [module for module in model.modules() if type(module).__name__ in layer_types]
+    if not layers:
         raise InvalidInput(
             f"{type(model).__name__} does not name its layers", field="trainer.sharding", cure='set it to "none"'
         )
-    for module in (*found, model):
+    # FSDP2 wants the inner modules first.
+    for module in (*layers, model):
         fully_shard(cast(nn.Module, module), mesh=mesh)
 
 
@@ -103,7 +104,10 @@ def _compute_buffers(model: PreTrainedModel) -> None:
 
 
 def _keeps_rows(operation: Any) -> bool:
-    """Whether rows stay rows: experts become those of one parameter, others are joined along another dimension."""
+    """Returns True where rows stay rows.
+
+    Experts become rows of a joined parameter; other parameters are joined along another dimension than that of rows.
+    """
     if isinstance(operation, MergeModulelist):
         return operation.dim == 0
     return isinstance(operation, Concatenate) and operation.dim > 0

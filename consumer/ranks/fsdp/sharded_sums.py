@@ -131,9 +131,10 @@ class ShardedAccumulator(ExactAccumulator):
 
 
 def layer_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters that FSDP2 moves together with `module`, in its order: children first, no inner layer."""
-    found: dict[nn.Parameter, None] = {}
+    """Returns the parameters that FSDP2 moves together with `module`, in its order: children first, no inner layer."""
+    parameters: dict[nn.Parameter, None] = {}
     for child in module.children():
         if not isinstance(child, FSDPModule):
-            found |= dict.fromkeys(layer_parameters(child))
-    return list(found | dict.fromkeys(module.parameters(recurse=False)))
+            parameters |= dict.fromkeys(layer_parameters(child))
+    parameters |= dict.fromkeys(module.parameters(recurse=False))
+    return list(parameters)

@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 def kind_of_host(settings: StackSettings) -> HostKind:
-    """What must be alike on all hosts of a trainer."""
+    """Returns the properties of this host that must be alike on all hosts of a trainer."""
     sources = blake3()
     for path in sorted(path for package in PACKAGES for path in (HOME / package).rglob("*.py")):
         sources.update(str(path.relative_to(HOME)).encode() + path.read_bytes())
@@ -118,13 +118,13 @@ class Membership:
     @property
     def place(self) -> int:
         """Among the hosts that were sealed; 0 leads."""
-        return [one.host for one in self.group.members].index(self.host)
+        return [member.host for member in self.group.members].index(self.host)
 
     @property
     def num_waiting(self) -> int:
         """Hosts that were too late, and would come still."""
         since_ms = self.group.members[self.place].until_ms - self.group.lease_ms - 1000 * WAITS_S
-        return sum(one.why == "late" and one.at_ms >= since_ms for one in self.group.refused)
+        return sum(refusal.why == "late" and refusal.at_ms >= since_ms for refusal in self.group.refused)
 
     def check(self) -> None:
         """Raises Gone where the generation has ended, or nothing was heard of it for a lease."""
@@ -214,7 +214,7 @@ class HostLauncher:
         self._is_asked_to_end = True
 
     def _generation(self) -> int | None:
-        """One generation from its forming to its end. None: there may be another one."""
+        """Forms a generation and runs it to its end. Returns the exit code; None where another one may follow."""
         with contextlib.ExitStack() as open_sockets:
             membership = self._entered(open_sockets)
             if isinstance(membership, int):
@@ -317,11 +317,11 @@ class HostLauncher:
             time.sleep(LOOK_S)
 
     def _too_few(self, group: HostGroup) -> str:
-        found = f"{len(group.members)} of {self._hosts.least} hosts within {self._hosts.wait_s:g} s"
-        return f"{found} (trainer.hosts.wait_s); {group.in_words}"
+        present = f"{len(group.members)} of {self._hosts.least} hosts within {self._hosts.wait_s:g} s"
+        return f"{present} (trainer.hosts.wait_s); {group.in_words}"
 
     def _run_ranks(self, membership: Membership) -> tuple[int, str]:
-        """(exit code, why they ended). Raises Gone."""
+        """Runs this host's ranks to their end. Returns (exit code, why they ended). Raises Gone."""
         log.info("hosts of the ranks: %d, ranks here: %d", len(membership.group.members), self._hosts.ranks)
         reach("hosts.sealed")
         ranks = LocalRanks(self._waiting, membership.group, membership.place, self._own)
@@ -344,14 +344,16 @@ class HostLauncher:
             ranks.kill()
 
     def _may_grow(self, membership: Membership, began_s: float) -> bool:
-        """Whether this generation has run long enough, may have more hosts, and one waits."""
-        regroup_s, group = self._hosts.regroup_s, membership.group
-        if not regroup_s or time.monotonic() - began_s < regroup_s or len(group.members) == self._hosts.most:
+        """Returns True where this generation has run long enough, may have more hosts, and a host waits."""
+        regroup_s = self._hosts.regroup_s
+        if not regroup_s or time.monotonic() - began_s < regroup_s:
+            return False
+        if len(membership.group.members) == self._hosts.most:
             return False
         return membership.num_waiting > 0
 
     def _is_over(self) -> bool:
-        """Whether the job needs no ranks any more."""
+        """Returns True where the job needs no ranks any more."""
         try:
             state = self._jobs.state(self._job_id)
         except NotFound:

@@ -33,7 +33,10 @@ class WaitingRanks:
             self._waiting.append(self._started())
 
     def seated(self, seat: Seat) -> subprocess.Popen[bytes]:
-        """One of those that wait, or a new one; one that was killed meanwhile ends its group, as any rank."""
+        """Gives a seat to a waiting process, or to a new one, and returns the process.
+
+        A process that was killed meanwhile ends its group, as any rank does.
+        """
         process, writer = self._waiting.pop(0) if self._waiting else self._started()
         with open(writer, "wb") as pipe, contextlib.suppress(BrokenPipeError):
             pipe.write(encode(seat))
@@ -64,10 +67,10 @@ class LocalRanks:
 
     def __init__(self, waiting: WaitingRanks, group: HostGroup, place: int, own: OwnAddress) -> None:
         """place: of this host among those of the group; 0 leads."""
-        first = sum(one.ranks for one in group.members[:place])
+        first = sum(member.ranks for member in group.members[:place])
         host, _, port = group.address.rpartition(" ")
         environment = {
-            "WORLD_SIZE": str(sum(one.ranks for one in group.members)),
+            "WORLD_SIZE": str(sum(member.ranks for member in group.members)),
             "MASTER_ADDR": host,
             "MASTER_PORT": port,
             # As torch's own launcher says it: the store is there, and no rank serves it.
@@ -86,9 +89,9 @@ class LocalRanks:
             self._processes.append(waiting.seated(seat))
 
     def ended(self) -> int | None:
-        """The exit code of one that has ended, the first one's before the others'; None while all run."""
-        codes = [code for one in self._processes if (code := one.poll()) is not None]
-        return codes[0] if codes else None
+        """Returns the exit code of a rank that has ended, the first rank's before the others'; None while all run."""
+        codes = [process.poll() for process in self._processes]
+        return next((code for code in codes if code is not None), None)
 
     def stop(self) -> int:
         """Has rank 0 save and end, where it is here, and kills the others; returns rank 0's code, or that of a kill."""
@@ -100,7 +103,7 @@ class LocalRanks:
         return self._processes[0].returncode
 
     def kill(self) -> None:
-        for one in self._processes:
-            one.kill()
-        for one in self._processes:
-            one.wait()
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()

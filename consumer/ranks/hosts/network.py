@@ -45,16 +45,17 @@ def own_address(network: str, *, by_interface: bool = False) -> OwnAddress:
     known = list(_own_addresses())
     if "/" in network:
         inside = _range(network)
-        found = [one for one in known if ipaddress.ip_address(one.address) in inside]
+        matching = [own for own in known if ipaddress.ip_address(own.address) in inside]
     else:
-        found = [one for one in known if one.interface == network]
-    if not found:
-        there = ", ".join(sorted({f"{one.interface} ({one.address})" for one in known}))
+        matching = [own for own in known if own.interface == network]
+    if not matching:
+        there = ", ".join(sorted({f"{own.interface} ({own.address})" for own in known}))
         raise InvalidInput(
             f"`{network}` is no interface or range with an address here", field=FIELD, cure=f"of {there}"
         )
-    chosen = min(found, key=lambda one: one.is_v6)
-    alike = [one for one in known if (one.interface, one.is_v6) == (chosen.interface, chosen.is_v6)]
+    # The first address of IPv4, or else the first of IPv6.
+    chosen = min(matching, key=lambda own: own.is_v6)
+    alike = [own for own in known if (own.interface, own.is_v6) == (chosen.interface, chosen.is_v6)]
     if by_interface and alike[0] != chosen:
         raise InvalidInput(
             f"{chosen.address} isn't the first address of {chosen.interface}, and NCCL would take {alike[0].address}",
@@ -69,7 +70,7 @@ def own_address(network: str, *, by_interface: bool = False) -> OwnAddress:
 
 
 def listening_on(own: OwnAddress) -> socket.socket:
-    """A socket that listens there, at a port of the kernel's choice. Raises InvalidInput where it can't."""
+    """Opens a socket that listens there, at a port of the kernel's choice. Raises InvalidInput where it can't."""
     family = socket.AF_INET6 if own.is_v6 else socket.AF_INET
     try:
         return socket.create_server((own.address, 0), family=family, backlog=BACKLOG)
@@ -78,7 +79,7 @@ def listening_on(own: OwnAddress) -> socket.socket:
 
 
 def answers(address: str, timeout_s: float) -> bool:
-    """Whether a host listens at this "HOST PORT"."""
+    """Returns True where a host listens at this "HOST PORT"."""
     host, _, port = address.rpartition(" ")
     try:
         socket.create_connection((host, int(port)), timeout=timeout_s).close()
@@ -89,10 +90,13 @@ def answers(address: str, timeout_s: float) -> bool:
 
 def _own_addresses() -> Iterator[OwnAddress]:
     for interface, addresses in psutil.net_if_addrs().items():
-        for one in addresses:
-            # A link-local one means another host on each interface.
-            if one.family in (socket.AF_INET, socket.AF_INET6) and not one.address.lower().startswith("fe80:"):
-                yield OwnAddress(address=one.address.partition("%")[0], interface=interface)
+        for entry in addresses:
+            if entry.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            # A link-local address means another host on each interface.
+            if entry.address.lower().startswith("fe80:"):
+                continue
+            yield OwnAddress(address=entry.address.partition("%")[0], interface=interface)
 
 
 def _range(network: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:

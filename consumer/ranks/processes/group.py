@@ -18,7 +18,7 @@ from consumer.model.checkpoint import Checkpoint
 from consumer.ranks.base import Ranks
 from consumer.ranks.processes import orders
 from consumer.ranks.processes.orders import Exchange, Expected, idle_patience_s, join
-from consumer.ranks.processes.rank import Rank, told
+from consumer.ranks.processes.rank import Rank, state_tensors
 from consumer.ranks.processes.rank_learner import make_rank_learner
 from consumer.ranks.threads import HANDED_OUT, POKE_S
 from contracts.errors import DeadlineExceeded, Unavailable
@@ -81,8 +81,12 @@ class RankGroup(Ranks):
             return orders.Begin(checkpoint=str(checkpoint.folder))
         # Other hosts may not have the folder.
         self._rank_0.checkpoint = checkpoint
-        tensors = (told(checkpoint.model_tensors), told(checkpoint.optimizer_tensors))
-        return orders.Begin(checkpoint="", state=checkpoint.state, model=tensors[0], optimizer=tensors[1])
+        return orders.Begin(
+            checkpoint="",
+            state=checkpoint.state,
+            model=state_tensors(checkpoint.model_tensors),
+            optimizer=state_tensors(checkpoint.optimizer_tensors),
+        )
 
     def train(
         self, batch: RolloutBatch | None = None, *, wait_s: float = 0.0, is_sampled: bool = False

@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 
 class Seat(Record, frozen=True, kw_only=True):
-    """What a rank gets from its launcher where several hosts have the ranks."""
+    """A rank's place in its group, from its launcher, where several hosts have the ranks."""
 
     sealed: int
     """The number of its group (broker/hosts_side.py)."""
@@ -87,13 +87,13 @@ class Order(Record, tag_field="type", frozen=True, kw_only=True):
 
 
 class TrainBatch(Order, tag="train_batch", frozen=True, kw_only=True):
-    """One rank that is free trains a batch; it answers HasTrained."""
+    """Orders a free rank to train a batch; the rank answers HasTrained."""
 
     batch: RolloutBatch
 
 
 class Idle(Order, tag="idle", frozen=True, kw_only=True):
-    """One rank takes part while others train (`Learner.lockstep`); it does not answer."""
+    """Orders a rank to take part while others train (`Learner.lockstep`); the rank does not answer."""
 
 
 class OrderToAll(Order, frozen=True, kw_only=True):
@@ -266,7 +266,7 @@ def idle_patience_s(spec: JobSpec) -> float:
 
 
 class Exchange:
-    """One thread's end of both queues: a call that blocks holds up every other one over the same connection."""
+    """A thread's end of both queues: a call that blocks holds up every other call over the same connection."""
 
     def __init__(self, store: Store, seat: Seat | None = None) -> None:
         """seat: of a rank of several hosts."""

@@ -1,4 +1,4 @@
-"""One rank carries out orders until the end.
+"""A rank carries out orders until the end.
 
 rank 0             a thread of its own does so; the main thread knows the lease and Redis (`RankGroup`)
 every other rank   does nothing else (`follow`), and knows neither
@@ -221,7 +221,7 @@ class FromRank0(StoredTensors):
     def __init__(self, names: Sequence[orders.StateTensor], stored: StoredTensors | None, device: torch.device) -> None:
         """stored: on rank 0 alone."""
         super().__init__(())
-        self._parts = {one.name: [one] for one in names}
+        self._parts = {tensor.name: [tensor] for tensor in names}
         self._stored = stored
         self._device = device
 
@@ -242,8 +242,8 @@ class FromRank0(StoredTensors):
         return whole[first:] if count is None else whole[first : first + count].clone()
 
 
-def told(stored: StoredTensors) -> tuple[orders.StateTensor, ...]:
-    """What rank 0 tells the others of a checkpoint's tensors."""
+def state_tensors(stored: StoredTensors) -> tuple[orders.StateTensor, ...]:
+    """Describes a checkpoint's tensors, as rank 0 announces them to the others: name, dtype and shape of each."""
     return tuple(orders.StateTensor(name=name, dtype=stored.dtype(name), shape=stored.shape(name)) for name in stored)
 
 

@@ -1,4 +1,4 @@
-"""What ranks that share a model send to rank 0, where its host alone has the folder: their rows of a checkpoint."""
+"""Ranks that share a model send their rows of a checkpoint to rank 0, where its host alone has the folder."""
 
 from __future__ import annotations
 
