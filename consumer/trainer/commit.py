@@ -77,7 +77,7 @@ class Commits:
             metrics = stepped.metrics
         opening = self.succession.commit(
             iteration,
-            made=manifest,
+            manifest=manifest,
             metrics=metrics,
             write_score=self._run_log.evaluation,
             opens=not takes_turns,

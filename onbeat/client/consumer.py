@@ -299,7 +299,7 @@ class Consumer:
             append_lines(tenure.folder.metrics, [metrics])
         evaluations = tenure.folder.evaluations
         self._succession.commit(
-            expected, made=manifest, metrics=metrics, write_score=lambda score: append_lines(evaluations, [score])
+            expected, manifest=manifest, metrics=metrics, write_score=lambda score: append_lines(evaluations, [score])
         )
         tenure.recorder.commit(iteration.number)
         tenure.keep_files(iteration.number, has_checkpoint=True)

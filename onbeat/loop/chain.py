@@ -25,21 +25,31 @@ def commit_record(
     iteration: ExpectedIteration,
     spec: JobSpec,
     *,
-    made: WeightManifest | None,
+    manifest: WeightManifest | None,
     numbers: IterationMetrics | None,
     trainer_epoch: int,
     previous: str,
     environment: str = "",
     forked: ForkedFrom | UnsetType = UNSET,
 ) -> AuditRecord:
-    """previous: digest of the record before; made, numbers: None where the iteration only evaluated. environment: its
-    version; "" in a job without one. forked: what the job began with; UNSET but for a forked one."""
+    """Returns the audit record of an iteration's commit.
+
+    Args:
+        iteration: The iteration, complete.
+        spec: The job's spec.
+        manifest: The version that the iteration made; None where it only evaluated.
+        numbers: The numbers of its training; None where it only evaluated.
+        trainer_epoch: The epoch of the trainer that commits.
+        previous: Digest of the record before.
+        environment: The version of the job's environment; "" in a job without one.
+        forked: The version that the job began with; UNSET but for a forked job.
+    """
     return AuditRecord(
         kind="commit",
         iteration=iteration.number,
         policy_version=iteration.policy_version,
         weights_digest=iteration.weights_digest,
-        next_weights_digest=made.weights_digest if made else "",
+        next_weights_digest=manifest.weights_digest if manifest else "",
         trainer_epoch=trainer_epoch,
         batches=iteration.digests,
         abandoned=iteration.abandoned,
@@ -67,24 +77,27 @@ def first_version(chain: list[AuditRecord]) -> dict[int, str]:
 
 
 def furthest_commit(chain: list[AuditRecord]) -> int:
-    """The last iteration that was ever committed, rewound or not; -1 for none."""
+    """Returns the last iteration that was ever committed, rewound or not; -1 for none."""
     return max((record.iteration for record in chain if record.kind == "commit"), default=-1)
 
 
 def needs_rewind(fence: FenceState, first: int, digests: Mapping[int, str]) -> bool:
-    """Whether the fence is ahead of what the trainer starts with, at iteration `first`: what came after is done again.
+    """Returns True where the fence is ahead of the trainer, which starts at iteration `first` and repeats what follows.
 
     digests: version → digest, as the trainer has them. Open iterations whose versions have other digests stand on
     weights that are gone.
     """
     if fence.committed >= first:
         return True
-    stands = {version: digest for version, digest in fence.versions.items() if digests.get(version) != digest}
-    return bool(fence.window) and (fence.window[0].iteration != first or bool(stands))
+    if not fence.window:
+        return False
+    if fence.window[0].iteration != first:
+        return True
+    return any(digests.get(version) != digest for version, digest in fence.versions.items())
 
 
 def rewind_record(previous: str, manifest: WeightManifest, *, trainer_epoch: int) -> AuditRecord:
-    """The record that says from where the run is replayed. previous: digest of the newest record."""
+    """Returns the record that says from where the run is replayed. previous: digest of the newest record."""
     return AuditRecord(
         kind="rewind",
         iteration=manifest.policy_version,

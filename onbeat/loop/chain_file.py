@@ -33,7 +33,7 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 
 
 class ChainFile:
-    """One trainer's view of the file; its records stay on disk."""
+    """A trainer's view of the file; its records stay on disk."""
 
     def __init__(self, folder: RunFolder) -> None:
         """Reads which record follows which. Raises OnbeatError where the file can't be read."""

@@ -1,4 +1,4 @@
-"""One open iteration as its trainer sees it: what was expected, what has come, and whether that is what was asked."""
+"""An open iteration as its trainer sees it: the batches that it expects, those that have come, and their checks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from onbeat.loop.window import AskedIteration
 class ExpectedIteration:
     """Takes each expected batch once, in any order."""
 
-    def __init__(self, asked: AskedIteration) -> None:
-        self.number = self.policy_version = asked.number
-        self.weights_digest = asked.weights_digest
-        self._asked = asked
+    def __init__(self, dispatched: AskedIteration) -> None:
+        self.number = self.policy_version = dispatched.number
+        self.weights_digest = dispatched.weights_digest
+        self._dispatched = dispatched
         self._sampler: dict[str, int] = {}
         """Training batch that was taken → the version that sampled it."""
-        self.expected: dict[str, PromptBatch] = {batch.batch_id: batch for batch in asked.batches}
+        self.expected: dict[str, PromptBatch] = {batch.batch_id: batch for batch in dispatched.batches}
         self._missing = dict(self.expected)
         self.digests: dict[str, str] = {}
         """Batch id → digest of every batch that was taken."""
@@ -60,11 +60,13 @@ class ExpectedIteration:
     @property
     def missing_in_words(self) -> str:
         """`3 of 9 batches of iteration 4 (4/train/1, 4/train/2, …)`"""
-        some = ", ".join(itertools.islice(self._missing, 3)) + (", …" if len(self._missing) > 3 else "")
-        return f"{len(self._missing)} of {len(self.expected)} batches of iteration {self.number} ({some})"
+        examples = ", ".join(itertools.islice(self._missing, 3))
+        if len(self._missing) > 3:
+            examples += ", …"
+        return f"{len(self._missing)} of {len(self.expected)} batches of iteration {self.number} ({examples})"
 
     def take(self, arrived: Arrived) -> bool:
-        """Returns whether it is the first copy of this batch. Raises FenceViolation for one of another iteration.
+        """Returns True where it is the first copy of this batch. Raises FenceViolation for one of another iteration.
 
         The fence checked the same at publication; before a gradient it is checked again (I2, I3).
         """
@@ -98,7 +100,7 @@ class ExpectedIteration:
     @property
     def drawn(self) -> tuple[DrawnPrompts, ...]:
         """As of AuditRecord."""
-        return self._asked.drawn(self._rewards)
+        return self._dispatched.drawn(self._rewards)
 
     @property
     def pool_shares(self) -> dict[str, float]:
@@ -112,7 +114,7 @@ class ExpectedIteration:
         return tuple(
             SampledBy(
                 policy_version=version,
-                weights_digest=self._asked.samplers[version],
+                weights_digest=self._dispatched.samplers[version],
                 batches=tuple(sorted(batch_id for batch_id, by in self._sampler.items() if by == version)),
             )
             for version in older
@@ -130,7 +132,7 @@ class ExpectedIteration:
         expected = self.expected.get(batch.batch_id)
         if expected is None:
             raise FenceViolation(f"batch {batch.batch_id} is not of iteration {self.number}", field="batch_id")
-        allowed = self._asked.samplers if expected.purpose == "train" else {self.number: self.weights_digest}
+        allowed = self._dispatched.samplers if expected.purpose == "train" else {self.number: self.weights_digest}
         if allowed.get(batch.policy_version) != batch.weights_digest:
             may = ", ".join(f"{version} ({digest[:12]})" for version, digest in sorted(allowed.items()))
             raise FenceViolation(
@@ -208,13 +210,15 @@ def evaluation_score(
     )
 
 
-def _set_score(asked: Sequence[PromptBatch], arrived: Mapping[str, RolloutBatch], of: HeldOutSpec) -> SetScore | None:
-    """None where no sampled batch of the set has arrived. asked: those that have."""
-    sampled = [arrived[batch.batch_id] for batch in asked if batch.sampling.temperature > 0.0]
-    greedy = [arrived[batch.batch_id] for batch in asked if batch.sampling.temperature == 0.0]
+def _set_score(
+    prompts: Sequence[PromptBatch], arrived: Mapping[str, RolloutBatch], held_out: HeldOutSpec
+) -> SetScore | None:
+    """Returns the score of a set; None where no sampled batch of it has arrived. prompts: of the batches that have."""
+    sampled = [arrived[batch.batch_id] for batch in prompts if batch.sampling.temperature > 0.0]
+    greedy = [arrived[batch.batch_id] for batch in prompts if batch.sampling.temperature == 0.0]
     if not sampled:
         return None
-    pass_reward = 1.0 if of.pass_reward is UNSET else of.pass_reward
+    pass_reward = 1.0 if held_out.pass_reward is UNSET else held_out.pass_reward
     of_prompts = _rewards_of_prompts(sampled)
     means = [mean(of_prompt) for of_prompt in of_prompts]
     return SetScore(

@@ -1,4 +1,4 @@
-"""What the sampled batches of an iteration say of it: each number is declared with what makes it of them.
+"""Numbers of an iteration that its sampled batches give: each is declared with the function that computes it.
 
     batch ─ SampledStats.of ─▶ its part ─ number(…) ─▶ the iteration's ─▶ IterationMetrics, under the same name
 
@@ -25,7 +25,7 @@ from contracts.rollouts import RolloutBatch, Trajectory
 
 @dataclass(frozen=True, kw_only=True)
 class SampledStats:
-    """What one rollout batch adds to the numbers of its iteration, before any forward pass."""
+    """A rollout batch's part in the numbers of its iteration, before any forward pass."""
 
     batch_id: str
     rewards: tuple[float, ...]
@@ -149,7 +149,7 @@ def numbers_of(kind: type[Numbers], batches: BatchesOf[Any]) -> Numbers:
 
 
 class PlayedTrajectories:
-    """What an environment gave in the training batches, trajectory by trajectory; without one there are no numbers."""
+    """Trajectories of the training batches, and their numbers; a job without an environment has none."""
 
     def __init__(self) -> None:
         self._played: list[Trajectory] = []
@@ -159,7 +159,8 @@ class PlayedTrajectories:
     def add(self, batch: RolloutBatch) -> None:
         for group in batch.groups:
             for completion in (rollout.completion for rollout in group.rollouts):
-                if (trajectory := completion.trajectory) is UNSET:
+                trajectory = completion.trajectory
+                if trajectory is UNSET:
                     continue
                 self._played.append(trajectory)
                 self._num_observed += completion.num_tokens - completion.num_sampled
@@ -169,9 +170,11 @@ class PlayedTrajectories:
 
     def metrics(self) -> TrajectoryMetrics | UnsetType:
         """Returns the numbers of the iteration; UNSET where nothing was played."""
-        if not (size := len(self._played)):
+        size = len(self._played)
+        if not size:
             return UNSET
-        num_turns, stops = [len(one.turns) for one in self._played], Counter(one.stop for one in self._played)
+        num_turns = [len(trajectory.turns) for trajectory in self._played]
+        stops = Counter(trajectory.stop for trajectory in self._played)
         return TrajectoryMetrics(
             turns_mean=sum(num_turns) / size,
             turns_max=max(num_turns),
@@ -181,8 +184,8 @@ class PlayedTrajectories:
             failed_share=stops["failed"] / size,
             observation_tokens_mean=self._num_observed / size,
             lines_mean=self._num_lines / size,
-            environment_reward_mean=math.fsum(one.reward for one in self._played) / size,
-            num_begun_again=sum(one.attempt > 1 for one in self._played),
+            environment_reward_mean=math.fsum(trajectory.reward for trajectory in self._played) / size,
+            num_begun_again=sum(trajectory.attempt > 1 for trajectory in self._played),
             environment={name: math.fsum(values) / len(values) for name, values in sorted(self._metrics.items())},
         )
 

@@ -1,4 +1,4 @@
-"""One job as every trainer of it sees it, Onbeat's own or an external one: where it begins, and how it commits.
+"""A job as every trainer of it sees it, Onbeat's own or an external one: where it begins, and how it commits.
 
     Succession ─▶ take_up, begin ─▶ (gathering.py ─▶ the trainer's steps ─▶ commit) for each iteration
 
@@ -177,7 +177,7 @@ class TrainedJob:
 
 
 class Succession:
-    """What one trainer goes on from, and adds: each record of the audit chain names the one before it."""
+    """A trainer's end of the audit chain: it goes on from the newest record, and adds records that name the one before."""
 
     def __init__(self, job: TrainedJob) -> None:
         """Reads the chain, in Redis and in the run folder. Raises OnbeatError."""
@@ -201,18 +201,23 @@ class Succession:
         self._last_link = self._chain.last_link
         self.committed = self._job.side.fence().committed
 
-    def take_up(self, made: WeightManifest) -> None:
+    def take_up(self, manifest: WeightManifest) -> None:
         """Says that this trainer goes on at the version it has published.
 
         Raises FenceViolation or InvalidInput where the chain knows another such version, model or environment.
         """
-        job, chain, first = self._job, self.records, made.policy_version
-        check_same_run(chain, made, job.spec)
+        job = self._job
+        chain = self.records
+        first = manifest.policy_version
+        check_same_run(chain, manifest, job.spec)
         check_same_environment(chain, job.window.plan.environment, job.spec)
-        job.window.add(made)
+        job.window.add(manifest)
         observed("the job's health", partial(job.health.begin, first))
-        epoch, resumed = job.side.trainer_epoch, bool(chain)
-        job.tell(events.TrainerStarted(at_s=time.time(), trainer_epoch=epoch, next_iteration=first, resumed=resumed))
+        job.tell(
+            events.TrainerStarted(
+                at_s=time.time(), trainer_epoch=job.side.trainer_epoch, next_iteration=first, resumed=bool(chain)
+            )
+        )
 
     def begin(self, first: int, set_aside: Callable[[int], None]) -> None:
         """Rewinds where the fence is ahead of what the trainer starts with, announces the window's versions, and opens
@@ -244,29 +249,37 @@ class Succession:
         self,
         iteration: ExpectedIteration,
         *,
-        made: WeightManifest | None,
+        manifest: WeightManifest | None,
         metrics: events.IterationMetrics | None,
         write_score: Callable[[EvaluationScore], None],
         opens: bool = True,
     ) -> IterationOpening | None:
-        """Commits a complete iteration and opens another, in one script; answers what is left to the caller to open.
+        """Commits a complete iteration and opens another, in one script.
 
-        made, metrics: None where it only evaluated. opens: False where the caller opens by a script of its own.
+        Args:
+            iteration: The iteration, complete.
+            manifest: The version that it made; None where it only evaluated.
+            metrics: The numbers of its training; None where it only evaluated.
+            write_score: Writes the score of its evaluation, where it has one.
+            opens: False where the caller opens the next iteration by a script of its own.
+
+        Returns:
+            The opening that is left to the caller; None where there is none.
         """
         job, number = self._job, iteration.number
         report_evaluation(job, iteration, write_score)
         event = version = opening = left = None
-        if made is not None and metrics is not None:
-            job.window.add(made)
+        if manifest is not None and metrics is not None:
+            job.window.add(manifest)
             job.window.plan.learn(number, iteration.drawn)
             due = job.window.opened_by(number)
             opening, left = (due, None) if opens else (None, due)
-            event = events.IterationCommitted(at_s=time.time(), metrics=metrics, weights_digest=made.weights_digest)
-            version = made.policy_version, made.weights_digest
+            event = events.IterationCommitted(at_s=time.time(), metrics=metrics, weights_digest=manifest.weights_digest)
+            version = manifest.policy_version, manifest.weights_digest
         record = commit_record(
             iteration,
             job.spec,
-            made=made,
+            manifest=manifest,
             numbers=metrics,
             trainer_epoch=job.side.trainer_epoch,
             previous=self._last_link,

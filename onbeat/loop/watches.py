@@ -49,7 +49,7 @@ Awaited = tuple[str, float, str]
 
 @dataclass(kw_only=True)
 class GeneratorWatch:
-    """What a trainer knows of the live generators; it calls `check` while it waits."""
+    """A trainer's view of the live generators; it calls `check` while it waits."""
 
     presence: Presence
     spec: JobSpec
@@ -128,7 +128,7 @@ class GeneratorWatch:
         return self._refused(live)
 
     def take_changes(self) -> list[GeneratorsChanged]:
-        """Those that `check` has seen since the last call. The generators of its first look are no change."""
+        """Returns the changes that `check` has seen since the last call; the generators of its first look are no change."""
         changes, self._changes = self._changes, []
         return changes
 
@@ -148,7 +148,10 @@ class GeneratorWatch:
         return {kin[0].rejected_weights: f"{kin[0].worker_id}: {kin[0].unfit_weights}"}
 
     def _refused(self, live: list[GeneratorSeen]) -> frozenset[str]:
-        """Those that are told now: one that stays refused is looked at ever more seldom, for its files may be whole."""
+        """Returns the folders of refused versions that the trainer is to look at now.
+
+        A folder that stays refused is due ever more seldom, for its files may be whole.
+        """
         refused = {generator.rejected_weights for generator in live} - {""}
         self._told = {folder: times for folder, times in self._told.items() if folder in refused}
         now_s, due = self.clock(), set[str]()
@@ -162,7 +165,7 @@ class GeneratorWatch:
 
 @dataclass(kw_only=True)
 class StageWatch:
-    """What a trainer knows of the live stage workers; it calls `check` while it waits."""
+    """A trainer's view of the live stage workers; it calls `check` while it waits."""
 
     presence: StagePresence
     spec: JobSpec

@@ -1,4 +1,4 @@
-"""What the rules look at: the newest iterations, the first ones, and the best that the reward surely was. Pure."""
+"""The history that the rules look at: the newest iterations, the first ones, and the best sure reward. Pure."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ class History:
         return len(self.recent) >= min(num_iterations, self.spec.iterations)
 
     def share(self, name: str) -> float:
-        """A number of completions among all of the newest iterations."""
-        return sum(getattr(metrics, name) for metrics in self.recent) / sum(one.num_completions for one in self.recent)
+        """Returns a number of completions as a share of all completions of the newest iterations."""
+        counted = sum(getattr(metrics, name) for metrics in self.recent)
+        return counted / sum(metrics.num_completions for metrics in self.recent)
 
     def median(self, name: str) -> float:
         """Over the newest iterations: what is so in one of them alone doesn't show."""
@@ -83,12 +84,12 @@ class History:
 
     @property
     def has_collapsed(self) -> bool:
-        """Whether the reward has surely fallen, and lost half of what it was."""
+        """True where the reward has surely fallen, and lost half of what it was."""
         return self.is_full and self.mean("reward_mean") < self._bound
 
     @property
     def is_solved(self) -> bool:
-        """Whether a reward that has risen is nearly the same for every completion: there is nothing left to learn."""
+        """True where the reward has risen and is nearly the same for every completion: nothing is left to learn."""
         now = self.mean("reward_mean")
         has_risen = now > self.first[0].reward_mean and not self.has_collapsed
         return has_risen and self.mean("reward_std") < 0.1 * abs(now)

@@ -216,7 +216,7 @@ assert [rule.name for rule in RULES] == list(HEALTH_RULES)
 
 
 class Health:
-    """One job's health after each iteration. Pure: a replay comes to the same."""
+    """A job's health after each iteration. Pure: a replay comes to the same."""
 
     def __init__(self, spec: JobSpec) -> None:
         self._history = History(spec)
