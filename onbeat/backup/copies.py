@@ -47,7 +47,7 @@ def copy_redis(source: Path, target: Path) -> None:
 
 
 def _copied_redis(source: Path, target: Path) -> bool:
-    """Whether the files that the manifest names were all there until the end: no rewrite has replaced one."""
+    """Copies the files that the manifest names. Returns False where a rewrite has replaced one of them meanwhile."""
     named = (source / APPEND_ONLY / MANIFEST).read_bytes()
     if (target / APPEND_ONLY).exists():
         shutil.rmtree(target / APPEND_ONLY)
@@ -108,16 +108,16 @@ def _copy_numbered(source: Path, target: Path) -> None:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """Those that have their names; `.NAME.…` is being written."""
+    """Returns the finished entries of a folder; `.NAME.…` is being written."""
     return [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
 
 
 def copy_tree(source: Path, target: Path) -> None:
     """Copies files and folders; links and pipes, which code of a job may have put there, lead nowhere from a copy."""
-    found = source.lstat()
-    if stat.S_ISREG(found.st_mode):
+    mode = source.lstat().st_mode
+    if stat.S_ISREG(mode):
         _copy_file(source, target)
-    elif stat.S_ISDIR(found.st_mode):
+    elif stat.S_ISDIR(mode):
         make_private(target)
         for entry in os.scandir(source):
             copy_tree(Path(entry.path), target / entry.name)

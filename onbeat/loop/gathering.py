@@ -135,7 +135,7 @@ class Gathering:
         if job.recorder.takes(as_trained):
             job.recorder.take(
                 item.batch,
-                asked=self.iteration.expected[as_trained.batch_id],
+                prompts=self.iteration.expected[as_trained.batch_id],
                 digest=item.digest,
                 manifests=job.window.manifests,
                 engine=lambda: job.side.fence().engine,

@@ -177,7 +177,7 @@ class TrainedJob:
 
 
 class Succession:
-    """A trainer's end of the audit chain: it goes on from the newest record, and adds records that name the one before."""
+    """A trainer's end of the audit chain: it goes on from the newest record; each that it adds names the one before."""
 
     def __init__(self, job: TrainedJob) -> None:
         """Reads the chain, in Redis and in the run folder. Raises OnbeatError."""

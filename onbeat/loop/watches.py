@@ -128,7 +128,7 @@ class GeneratorWatch:
         return self._refused(live)
 
     def take_changes(self) -> list[GeneratorsChanged]:
-        """Returns the changes that `check` has seen since the last call; the generators of its first look are no change."""
+        """Returns the changes that `check` has seen since the last call; its first look sees no change."""
         changes, self._changes = self._changes, []
         return changes
 

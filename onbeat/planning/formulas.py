@@ -56,7 +56,7 @@ class Machines:
 
 
 class Prediction(Record, frozen=True, kw_only=True):
-    """One row of a plan."""
+    """A row of a plan."""
 
     schedule: ScheduleName
     max_policy_lag: int

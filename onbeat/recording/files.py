@@ -76,20 +76,30 @@ class RecordedFiles:
         return total
 
     def read(self, batch_id: str) -> RecordedBatch:
-        """Raises NotFound for a batch that isn't recorded, ContractViolation for a file that isn't its record."""
+        """Reads the record of a batch.
+
+        Raises:
+            NotFound: The batch isn't recorded.
+            ContractViolation: The file isn't its record.
+        """
         path = self.path_of(batch_id)
-        found = read_record(path, RecordedBatch, max_bytes=self.max_bytes)
-        if (found.batch.job_id, found.batch.batch_id) != (self._job_id, batch_id):
+        record = read_record(path, RecordedBatch, max_bytes=self.max_bytes)
+        if (record.batch.job_id, record.batch.batch_id) != (self._job_id, batch_id):
             raise ContractViolation("is the record of another batch", field=shown(path))
-        return found
+        return record
 
     def index(self, iteration: int) -> RecordedIteration:
-        """Raises NotFound where the iteration isn't recorded (yet), ContractViolation for a file that is no index."""
+        """Reads the index of an iteration.
+
+        Raises:
+            NotFound: The iteration isn't recorded, or not yet.
+            ContractViolation: The file is no index of it.
+        """
         path = self.folder_of(iteration) / INDEX
-        found = read_record(path, RecordedIteration, max_bytes=self.max_bytes)
-        if found.iteration != iteration:
-            raise ContractViolation(f"is the index of iteration {found.iteration}", field=shown(path))
-        return found
+        index = read_record(path, RecordedIteration, max_bytes=self.max_bytes)
+        if index.iteration != iteration:
+            raise ContractViolation(f"is the index of iteration {index.iteration}", field=shown(path))
+        return index
 
     def index_bytes(self, iteration: int) -> int:
         """Returns the size of an iteration's index, 0 where there is none."""
@@ -103,11 +113,11 @@ class RecordedFiles:
 
 
 def parts_of(batch_id: str) -> tuple[int, str, int]:
-    """`12/train/3` → (12, "train", 3). Raises NotFound."""
-    found = BATCH_ID.fullmatch(batch_id)
-    if not found:
+    """Returns the parts of a batch's id: `12/train/3` → (12, "train", 3). Raises NotFound."""
+    match = BATCH_ID.fullmatch(batch_id)
+    if match is None:
         raise NotFound(f"`{batch_id[:80]!a}` is no batch's id", field="batch_id", cure="e.g. 12/train/3")
-    return int(found[1]), found[2], int(found[3])
+    return int(match[1]), match[2], int(match[3])
 
 
 def read_record(path: Path, kind: type[T], *, max_bytes: int = MAX_RECORD_BYTES) -> T:

@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 class Recorded:
     """A batch that waits to be written."""
 
-    asked: PromptBatch
+    prompts: PromptBatch
+    """Under the version that sampled the batch."""
     batch: RolloutBatch
     """As published."""
     digest: str
@@ -85,15 +86,15 @@ class Recorder:
     @property
     def kept_versions(self) -> frozenset[str]:
         """The folders of versions that stay for the batches that they sampled: the newest, as far as there is room."""
-        kept: set[str] = set()
+        folders: set[str] = set()
         left = self._policy.max_version_bytes
         for iteration in sorted(self._versions, reverse=True):
-            new = {folder: size for folder, size in self._versions[iteration].items() if folder not in kept}
+            new = {folder: size for folder, size in self._versions[iteration].items() if folder not in folders}
             if sum(new.values()) > left:
                 break
             left -= sum(new.values())
-            kept |= new.keys()
-        return frozenset(kept)
+            folders |= new.keys()
+        return frozenset(folders)
 
     def begin(self, first: int | None) -> None:
         """Takes up the records of earlier trainers, and removes those that are made again.
@@ -120,7 +121,7 @@ class Recorder:
         self,
         batch: RolloutBatch,
         *,
-        asked: PromptBatch,
+        prompts: PromptBatch,
         digest: str,
         manifests: Iterable[WeightManifest],
         engine: Callable[[], str],
@@ -130,7 +131,7 @@ class Recorder:
 
         Args:
             batch: The batch as published.
-            asked: The prompts that it answers.
+            prompts: The prompts that it answers.
             digest: The digest of the batch as published.
             manifests: The versions of the window.
             engine: Asks for the kind of engine that samples the job, which stays the same.
@@ -138,9 +139,12 @@ class Recorder:
         """
         self._engine = self._engine or engine()
         version = batch.policy_version, batch.weights_digest
-        manifest = next((one for one in manifests if (one.policy_version, one.weights_digest) == version), None)
+        manifest = next(
+            (known for known in manifests if (known.policy_version, known.weights_digest) == version),
+            None,
+        )
         self._waiting[batch.batch_id] = Recorded(
-            asked=replace(asked, policy_version=batch.policy_version, weights_digest=batch.weights_digest),
+            prompts=replace(prompts, policy_version=batch.policy_version, weights_digest=batch.weights_digest),
             batch=batch,
             digest=digest,
             manifest=manifest,
@@ -176,7 +180,8 @@ class Recorder:
             iteration: The number of the iteration.
             deviation: The number that its advantages were divided by.
         """
-        written = sorted(self._written.values(), key=lambda one: (one.purpose != "train", one.index))
+        # Training batches come before those of an evaluation.
+        written = sorted(self._written.values(), key=lambda summary: (summary.purpose != "train", summary.index))
         index = RecordedIteration(
             iteration=iteration,
             batches=tuple(written),
@@ -196,10 +201,10 @@ class Recorder:
         self, taken: Recorded, advantages: Sequence[float] | None, trainer_logprobs: Sequence[bytes | None] | None
     ) -> RecordedBatch:
         rollouts = [rollout for group in taken.batch.groups for rollout in group.rollouts]
-        tokens = sorted({token for one in rollouts for token in unpack_int32(one.completion.token_ids)})
+        tokens = sorted({token for rollout in rollouts for token in unpack_int32(rollout.completion.token_ids)})
         rewards = tuple(rollout.reward for group in taken.as_trained.groups for rollout in group.rollouts)
         return RecordedBatch(
-            asked=taken.asked,
+            asked=taken.prompts,
             batch=replace(taken.batch, columns=taken.as_trained.columns),
             batch_digest=taken.digest,
             manifest=taken.manifest,
@@ -213,7 +218,8 @@ class Recorder:
 
     def _write_batch(self, record: RecordedBatch) -> None:
         """Raises OSError, and OnbeatError where it is larger than all records may be."""
-        data, iteration = encode(record), record.batch.iteration
+        data = encode(record)
+        iteration = record.batch.iteration
         if not self._make_room(len(data), iteration):
             raise OnbeatError(f"{len(data)} bytes don't fit beside this iteration's", field="recording.max_bytes")
         path = self._files.path_of(record.batch.batch_id)
@@ -237,13 +243,14 @@ class Recorder:
         if self._bytes.get(iteration, 0) + num_bytes > self._policy.max_bytes:
             return False
         while sum(self._bytes.values()) + num_bytes > self._policy.max_bytes:
-            self._remove(min(one for one in self._bytes if one != iteration))
+            self._remove(min(recorded for recorded in self._bytes if recorded != iteration))
         return True
 
     def _remove(self, iteration: int) -> None:
         self._bytes.pop(iteration, None)
         self._versions.pop(iteration, None)
-        if (folder := self._files.folder_of(iteration)).is_dir():
+        folder = self._files.folder_of(iteration)
+        if folder.is_dir():
             remove_folders([folder])
 
     def _index_of(self, iteration: int) -> Mapping[str, int]:

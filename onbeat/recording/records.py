@@ -28,7 +28,7 @@ from contracts.versions import PolicyVersion, WeightManifest
 
 
 class RecordedBatch(Record, frozen=True, kw_only=True):
-    """One batch: what was asked, what came, and what the trainer made of it."""
+    """A batch as it was trained: its prompts, what the generators published, and what the trainer computed of it."""
 
     format: Literal[1] = 1
     """Another one is of another release, and named as such."""
@@ -58,8 +58,9 @@ class RecordedBatch(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         size = self.batch.num_completions
-        asked, batch = self.asked, self.batch
-        if (asked.batch_id, len(asked.prompts), asked.group_size) != (
+        prompts = self.asked
+        batch = self.batch
+        if (prompts.batch_id, len(prompts.prompts), prompts.group_size) != (
             batch.batch_id,
             len(batch.groups),
             batch.group_size,
@@ -121,7 +122,7 @@ class RecordedIteration(Record, frozen=True, kw_only=True):
 
     def why_not_listed(self, record: RecordedBatch) -> str:
         """Says where a record isn't the batch that this committed iteration lists; "" where it is."""
-        listed = {one.batch_id: one.batch_digest for one in self.batches}.get(record.batch.batch_id)
+        listed = {summary.batch_id: summary.batch_digest for summary in self.batches}.get(record.batch.batch_id)
         if listed is None:
             return "its iteration, which isn't committed yet or can't be read, doesn't list it"
         return "" if listed == record.batch_digest else "it is not the batch that its iteration lists"
@@ -140,7 +141,7 @@ class RecordedList(Record, frozen=True, kw_only=True):
 
 
 class IterationView(Record, frozen=True, kw_only=True):
-    """One recorded iteration."""
+    """A recorded iteration."""
 
     iteration: int
     batches: tuple[RecordedSummary, ...]
@@ -162,7 +163,7 @@ class TurnView(Record, frozen=True, kw_only=True):
 
 
 class CompletionView(Record, frozen=True, kw_only=True):
-    """One completion."""
+    """A completion of a recorded batch."""
 
     sample: int
     text: str
@@ -229,7 +230,7 @@ class FoundText(Record, frozen=True, kw_only=True):
 
 
 class FoundTexts(Record, frozen=True, kw_only=True):
-    """What a search found, newest iteration first."""
+    """Results of a search, newest iteration first."""
 
     found: tuple[FoundText, ...]
     searched_iterations: int

@@ -142,9 +142,9 @@ class ObjectFiles:
         files: Files = {}
         known = [*_read(listed), *_read(self._newest_pointer())]
         # A later trainer knows more, whatever it rewound.
-        for newest in sorted(known, key=lambda one: (one.trainer_epoch, one.iteration), reverse=True):
+        for pointer in sorted(known, key=lambda pointer: (pointer.trainer_epoch, pointer.iteration), reverse=True):
             try:
-                files = self._list_at(newest).files
+                files = self._list_at(pointer).files
                 break
             except NotFound as error:
                 log.warning("the list of the files of %s is gone: %s", self._folder.job_id, error)
@@ -224,7 +224,7 @@ class ObjectFiles:
 
     @contextlib.contextmanager
     def _unless_written(self) -> Iterator[bool]:
-        """Whether no trainer of this host writes the folder; for a moment none begins to."""
+        """Yields True where no trainer of this host writes the folder; while the lock is held here, none begins to."""
         with contextlib.ExitStack() as opened:
             try:
                 descriptor = os.open(self._folder.path, os.O_RDONLY)
@@ -242,7 +242,7 @@ class ObjectFiles:
         part = "" if everything else "rollouts/"
         names = [name for name in self._names() if name.startswith(part)]
         there = {name: stamp for name in names if (stamp := _stamp(self._folder.path / name)) is not None}
-        known = {name: one for name, one in self._whole.items() if name in there or not name.startswith(part)}
+        known = {name: copied for name, copied in self._whole.items() if name in there or not name.startswith(part)}
         new = [name for name, stamp in there.items() if name not in known or known[name][0] != stamp]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             pieces = pool.map(lambda name: self._blobs.put_file(self._folder.path / name), new)
@@ -269,10 +269,10 @@ class ObjectFiles:
 
     def _list_at(self, newest: Listed) -> FileList:
         """Raises ContractViolation for a list of another job."""
-        found = decode(self._blobs.get(newest.at.digest, num_bytes=newest.at.num_bytes), FileList)
-        if found.job_id != self._folder.job_id:
-            raise ContractViolation(f"the list of its files is of {found.job_id}", field=self._folder.job_id)
-        return found
+        files = decode(self._blobs.get(newest.at.digest, num_bytes=newest.at.num_bytes), FileList)
+        if files.job_id != self._folder.job_id:
+            raise ContractViolation(f"the list of its files is of {files.job_id}", field=self._folder.job_id)
+        return files
 
     def _bring(self, files: Files) -> None:
         """A file that has lost a piece is left out, and said: of checkpoints the one before is gone on with."""
@@ -324,7 +324,7 @@ def _named(at: Piece, files: Files) -> set[str]:
 
 
 def begins_with(path: Path, pieces: Iterable[Piece]) -> bool:
-    """Whether a file here begins with these bytes, hashed again."""
+    """Returns True where a file here begins with these bytes, hashed again."""
     start = 0
     for piece in pieces:
         if content_digest(_part(path, start, piece.num_bytes)) != piece.digest:
@@ -334,7 +334,7 @@ def begins_with(path: Path, pieces: Iterable[Piece]) -> bool:
 
 
 def _is_all_of(path: Path, pieces: tuple[Piece, ...]) -> bool:
-    """Whether a file here is the one that was copied, hashed again where its size is the same."""
+    """Returns True where a file here is the copied one; it is hashed again where its size is the same."""
     with contextlib.suppress(OSError):
         return len(pieces) == 1 and _size(path) == pieces[0].num_bytes and file_digest(path) == pieces[0].digest
     return False
@@ -353,10 +353,12 @@ def _part(path: Path, start: int, num_bytes: int) -> bytes:
 def _stamp(path: Path) -> tuple[int, int] | None:
     """(size, time of the last change in ns); None for what is no plain file."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
-    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
 def _size(path: Path) -> int:

@@ -68,7 +68,7 @@ class ComputeService:
 
     @property
     def is_busy(self) -> bool:
-        """Whether its thread computes, also what is not needed any more: the end of the process would wait for it."""
+        """True while its thread computes, needed or not: the end of the process would wait for it."""
         return self._newest is not None and not self._newest.done()
 
     def num_free(self, stage: ServedStage) -> int:

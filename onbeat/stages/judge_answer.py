@@ -51,19 +51,19 @@ class Choice(msgspec.Struct):
 
 
 class ChatAnswer(msgspec.Struct):
-    """What is read of the body of an answer to POST /v1/chat/completions."""
+    """The part of an answer to POST /v1/chat/completions that is read."""
 
     choices: Annotated[list[Choice], Meta(min_length=1, max_length=1)]
 
 
 def question(stage: LlmJudgeStage, *, prompt: str, completion: str, reference: str) -> str:
-    """The stage's template with the texts in their places."""
+    """Returns the stage's template with the texts in their places."""
     texts = {"prompt": prompt, "completion": completion, "reference": reference}
     return PLACES.sub(lambda place: texts[place[1]], stage.prompt)
 
 
 def scores_of(body: bytes, stage: LlmJudgeStage) -> list[float]:
-    """The judge's number, or those of its criteria, moved and scaled to lie between 0 and 1.
+    """Returns the judge's number, or those of its criteria, moved and scaled to lie between 0 and 1.
 
     Raises CompletionUnjudged where the judge said something else, BatchFailed where the server did.
     """
@@ -76,11 +76,13 @@ def scores_of(body: bytes, stage: LlmJudgeStage) -> list[float]:
         raise _unjudged("refused", f"the judge refuses: {shown(choice.message.refusal)}")
     if choice.finish_reason not in (None, "stop"):
         raise _unjudged("no_answer", f"the judge's answer is cut: finish_reason is {shown(choice.finish_reason)}")
-    said = choice.message.content or ""
+    text = choice.message.content or ""
     if stage.answer == "json":
-        numbers = numbers_in_json(said, tuple(stage.criteria or (JSON_KEY,)))
+        numbers = numbers_in_json(text, tuple(stage.criteria or (JSON_KEY,)))
+    elif stage.answer == "number":
+        numbers = [number_in(text)]
     else:
-        numbers = [number_in(said) if stage.answer == "number" else number_at(said, pattern=stage.answer)]
+        numbers = [number_at(text, pattern=stage.answer)]
     for number in numbers:
         if not stage.lowest <= number <= stage.highest:
             problem = f"the judge's number {number:g} is not between {stage.lowest:g} and {stage.highest:g}"
@@ -115,11 +117,15 @@ def numbers_in_json(text: str, keys: tuple[str, ...]) -> list[float]:
 
     Raises CompletionUnjudged.
     """
-    values, behind = [], 0
+    values = []
+    # The end of the newest object: a brace before it belongs to that object.
+    behind = 0
     for at in [place.start() for place in re.finditer("{", text)][-MOST_BRACES:]:
-        if at >= behind:
-            found, behind = _object_at(text, at)
-            values = [found[key] for key in keys] if found.keys() >= set(keys) else values
+        if at < behind:
+            continue
+        json_object, behind = _object_at(text, at)
+        if json_object.keys() >= set(keys):
+            values = [json_object[key] for key in keys]
     try:
         if values and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
             return list(map(float, values))
@@ -130,7 +136,7 @@ def numbers_in_json(text: str, keys: tuple[str, ...]) -> list[float]:
 
 
 def _object_at(text: str, at: int) -> tuple[dict[str, Any], int]:
-    """The JSON object that begins there, and its end; an empty one where none does."""
+    """Returns the JSON object that begins there, and its end; an empty one where none does."""
     try:
         return OBJECTS.raw_decode(text, at)
     except (ValueError, RecursionError):

@@ -80,9 +80,9 @@ class LogProbModel:
             # A model's rows go through together: which those are is a function of the batch (I7).
             rows = np.flatnonzero(sources == source) if source else np.arange(item.batch.num_completions)
             if rows.size:
-                made = frozen_values(frozen, item.batch, spec=self._spec, rows=rows, summary=self._summary)
+                columns_of_rows = frozen_values(frozen, item.batch, spec=self._spec, rows=rows, summary=self._summary)
                 named = (self._heads[source].encode(),) if source in self._heads else ()
-                values |= zip(rows.tolist(), [of_row + named for of_row in made], strict=True)
+                values |= zip(rows.tolist(), [columns + named for columns in columns_of_rows], strict=True)
         for row, source in enumerate(sources.tolist()):
             if row not in values:
                 raise BatchFailed(f"row {row} is of source `{source}`, which has no model", field=self._field)
@@ -134,8 +134,12 @@ def load_log_prob_model(settings: StackSettings, stage: ServedStage) -> LogProbM
 
 
 def _summary_of(stage: ServedStage, teacher: TeacherStage, *, num_tokens: int) -> Summary | None:
-    """What is told of a teacher's distributions. num_tokens: ids that the tokenizer has; a model may have more."""
-    k, dtype = teacher.top_k, getattr(torch, stage.spec.model.dtype)
+    """Returns the function that summarises a teacher's distributions; None where only its log-probs are sent.
+
+    num_tokens: ids that the tokenizer has; a model may have more.
+    """
+    k = teacher.top_k
+    dtype = getattr(torch, stage.spec.model.dtype)
     if teacher.hidden_size:
         return lambda _, states, __: bits_of(states, dtype)
     if k is UNSET:
@@ -198,7 +202,9 @@ def frozen_values(
             logprobs, _, summaries = response_measures(
                 frozen.model, micro_batch, spec.rollout.sampling.temperature, summary=summary
             )
-        columns = [_on_the_wire(one) for one in (logprobs, summaries) if one is not None]
+        columns = [
+            _on_the_wire(values_of_rows) for values_of_rows in (logprobs, summaries) if values_of_rows is not None
+        ]
         for place, real in enumerate(micro_batch.loss_mask.numpy()):
             values.append(tuple(column[place][real].tobytes() for column in columns))
     return values

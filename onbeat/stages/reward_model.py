@@ -72,7 +72,7 @@ class RewardModel:
         return score
 
     def _within_context(self, prompt: str, completion: str) -> list[int]:
-        """What the model reads of a row, cut where the stage says so. Raises CompletionUnjudged: it doesn't fit."""
+        """Returns the tokens of a row, cut where the stage says so. Raises CompletionUnjudged where they don't fit."""
         token_ids = self.token_ids(prompt, completion)
         if len(token_ids) <= self._context_tokens:
             return token_ids
@@ -94,29 +94,36 @@ class RewardModel:
         if self._truncate == "never":
             return None
 
-        def read(num_kept: int) -> list[int]:
+        def read(num_characters: int) -> list[int]:
             if self._truncate == "completion_end":
-                return self.token_ids(prompt, completion[:num_kept])
-            return self.token_ids(prompt[len(prompt) - num_kept :], completion)
+                return self.token_ids(prompt, completion[:num_characters])
+            return self.token_ids(prompt[len(prompt) - num_characters :], completion)
 
-        fits, kept = None, 0
+        fits = None
+        # So many characters fit (or none does), and `too_many` don't.
+        num_kept = 0
         too_many = len(completion if self._truncate == "completion_end" else prompt)
-        while too_many - kept > 1:
-            middle = (kept + too_many) // 2
+        while too_many - num_kept > 1:
+            middle = (num_kept + too_many) // 2
             token_ids = read(middle)
             if len(token_ids) <= self._context_tokens:
-                fits, kept = token_ids, middle
+                fits = token_ids
+                num_kept = middle
             else:
                 too_many = middle
         return fits
 
     def _unjudged(self, reason: StageReason, problem: str, *, cure: str | None = None) -> CompletionUnjudged:
-        """What the model makes of a row is a function of the row."""
+        """Returns the error of a row that gets no score; it lasts, for the score is a function of the row."""
         return CompletionUnjudged(problem, reason=reason, lasts=True, field=self._field, cure=cure)
 
     def token_ids(self, prompt: str, completion: str) -> list[int]:
-        """What the model reads of a row. Raises CompletionUnjudged where its chat template refuses the texts, and
-        InvalidInput that names the model where the template goes beyond a bound."""
+        """Returns the tokens that the model reads of a row.
+
+        Raises:
+            CompletionUnjudged: The model's chat template refuses the texts.
+            InvalidInput: The template goes beyond a bound; the error names the model.
+        """
         prompt, completion = (self._special.sub(r"\1 ", text) for text in (prompt, completion))
         if not self._tokenizer.chat_template:
             return self._tokenizer(prompt, completion)["input_ids"]

@@ -1,6 +1,6 @@
-"""Which stages a stage worker serves, and whose turn it is: those of every active job that Onbeat brings itself.
+"""Stages that a worker serves, and their turns: those of every active job that Onbeat brings itself.
 
-One that it can't serve it leaves alone, so that it uses up no attempt of an item that another worker could make:
+A worker leaves a stage that it can't serve alone, so that it uses up no attempt that another worker could make:
 
     served ── its model isn't on this host ──▶ lacking ── it is there now ──▶ served    looked at in each turn
        └───── its model, or a key, is refused ──▶ refused ── it is taken ──▶ served     onbeat/work/declined_work.py

@@ -48,7 +48,7 @@ Waits = Sequence[tuple[StageSide, Collection[str] | None]]
 
 
 class StageWorker(Worker[ClaimedItem]):
-    """One stage worker."""
+    """A stage worker."""
 
     def __init__(
         self,
