@@ -13,7 +13,7 @@ from consumer.gradient.learner import Learner
 from consumer.model.checkpoint import MODEL_FILE, OPTIMIZER_FILE, Checkpoint, file_of_rank
 from consumer.model.rows import local_rows
 from consumer.ranks.processes.orders import Begin, Done, End, Exchange, Failed, Save, TrainBatch, join
-from consumer.ranks.processes.rank import Rank, checksum, told
+from consumer.ranks.processes.rank import Rank, checksum, state_tensors
 from consumer.ranks.processes.rank_learner import make_rank_learner
 from contracts.checkpoints import CheckpointState
 from contracts.errors import ContractViolation, FenceViolation
@@ -103,7 +103,7 @@ def be_a_host(rank: int, folder: Path) -> None:
             **{"adapters": None, "files": {}, "torch_random_state": torch.get_rng_state().numpy().tobytes().hex()},
         )
         this.checkpoint = Checkpoint(folder=this.folder, state=state, model_tensors=model, optimizer_tensors=optimizer)
-        begin = Begin(checkpoint="", state=state, model=told(model), optimizer=told(optimizer))
+        begin = Begin(checkpoint="", state=state, model=state_tensors(model), optimizer=state_tensors(optimizer))
         member.exchange.order(begin, copies=2)
         member.exchange.order(End(), copies=2)
     step_once(learner)
