@@ -32,7 +32,7 @@ from contracts.jobs import JobState
 from contracts.rollouts import batch_digest
 from contracts.settings import StackSettings
 from gateway.api.jobs import newest_jobs
-from gateway.app import STACK
+from gateway.metrics.stack_state import stack_metrics
 from gateway.metrics.stream_report import stream_report
 from gateway.services import Services
 from onbeat.stack.redis import EmbeddedRedis
@@ -221,7 +221,7 @@ def look(attacked: Driven, beside: Driven, run_root: Path) -> None:
     assert job_id in [status.job_id for status in newest_jobs(operator, limit=1000)]
     assert stream_report(operator, job_id).job_id == job_id
     services = Services(settings=StackSettings(run_root=str(run_root)), broker=operator)
-    assert all(job_id.encode() in of_stack(services) for of_stack in STACK)
+    assert job_id.encode() in stack_metrics(services)
     with contextlib.suppress(OnbeatError):
         job_status(operator, attacked.job.job_id)
         stream_report(operator, attacked.job.job_id)
