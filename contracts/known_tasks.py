@@ -1,4 +1,4 @@
-"""Which tasks of reasoning-gym are scored, by what, and which make prompts: the table of one version of the package.
+"""The table of reasoning-gym's tasks, for one version of the package: by what each is scored, and if it makes prompts.
 
 Some of its scorers evaluate as Python what the model wrote, or what stands in the data set's entry. The table below is
 the result of reading every scorer of one version, with all that it calls: a task stands in one of three sets, and no
