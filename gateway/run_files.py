@@ -36,8 +36,8 @@ from onbeat.base.http.bodies import JSON, json_answer
 T = TypeVar("T")
 OfIteration = TypeVar("OfIteration", IterationMetrics, EvaluationScore)
 FIRST_TAIL_BYTES = 256 * 1024
-HELD_BYTES = 8 * 1024 * 1024
-"""Lines that become records, and an answer, at the same time; together they take some five times as much memory."""
+HELD_BYTES = 6 * 1024 * 1024
+"""Lines that become records, and an answer, at the same time; together they take some eight times as much memory."""
 PIECE_BYTES = 256 * 1024
 """A longer answer is made in pieces of so many bytes."""
 MAX_READ_BYTES = 4 * 1024**3

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import logging
 import sys
+from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -94,7 +95,7 @@ def docstring_of(entry_point: EntryPoint) -> str | None:
     return ""
 
 
-def find_entry_point(group: str, name: str, *, field: str, where: str) -> EntryPoint:
+def find_entry_point(group: str, name: str, *, field: str, where: str, built_in: Iterable[str] = ()) -> EntryPoint:
     """Finds the entry point that one package offers under a name.
 
     Args:
@@ -102,16 +103,18 @@ def find_entry_point(group: str, name: str, *, field: str, where: str) -> EntryP
         name: The name in that group.
         field: The field of the spec that has the name, for the error.
         where: The process that looks, for the error.
+        built_in: Names of the same kind that need no package, for the error's list of what there is.
 
     Raises:
         UnknownEntryPoint: No package offers the name, or several do.
     """
     offers = list(entry_points(group=group, name=name))
     if not offers:
+        installed = sorted({*built_in, *names_in(group)})
         raise UnknownEntryPoint(
             f"no package offers `{name}` in group {group} where the {where} runs",
             field=field,
-            cure=f"install its package there; installed: {', '.join(names_in(group)) or 'none'}",
+            cure=f"install its package there; installed: {', '.join(installed) or 'none'}",
         )
     if len(offers) > 1:
         raise UnknownEntryPoint(
