@@ -1,7 +1,7 @@
 """The wiring of the gateway.
 
 request ─ requests.py ─ onbeat/base/http/access.py (Host, origin, key)
-             └─ api/ ─┬─ submission/
+             └─ api/ ─┬─ submission.py
                       │            └─▶ job store ─▶ consumers, which wait for changes of jobs
                       ├─ event_stream.py ◀─ the job's events
                       ├─ run_files.py ◀─ the job's run folder
@@ -69,7 +69,8 @@ ROUTERS = (
     tasks.router,
     timeline.router,
 )
-"""Every endpoint, in the order of the OpenAPI document: a new one is a file in api/ and a name here."""
+"""Every endpoint, in the order of the OpenAPI document. A new one is a file in api/ and its router here. The
+route of streams stands in metrics/, and what every service answers in onbeat/base/http/."""
 
 
 def create_app(services: Services) -> FastAPI:

@@ -164,7 +164,7 @@ class TrainedBatches(BatchesOf[BatchStats]):
 
 @dataclass(frozen=True, kw_only=True)
 class IterationNumbers(SampledNumbers):
-    """The fields of IterationMetrics that are numerics, under the same names: `**dataclasses.asdict(numbers)`.
+    """The fields of IterationMetrics that an iteration's batches give, by name: `**dataclasses.asdict(numbers)`.
 
     `loss` and `loss_metrics` are means over the iteration's optimizer steps, the others are of its rollouts.
     """

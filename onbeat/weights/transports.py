@@ -3,8 +3,8 @@
     spec.weights ─▶ whole or delta, adapters ─▶ STORES[transport].trainer
                                   receiver ◀─── STORES[manifest.transport].receiver
 
-What travels differs, the digest does not. A new store is a VersionStore and a VersionFiles, a row in STORES, and a
-record in contracts/weights.py.
+What travels differs, the digest does not. A new store is a VersionStore, its VersionWriter and a VersionFiles, a row in
+STORES, and a record in contracts/weights.py that `WeightsSpec` names, and `has_deltas` too, if it may have deltas.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The table of terms: a new term is a file beside this one, and its line here."""
+"""The table of terms: a new term is a file beside this one, and its line here.
+
+A key of `AlgorithmSpec` chooses it, and docs/loss-terms.md has its section (`python -m docs.make_loss_terms`).
+"""
 
 from __future__ import annotations
 
