@@ -30,6 +30,7 @@ NOT_HERE = {
     "source .venv/bin/activate": "its `bin` is on the session's PATH",
     "make demo": "a minute of training; its command is tests/rooms/runs/test_demo_process.py's",
     "make test": "this is a part of it",
+    "make test-fast": "this runs after it",
     "make lint": ".ci/run does it",
     "make mutants": "hours",
     "make fuzz": "ten minutes",
@@ -91,8 +92,9 @@ TYPED = {
     "onbeat submit my-job.toml --wait": "onbeat submit my-job.toml --wait; FIRST=$(newest); JOB=$FIRST",
     "onbeat resume JOB --iterations 300": "onbeat resume $JOB --iterations 3 --wait",
     "onbeat cancel JOB": (
-        "onbeat submit my-job.toml && JOB=$(newest) && onbeat cancel $JOB && onbeat watch $FIRST && "
-        "(onbeat watch $JOB || [ $? = 1 ])"
+        # So many iterations that it still runs when it is cancelled.
+        "onbeat submit my-job.toml --set iterations=2000 && JOB=$(newest) && onbeat cancel $JOB && "
+        "onbeat watch $FIRST && (onbeat watch $JOB || [ $? = 1 ])"
     ),
     "onbeat verify JOB": "onbeat verify $FIRST",
     "onbeat export JOB my-model --run-dir runs/demo-<time>": "onbeat export $JOB my-model --run-dir runs",
