@@ -18,7 +18,7 @@ from typing import Any
 from contracts.errors import InvalidInput
 
 OURS = "onbeat"
-"""Our own distribution: it alone has routes."""
+"""The name of our own distribution, for errors."""
 
 log = logging.getLogger(__name__)
 
@@ -34,12 +34,8 @@ def names_in(group: str) -> list[str]:
     return sorted(entry_points(group=group).names)
 
 
-def offers_of(group: str, *, distribution: str = "") -> dict[str, EntryPoint]:
+def offers_of(group: str) -> dict[str, EntryPoint]:
     """Lists the entry points of a group without importing them.
-
-    Args:
-        group: The group.
-        distribution: The distribution whose offers are meant; "" takes those of all.
 
     Returns:
         Entry points by name, in the order of their names. A name that several packages offer is left out, and the log
@@ -47,38 +43,18 @@ def offers_of(group: str, *, distribution: str = "") -> dict[str, EntryPoint]:
     """
     offers: dict[str, list[EntryPoint]] = {}
     for entry_point in entry_points(group=group):
-        if not distribution or (entry_point.dist is not None and entry_point.dist.name == distribution):
-            offers.setdefault(entry_point.name, []).append(entry_point)
+        offers.setdefault(entry_point.name, []).append(entry_point)
     for name in [name for name, same in offers.items() if len(same) > 1]:
         packages = ", ".join(sorted(map(package_of, offers.pop(name))))
         log.warning("`%s` in group %s is left out: several packages offer it: %s", name, group, packages)
     return {name: offers[name][0] for name in sorted(offers)}
 
 
-def all_of(group: str, *, distribution: str = "") -> dict[str, Any]:
-    """Imports the entry points that `offers_of` lists, except for those of a package whose folder was removed.
-
-    An entry point that can't be imported is left out, and the log says so: it must not harm the users of the others.
-    """
-    loaded: dict[str, Any] = {}
-    for name, entry_point in offers_of(group, distribution=distribution).items():
-        try:
-            loaded[name] = entry_point.load()
-        # Foreign code may raise anything while it is imported, or ask to exit.
-        except (Exception, SystemExit) as error:
-            # Its own folder may not be there; what it imports has to be.
-            is_gone = isinstance(error, ModuleNotFoundError) and f"{entry_point.module}.".startswith(f"{error.name}.")
-            if not is_gone:
-                problem = f"{type(error).__name__}: {error}"
-                log.warning("`%s` of %s is left out: %s", name, package_of(entry_point), problem)
-    return loaded
-
-
 def docstring_of(entry_point: EntryPoint) -> str | None:
     """Reads the docstring of the function that an entry point names from its source; the module isn't imported.
 
     Returns:
-        The docstring; "" where the source has none, None where there is no module since its folder was removed.
+        The docstring; "" where the source has none, None where there is no module.
     """
     try:
         module = find_spec(entry_point.module)
