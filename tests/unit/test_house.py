@@ -41,6 +41,18 @@ LARGE_FOLDERS = {
     "contracts/spec": "a table of a job each, and the rules between them",
 }
 """Folder → the reason why it has more than MAX_FOLDER_FILES modules."""
+ENTRY_POINT_GROUPS = {
+    "onbeat.agents",
+    "onbeat.commands",
+    "onbeat.datasets",
+    "onbeat.environments",
+    "onbeat.losses",
+    "onbeat.rewards",
+    "onbeat.trackers",
+    "onbeat.trl_environments",
+}
+"""What packages of others implement. What only Onbeat could is imported plainly."""
+GROUP_LINE = re.compile(r'^GROUP = "(onbeat\.\w+)"$', re.MULTILINE)
 VAGUE_SUBJECT = re.compile(r"\b(?:no|some|any|every)bo" r"dy\b|\bwho" r"ever\b", re.IGNORECASE)
 
 
@@ -240,6 +252,14 @@ def test_the_packages_and_their_arrows_stay_few() -> None:
     between = {(source, target) for source, target in arrows if target in PACKAGES and source != target}
     assert len(PACKAGES) <= MAX_PACKAGES
     assert len(between) <= MAX_ARROWS
+
+
+def test_entry_points_are_for_what_others_implement() -> None:
+    asking = [path for path in package_files() if path.name != "entry_points.py"]
+    asking = [path for path in asking if "base.process.entry_points import" in path.read_text()]
+    groups = {group for path in asking for group in GROUP_LINE.findall(path.read_text())}
+    assert groups == ENTRY_POINT_GROUPS
+    assert "entry-points" not in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def test_no_folder_is_a_long_list() -> None:
