@@ -92,8 +92,9 @@ TYPED = {
     "onbeat submit my-job.toml --wait": "onbeat submit my-job.toml --wait; FIRST=$(newest); JOB=$FIRST",
     "onbeat resume JOB --iterations 300": "onbeat resume $JOB --iterations 3 --wait",
     "onbeat cancel JOB": (
-        # So many iterations that it still runs when it is cancelled.
-        "onbeat submit my-job.toml --set iterations=2000 && JOB=$(newest) && onbeat cancel $JOB && "
+        # The one trainer is at work on a long job, so the job that is cancelled has not ended yet.
+        "onbeat submit my-job.toml --set iterations=2000 && LONG=$(newest) && "
+        "onbeat submit my-job.toml && JOB=$(newest) && onbeat cancel $JOB && onbeat cancel $LONG && "
         "onbeat watch $FIRST && (onbeat watch $JOB || [ $? = 1 ])"
     ),
     "onbeat verify JOB": "onbeat verify $FIRST",
