@@ -24,6 +24,20 @@
 -- A generator that finds neither in any iteration may hedge: work on a copy of another's oldest batch; the first publication
 -- wins (I3). A batch is hedged once, and not after it lost a holder: it may be the batch that kills, and would kill two
 -- generators at each attempt.
+-- Keys:
+--   job            read: `state`; of an ended job nothing is handed out
+--   fence          read: the open iterations, and the versions that sample them
+--   weights        read: the manifest that the answer carries
+--   progress       read: `recent_ms`, from which a hedge is due; written: `claim`, and `engine` by the job's first claim
+--   claimers       read: the claim whose answer was lost; written: the one that is answered now
+--   waiting        written: the generator, where there is nothing for it; removed where there is
+--   work           read: expired leases and free turns; written: the end of the new lease
+--   items          read and written: l/ITEM, the last claim of a batch
+--   claims         read: whom to hedge; written: a first holder; removed where a lease was lost or is hedged
+--   prompts        read: PromptBatch
+--   ledger         read: the state of a batch; written: `dead`, after its last attempt
+--   dead, buried   written: a batch without attempts left
+--   counters       written: reclaimed, lost, hedged, dead
 require_number(a.lease_ms, 1)
 require_number(a.max_rounds, 1)
 require_number(a.heard, 0, MAX_CLAIM)
@@ -42,6 +56,7 @@ local window = a.oldest_only and { fence.window[1] } or fence.window
 local LATE = 1.5 * a.max_rounds
 -- The next batch of a slot in work, and whether another had leased it; nil where there is none.
 local function take(slot)
+  -- Of what is free, the lowest turn: what was sent first.
   local expired = expired_items(slot, 0, now, a.lease_ms, 1)[1]
   if expired then
     count('reclaimed')
@@ -54,6 +69,7 @@ local function version_of(open, batch)
   local oldest, newest = range_of(open, batch)
   local newest_known
   for _, known in ipairs(versions_of(fence)) do
+    -- Versions are in ascending order, so the last one that fits is the newest.
     if known.version >= oldest and known.version <= newest then
       if known.version == a.held_version and known.digest == a.held_digest then return known.version end
       newest_known = known.version
@@ -74,12 +90,14 @@ local function lease(slot, id, member, last, was_leased)
   last.attempt = last.attempt + 1
   last.claimed_ms = now
   last.lease_ms = a.lease_ms
+  -- The hedger is the holder now: its own copy would be counted as another's.
   if last.hedger == a.generator then
     last.hedger = nil
     last.hedge = nil
     last.hedged_ms = nil
   end
   redis.call('HSET', slot.items, 'l/' .. member, cmsgpack.pack(last))
+  -- Stage 0 begins at score 0: the end of the lease is the score.
   redis.call('ZADD', slot.work, whole(now + a.lease_ms), member)
   if was_leased then
     redis.call('ZREM', slot.claims, id)
@@ -117,6 +135,7 @@ local function again()
   local is_holder = last.claim == claim.claim
   local stands = prompts and (is_holder or last.hedge == claim.claim) and redis.call('ZSCORE', slot.work, member)
   if not stands then return nil end
+  -- The lease begins anew with the answer; a hedge has none.
   if is_holder then redis.call('ZADD', slot.work, whole(now + a.lease_ms), member) end
   local outcome = is_holder and 'claimed' or 'hedged'
   local batch = batch_of(slot, claim.batch_id)
@@ -129,6 +148,8 @@ local MAX_BURIED = 256
 local num_buried = 0
 for _, open in ipairs(window) do
   local slot = slot_of(open.iteration)
+  -- `take` removes nothing: each round of the loop leases the item, buries its batch or removes it from `work`, so that the next
+  -- one finds another.
   local member, was_leased = take(slot)
   while member do
     local id = string.match(member, '^0/(.*)/0$') or ''
@@ -151,6 +172,7 @@ for _, open in ipairs(window) do
 end
 local recent = a.may_hedge and unpacked(redis.call('HGET', PROGRESS, 'recent_ms')) or {}
 if #recent == 0 then return nothing(-1) end
+-- The median: the element in the middle, or the lower one of two.
 table.sort(recent)
 local due = -1
 for _, open in ipairs(window) do
@@ -181,6 +203,13 @@ return nothing(due)
 --      lost      another worker has the item, or it was given back
 --      settled   the item is done or dead, or its iteration or job over
 -- A hedge's own mark keeps no lease alive.
+-- Keys:
+--   job             read: `state`; the leases of an ended job are settled
+--   fence           read: the open iterations
+--   items           read: l/ITEM, which claim holds the item, and for how long
+--   work            written: the new end of a lease that is held; read: an item that is not there is settled
+--   missing         removed: a worker that says something of its claim lives
+--   onbeat:role:R   never there: the right to read it shows the caller's role
 local out = { 'renewed' }
 local fence = read_fence()
 local ended = is_ended()
@@ -194,6 +223,7 @@ local function renew(lease)
     return 'settled'
   end
   local last = claim_of(slot, member)
+  -- A copy has no lease that could be renewed; it is needed as long as the batch is in work.
   if is_claim(last.hedge, lease.claim) then return 'held' end
   if not is_claim(last.claim, lease.claim) then
     heard_of(lease.claim)
@@ -232,16 +262,31 @@ return out
 --    | OOM, at maxmemory
 -- A repeat by the publisher whose answer was lost is accepted again, and writes nothing.
 -- Memory goes by age: what the oldest iteration needs for its commit, which alone frees any, is kept from the younger ones.
+-- Keys:
+--   job               read: `state`; an ended job takes nothing
+--   fence             read: the open iterations, the digests of their versions, and `version_bytes`
+--   ledger            read: what the fence expects of the batch; written: `published`
+--   progress          read and written: engine, largest, recent_ms, published:S, waiting:S
+--   rollouts          written: the entry that the trainer reads, in a job without stages
+--   items             read: l/ITEM, to know a hedge; written: b/BATCH_ID in a job with stages; removed: l/ITEM
+--   work              written: items of the first stages; removed: the batch
+--   prompts, claims   removed: the batch is settled
+--   missing           written: another holder of the batch; removed: the publisher's claim
+--   waiting           removed: the stage workers that are woken
+--   counters          written: accepted, accepted_bytes, rejected:REASON, hedges_won, lost
+--   onbeat:wake:W     channel: calls a stage worker that waits
 require_number(a.num_rounds, 1)
 require_number(a.claim, 1, MAX_CLAIM)
 local fence = read_fence()
 heard_of(a.claim)
 local function refuse(reason)
+  -- A job that was removed has no fence.
   if fence.epoch then count('rejected:' .. reason) end -- of a job that was removed nothing comes back
   return { reason }
 end
 local function rows_waiting()
   local sum = 0
+  -- The rows of all open iterations together: a stage works on each of them.
   for index = 0, num_slots() - 1 do sum = sum + (tonumber(redis.call('HGET', PROGRESS, 'waiting:' .. index)) or 0) end
   return sum
 end
@@ -252,6 +297,7 @@ local function needed_by_oldest(largest)
   local settled = progress(slot_of(oldest.iteration))
   local left = math.max(0, oldest.expected - settled.published - settled.dead)
   local of_version = tonumber(redis.call('HGET', FENCE, 'version_bytes')) or 0
+  -- In bytes. Each stage may add columns as large as the batch itself: an upper estimate, on the safe side.
   return left * largest * (1 + (a.stages and #a.stages or 0)) + largest + of_version
 end
 -- Makes the batch wait for its columns: what reads no other stage's is free at once.
@@ -263,6 +309,7 @@ local function stage(slot, published, rollouts)
   published.staged_ms = now_ms()
   for number, each in ipairs(a.stages) do
     local num_items = rows / item_rows(each, a)
+    -- Items of all stages: the batch is complete when none of them lacks columns.
     published.left = published.left + num_items
     if #each.after == 0 then
       set_free(slot, number, a.batch_id, 0, num_items - 1)
@@ -275,6 +322,7 @@ end
 -- Notes another one that holds the batch as it is settled; those whose leases have ended since they were noted are counted.
 local function note_missing(slot, last)
   local ends_ms = tonumber(redis.call('ZSCORE', slot.work, member_of(0, a.batch_id, 0)))
+  -- Below 1 the score is a free turn, and no generator holds the batch.
   if not last.claim or last.worker == a.generator or not ends_ms or ends_ms < 1 then return end
   local num_lost = redis.call('ZREMRANGEBYSCORE', MISSING, '-inf', whole(now_ms()))
   if num_lost > 0 then count('lost', num_lost) end
@@ -289,12 +337,14 @@ end
 local slot = slot_of(a.iteration)
 local batch = batch_of(slot, a.batch_id)
 local oldest, newest = range_of(open, batch)
+-- I2: the version lies in the range of the iteration, and its weights are those that were announced.
 if a.policy_version < oldest then return refuse('stale') end
 if a.policy_version > newest then return refuse('future') end
 if a.weights_digest ~= digest_of(fence, a.policy_version) then return refuse('wrong_weights') end
 local of_slot = 'published:' .. slot.index
 local engine, known, recent_ms, num_published = unpack(redis.call('HMGET', PROGRESS, 'engine', 'largest', 'recent_ms', of_slot))
 if is_other_engine(engine or nil, a.engine) then return refuse('wrong_engine') end
+-- The same bytes under the same attempt: the publisher whose answer was lost. Anything else is a second copy (I3).
 if batch.state == 'published' then
   if batch.digest == a.digest and batch.generator == a.generator and batch.attempt == a.attempt then return { 'accepted' } end
   return refuse('duplicate')
@@ -318,6 +368,7 @@ else
 end
 local last = claim_of(slot, member_of(0, a.batch_id, 0))
 local is_hedge = last.hedger == a.generator
+-- False where the publisher lost its lease to another one: its time is unknown, and doesn't go into the median.
 local claimed_ms = is_hedge and last.hedged_ms or (last.worker == a.generator and last.claimed_ms)
 local published = { state = 'published', digest = a.digest, generator = a.generator, attempt = a.attempt, version = batch.version }
 if a.stages then
@@ -328,6 +379,8 @@ end
 keep_engine(engine, a.engine)
 local recent = unpacked(recent_ms) or {}
 if claimed_ms then
+  -- ms for each round of sampling, never negative where a clock stepped back; the newest comes first, and beyond RECENT the oldest
+  -- goes.
   table.insert(recent, 1, math.floor(math.max(0, now_ms() - claimed_ms) / a.num_rounds))
   recent[RECENT + 1] = nil
 end
@@ -347,12 +400,25 @@ return { 'accepted' }
 --   reason        Why it failed; the ledger has it of a dead batch.
 --   is_released   True where the fault was not the batch's: the attempt doesn't count.
 --   -> {retried} | {dead} | {released} | {settled}   see `give_back`
+-- Keys:
+--   job, fence              read: an ended job and a closed iteration are settled
+--   ledger                  read: the state of the batch, and how many there are; written: `dead`, after its last attempt
+--   items                   read and written: l/ITEM, the claim without its holder
+--   work                    written: the turn of the batch, behind all that were sent before; removed where it is dead
+--   claims, missing         removed: the claim is over
+--   prompts                 removed, where the batch is dead
+--   dead, buried            written: a batch after its last attempt
+--   progress                written: dead:S
+--   waiting                 removed: the generator that is woken for a batch that is free again
+--   counters                written: failed, released, dead
+--   onbeat:role:generator   never there: the right to read it shows the caller's role
 local slot = slot_of(a.lease.iteration)
 local id = a.lease.batch_id
 local outcome, batch, attempts = give_back(a.lease, 'expected', '%s', a.max_attempts, a.is_released)
 if outcome == 'dead' then
   bury(slot, id, batch, a.reason, attempts)
 elseif outcome ~= 'settled' then
+  -- Behind all batches of the ledger: a batch that fails doesn't keep the others waiting.
   redis.call('ZADD', slot.work, turn_behind(redis.call('HLEN', slot.ledger)), member_of(0, id, 0))
   redis.call('ZREM', slot.claims, id)
   wake(0, 1)

@@ -24,6 +24,10 @@
 -- A kind is {code, torch, device, cpu}, alike on all hosts of a trainer (I7).
 -- A number is handed out at each forming and each sealing, by the server's clock as well: a restart that has lost one hands
 -- it out to no other.
+-- Keys:
+--   job     read: whether the job exists
+--   hosts   read and written: the group, its members and the ends of their leases
+--   fence   written: epoch, owner, lease_until; the end of a sealed group fences its trainer off
 local MAX_REFUSED = 32
 local KINDS_ALIKE = { 'code', 'torch', 'device', 'cpu' }
 if redis.call('EXISTS', JOB) == 0 then return { 'unknown' } end
@@ -38,10 +42,12 @@ local function answered(outcome)
   return { outcome, cmsgpack.pack(hosts) }
 end
 local function next_number()
+  -- Above the last number and not below the clock in ms: a restart that has lost a number gives it out to no other.
   hosts.number = math.max(hosts.number + 1, now)
   return hosts.number
 end
 local function stay(host)
+  -- The end of the member's lease, in ms of Unix time by the server's clock.
   host.until_ms = now + hosts.lease_ms
   write_hosts(hosts)
 end
@@ -63,6 +69,7 @@ end
 local calls = {}
 function calls.form()
   if hosts.formed ~= 0 then
+    -- The leader whose answer was lost forms again: the same generation is its answer. The first member leads.
     local is_heard = hosts.sealed == 0 and hosts.members[1].host == a.host
     return answered(is_heard and 'formed' or 'stands')
   end
@@ -97,6 +104,7 @@ end
 function calls.seal()
   if not is_its_own then return answered('gone') end
   if hosts.sealed == 0 then
+    -- Hosts are counted here, not ranks.
     if #hosts.members < hosts.least then return answered('few') end
     hosts.sealed = next_number()
     write_hosts(hosts)

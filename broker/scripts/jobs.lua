@@ -19,6 +19,16 @@
 -- is not given again: a consumer is about to remove the files of that id.
 -- A submission that is refused leaves nothing, its reservation neither: refusals may be without end. What a resume changes of a
 -- spec is small, and counts as its first length.
+-- Keys:
+--   job, spec              written: the job's state and its JobSpec
+--   events                 written: JobEvent
+--   onbeat:jobs            read: how many there are; written: the job by the time of its creation
+--   onbeat:active          written: the job, until a final state
+--   onbeat:spec_bytes      read and written: bytes of all specs
+--   onbeat:owners          read and written: jobs of the key, and bytes of their specs
+--   onbeat:removed         read: an id whose files are still to go is not given again
+--   onbeat:changes         written: consumers look for the job
+--   onbeat:idempotency:K   removed, where the submission is refused
 if redis.call('EXISTS', JOB) == 1 then return { 'already' } end
 if redis.call('HEXISTS', REMOVED, JOB_ID) == 1 then return { 'removed' } end
 local spec = payload()
@@ -35,6 +45,7 @@ for _, kind in ipairs({
   { 'bytes of specs of this key', a.max_own_spec_bytes, num_own_bytes, #spec },
 }) do
   local what, limit, there, more = unpack(kind, 1, 4)
+  -- The first limit that is passed is the one that is told.
   if limit and there + more > limit then full = full or { 'full', what, there } end
 end
 if full then
@@ -65,12 +76,23 @@ return { 'created' }
 --   payload  JobEvent
 --   -> {set} | {already} | {refused, state} | {fenced}
 -- An epoch comes from a trainer: one that was replaced, or slept through a resume, ends no other's run (I4).
+-- Keys:
+--   job                    read: state; written: state, reason, fault, started_s, ended_s
+--   fence                  read: epoch of a trainer that calls; written by a final state: an empty window, and a new epoch where no trainer calls
+--   onbeat:active          removed, by a final state
+--   waiting, claimers      removed, by a final state
+--   the six of each slot   removed by a final state; `rollouts` is trimmed
+--   missing                written by a final state: who still holds a batch
+--   progress               removed by a final state: waiting:S
+--   events                 written: JobEvent
+--   onbeat:changes         written: consumers look for the job, unless a trainer calls
 local state = redis.call('HGET', JOB, 'state')
 if not state then return { 'refused', 'unknown' } end
 if a.epoch and not is_trainer() then return { 'fenced' } end
 if state == a.state then return { 'already', state } end
 if not a.allowed[state] then return { 'refused', state } end
 redis.call('HSET', JOB, 'state', a.state, 'reason', a.reason, 'fault', a.fault)
+-- Once: a job that is resumed began when it first ran.
 if a.state == 'running' then redis.call('HSETNX', JOB, 'started_s', a.at_s) end
 if ENDED[a.state] then
   redis.call('HSET', JOB, 'ended_s', a.at_s)
@@ -93,6 +115,18 @@ return { 'set', state }
 --    | {changed}   the spec or the chain is no longer as the caller has read it
 -- Where nothing is committed nothing is left of what was sampled, so another kind of engine may begin.
 -- Iterations that stand open go, with their dead batches: they are sampled again from the first batch.
+-- Keys:
+--   job                    read: state, health; written: state, reason, fault, trainer_starts, health_at_resume, horizons; removed: ended_s
+--   spec                   read: it must be as the caller has read it; written: the new JobSpec
+--   audit                  read: the length of the chain
+--   fence                  written: a new epoch, which fences a sleeping trainer off, and an empty window
+--   the six of each slot   removed; `rollouts` is trimmed
+--   missing                written: who still holds a batch of these slots
+--   claimers               removed: claims before the resume are not repeated
+--   progress               removed: waiting:S, and `engine` where nothing is committed
+--   onbeat:active          written: the job, until a final state
+--   events                 written: JobEvent
+--   onbeat:changes         written: consumers look for the job
 local SPEC = job_key('spec')
 local before = payload()
 local after = payload()
@@ -106,6 +140,7 @@ if not a.allowed[state] then return { 'refused', state } end
 if spec ~= before or redis.call('XLEN', AUDIT) ~= a.num_records then return { 'changed' } end
 end_epoch()
 end_window()
+-- -1: nothing was committed.
 if read_fence().committed < 0 then redis.call('HDEL', PROGRESS, 'engine') end
 redis.call('SET', SPEC, after)
 redis.call('SADD', ACTIVE, JOB_ID)
@@ -127,6 +162,16 @@ return { 'resumed' }
 -- All keys of the job that keys.py lists go (what else has its tag, as of an Onbeat before any release, would take a walk through
 -- the whole server): a call that comes late finds no fence, and is refused as stale or fenced off. So does what is left of a job
 -- without a state. That its files are to go is noted in the same step: no death in between forgets them.
+-- Keys:
+--   job                          read: state, ended_s, spec_bytes, owner; removed
+--   fence                        read: lease_until, num_slots; removed
+--   each other key of the job    removed: those without a slot, and the six of each slot
+--   onbeat:removed               written: Removal, until the job's files are gone
+--   onbeat:jobs, onbeat:active   removed: the job
+--   onbeat:spec_bytes            written: less the bytes of the spec
+--   onbeat:owners                written: less the job and its bytes; removed with the key's last job
+--   onbeat:idempotency:K         removed, where it is of this job
+--   onbeat:changes               written: consumers look for files to remove
 local state, ended_s, spec_bytes, owner = unpack(redis.call('HMGET', JOB, 'state', 'ended_s', 'spec_bytes', 'owner'), 1, 4)
 if state and not ENDED[state] then return { 'refused', state } end
 -- A trainer may be writing its last checkpoint.
@@ -148,6 +193,7 @@ if tonumber(spec_bytes) then
     redis.call('HINCRBY', OWNERS, (owner or '') .. ' bytes', '-' .. num_bytes)
   end
 end
+-- Each key by its name, since a walk by pattern would visit every key of the server.
 local names = {}
 for _, name in ipairs({ 'fence', 'weights', 'audit', 'job', 'events', 'spec', 'chunks', 'shards', 'starting', 'files' }) do
   names[#names + 1] = job_key(name)

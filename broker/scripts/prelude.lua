@@ -128,6 +128,7 @@ end
 -- is_full: whether the server is at maxmemory, and the function is one that brings payloads. bounds: how much the function takes.
 local function begin(arguments, is_full, bounds)
   require_size(arguments, bounds)
+  -- Behind the three head arguments the payloads follow: `payload` takes them from the fourth on, each once, in order.
   local job_id = arguments[1]
   ARGUMENTS = arguments
   NUM_SLOTS = tonumber(arguments[2])
@@ -161,6 +162,7 @@ end
 
 local function now_ms()
   local t = redis.call('TIME')
+  -- TIME answers seconds and the microseconds behind them; all times here are whole ms of Unix time.
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 
@@ -209,6 +211,7 @@ end
 -- Unpacks a value of a hash; nil for none, and for what is none of ours.
 local function unpacked(text)
   local is_packed, value = pcall(cmsgpack.unpack, text)
+  -- A plain word unpacks to a number or a string: that is no record of ours either.
   return is_packed and type(value) == 'table' and value or nil
 end
 
@@ -262,8 +265,10 @@ end
 
 -- Older versions than the window's oldest go: no batch that may still come was sampled by them.
 local function write_fence(fence)
+  -- With nothing open the next iteration is committed + 1, and its newest version has the same number: what is older goes.
   local oldest = fence.window[1] and fence.window[1].oldest_version or fence.committed + 1
   local versions = versions_of(fence)
+  -- The list is ascending, so what is too old stands at its beginning.
   while versions[1] and versions[1].version < oldest do table.remove(versions, 1) end
   redis.call('HSET', FENCE, 'committed', fence.committed, 'window', cmsgpack.pack(fence.window),
     'versions', cmsgpack.pack(versions), 'ledger_format', LEDGER_FORMAT)
@@ -271,6 +276,7 @@ end
 
 -- The iteration where it is open, or nil.
 local function open_at(fence, iteration)
+  -- The first of the window is committed + 1, and Lua counts from 1: an iteration outside finds nil.
   return fence.window[iteration - fence.committed]
 end
 
@@ -348,6 +354,7 @@ end
 -- what was counted, as epochs do. So a call under a claim that a rewind, a resume or a restart has ended is never taken for one
 -- under the claim that came after it, of the same batch, attempt and holder.
 local function new_claim()
+  -- Above the counter and not below the clock: a restart that has lost the last second of counting starts above what it gave out.
   local number = math.max((tonumber(redis.call('HGET', PROGRESS, 'claim')) or 0) + 1, now_ms())
   redis.call('HSET', PROGRESS, 'claim', whole(number))
   return number
@@ -363,7 +370,8 @@ end
 
 -- The newest claim of one who claims, where it has not heard of it: the answer was lost, and it is given again. So at most one claim of
 -- each is unheard of, and a call that was sent again, or came late, takes nothing new. heard: the number of the newest that it knows.
--- A name is of one process (producer/__main__.py): what a process has died of counts as an attempt.
+-- A name is of one life of a process (`StackSettings.process_id` of contracts/settings.py): a process that comes back has another
+-- name, so what its last life has died of counts as an attempt and is not given to it again as unheard.
 local function unheard(who, heard)
   if type(who) ~= 'string' then return error('not a name') end
   local last = unpacked(redis.call('HGET', CLAIMERS, who))
@@ -387,6 +395,7 @@ end
 -- For a payload that would be written to a server at maxmemory: there is no room, unless iterations of a window, from the first-th
 -- on, have published batches, which their commits free. The words are the server's own.
 local function require_room(window, first)
+  -- The loop has no round on a server with room.
   for index = first, IS_FULL and #window or 0 do
     if progress(slot_of(window[index].iteration)).published > 0 then return end
   end
@@ -410,6 +419,7 @@ local BAND = 2 ^ 42
 -- all that ever read, the dead too. The stream stays: a reader that waits counts on ids that grow.
 local function clear_slot(slot)
   if redis.call('EXISTS', slot.rollouts) == 1 then
+    -- XTRIM keeps the last id that the stream has given out, which DEL would set back to 0-0.
     redis.call('XTRIM', slot.rollouts, 'MAXLEN', '0')
     redis.call('XGROUP', 'DESTROY', slot.rollouts, 'trainers')
     group(slot.rollouts, 'trainers')
@@ -430,6 +440,7 @@ end
 -- Notes who holds batches of a slot that is about to be cleared: those who live hear of it when they renew their leases.
 local MAX_NOTED = 1024
 local function note_holders(slot)
+  -- Scores of stage 0 from 1 on are ends of leases; free turns stand below 1. The answer is member, score, member, score.
   local leased = redis.call('ZRANGE', slot.work, '1', whole(BAND - 1), 'BYSCORE', 'LIMIT', '0', MAX_NOTED, 'WITHSCORES')
   for at = 1, #leased, 2 do
     local claim = claim_of(slot, leased[at]).claim
@@ -461,6 +472,7 @@ end
 local function end_epoch()
   local epoch = read_fence().epoch
   if epoch then
+    -- Above the last epoch and not below the clock, as in acquire_trainer: no epoch is given out twice.
     redis.call('HSET', FENCE, 'epoch', whole(math.max(epoch + 1, now_ms())), 'owner', '', 'lease_until', '0')
   end
 end
@@ -482,6 +494,7 @@ local function standing_hosts()
   local hosts = unpacked(redis.call('GET', HOSTS)) or { number = 0, formed = 0, sealed = 0, members = {}, refused = {}, reason = '' }
   local now = now_ms()
   for _, member in ipairs(hosts.members) do
+    -- A lease that ends later than two of its lengths was written before the clock stepped back.
     local left = member.until_ms - now
     if left <= 0 or left > 2 * hosts.lease_ms then return end_hosts(hosts, 'lost ' .. member.host) end
   end
@@ -534,6 +547,7 @@ local function oldest_waiting(queue, but_for)
       since = created_ms
     end
   end
+  -- Its caller sends a message now: `due_tasks` needs not send another before this time.
   if oldest ~= '' then redis.call('ZADD', OPEN_TASKS, whole(now_ms() + RESEND_MS), oldest) end
   return oldest
 end
@@ -578,6 +592,8 @@ local function behind(letter, members)
 end
 
 local function score_of(stage, ends_ms)
+  -- 17 digits give a double back exactly. The sum has to stay below 2^53 for each ms to count: BAND has room for ms of Unix time
+  -- until the year 2109, and 2^53 / BAND for 2,047 stages.
   return string.format('%.17g', stage * BAND + ends_ms)
 end
 
@@ -587,6 +603,7 @@ end
 local IDLE_MS = 1000
 local function note_waiting(stage, who, from_ms)
   if #who > MAX_WHO or redis.call('EXISTS', JOB) == 0 or is_ended() then return end
+  -- Neither the append-only file nor a replica has what follows, until the switch back.
   redis.set_repl(redis.REPL_NONE)
   if redis.call('ZCARD', WAITING) >= MAX_CLAIMERS then redis.call('ZREMRANGEBYRANK', WAITING, '0', '0') end
   redis.call('ZADD', WAITING, score_of(stage, from_ms), whole(stage) .. '/' .. who)
@@ -595,6 +612,7 @@ end
 
 -- Wakes as many as there are pieces of work for. Who waits last comes first: the dead don't come again.
 local function wake(stage, number)
+  -- With REV the upper bound comes first, and the answer begins at the highest score.
   local members = redis.call('ZRANGE', WAITING, score_of(stage, BAND - 1), score_of(stage, 1), 'BYSCORE', 'REV', 'LIMIT', '0', number)
   redis.set_repl(redis.REPL_NONE)
   call_with('ZREM', WAITING, members)
@@ -614,7 +632,9 @@ end
 
 -- Whose lease ended; else what ends later than any lease that was taken, for a clock has stepped back.
 local function expired_items(slot, stage, now, lease_ms, number)
+  -- From 1 on: what is free has its turn below 1, and is no lease.
   local ended = in_work(slot, stage, 1, now, number)
+  -- Twice the length leaves room for a worker whose leases are longer than the asker's.
   return ended[1] and ended or in_work(slot, stage, now + 2 * lease_ms + 1, BAND - 1, number)
 end
 
@@ -631,6 +651,7 @@ end
 
 -- The score of a batch, whose turn comes behind so many that were sent before.
 local function turn_behind(number)
+  -- 2^20 batches have turns of their own; all behind them share the last one, in the order of their names.
   return score_of(0, math.min(number / 2 ^ 21, LAST_TURN))
 end
 
@@ -652,6 +673,7 @@ local function give_back(lease, state, counter, max_attempts, is_released)
   if is_over or not is_claim(last.claim, lease.claim) or not redis.call('ZSCORE', slot.work, member) then return 'settled' end
   count(string.format(counter, is_released and 'released' or 'failed'))
   if last.attempt >= max_attempts and not is_released then return 'dead', batch, last.attempt end
+  -- A released attempt is taken back, so that it doesn't count. The number of the claim goes: no worker holds the item.
   local given_back = { worker = '', attempt = is_released and last.attempt - 1 or last.attempt, claimed_ms = last.claimed_ms }
   redis.call('HSET', slot.items, 'l/' .. member, cmsgpack.pack(given_back))
   return is_released and 'released' or 'retried'
@@ -666,6 +688,7 @@ local function expect(slot, batches)
   local turns = {}
   local records = {}
   for index, batch in ipairs(batches) do
+    -- Words come in pairs: the index-th pair stands at 2 * index - 1 and 2 * index.
     local at = 2 * index
     local record = { state = 'expected', shape = batch.shape, version = batch.version, sent_ms = now }
     payloads[at - 1] = batch.id
@@ -692,6 +715,7 @@ end
 -- Whether a batch is neither in work nor settled.
 local function is_lost(slot, id)
   local state = batch_of(slot, id).state
+  -- A batch without a record is lost; a published or dead one is settled.
   if state ~= 'expected' then return state == nil end
   return not redis.call('ZSCORE', slot.work, member_of(0, id, 0)) or redis.call('HEXISTS', slot.prompts, id) == 0
 end
@@ -708,6 +732,7 @@ end
 -- weights: a restart may have lost the newer one, and generators would load what the fence then refuses.
 local function add_version(fence, version)
   local known = digest_of(fence, version.version)
+  -- The commit of iteration t makes version t + 1, and none can be newer. Another digest of a known version is other weights.
   if version.version > fence.committed + 1 or (known and known ~= version.digest) then return 'out_of_order' end
   local manifest = redis.call('HGET', WEIGHTS, version.version)
   if not manifest or not string.find(manifest, version.digest, 1, true) then return 'no_manifest' end
@@ -718,7 +743,7 @@ local function add_version(fence, version)
 end
 
 -- An opening is {iteration, oldest_version, newest_version, num_batches, batches}: `batches` are the first of them, whose
--- payloads come with it. dispatch.lua takes the rest, so that no script holds the server for long.
+-- payloads come with it. `dispatch` (trainer.lua) takes the rest, so that no script holds the server for long.
 
 -- An iteration follows the newest one (I4), finds a slot free, is sampled by no version beyond its own, and by none that is
 -- older than the window is long (I2).
@@ -726,6 +751,7 @@ local function is_next(fence, opening)
   local iteration = opening.iteration
   local oldest = opening.oldest_version
   local newest = opening.newest_version
+  -- Versions are counted as iterations are: version t is that which iteration t begins with, so a lag is iteration - version.
   return iteration == newest_iteration(fence) + 1 and #fence.window < num_slots()
     and newest <= iteration and oldest <= newest and oldest >= math.max(0, iteration - num_slots() + 1)
 end
@@ -784,6 +810,7 @@ local MAX_ROWS = 2 ^ 14
 
 local function num_rows(batch)
   local num_groups, group_size = string.match(batch.shape, '^(%d+)x(%d+)$')
+  -- PROMPTSxSAMPLES: the prompts are groups, and a row is one completion.
   local rows = (num_groups or 0) * (group_size or 0)
   if rows < 1 or rows > MAX_ROWS then return error('not the shape of a batch') end
   return rows, tonumber(group_size)
@@ -799,6 +826,8 @@ end
 local function overlap(stage, other, batch, item)
   local rows = item_rows(stage, batch)
   local its = item_rows(other, batch)
+  -- Rows item * rows to item * rows + rows - 1, by the size of the other's items. For groups of 4 of a batch of 8: group 1 has rows
+  -- 4 to 7, so of a stage by row items 4 to 7, of a stage by batch item 0.
   return math.floor(item * rows / its), math.floor((item * rows + rows - 1) / its)
 end
 
@@ -808,6 +837,7 @@ local function bury_staged(slot, id, batch, stages, reason, attempts)
   local fields = { 'b/' .. id }
   local rollouts = redis.call('HGET', slot.items, 'b/' .. id)
   for number, stage in ipairs(stages) do
+    -- Items are counted from 0; their number is whole, since a shape is groups times their size.
     for item = 0, num_rows(batch) / item_rows(stage, batch) - 1 do
       local member = member_of(number, id, item)
       members[#members + 1] = member
@@ -816,6 +846,7 @@ local function bury_staged(slot, id, batch, stages, reason, attempts)
   end
   call_with('ZREM', slot.work, members)
   call_with('HDEL', slot.items, fields)
+  -- It was counted as published, and is dead from now on: the two together must stay what is settled.
   redis.call('HINCRBY', PROGRESS, 'published:' .. slot.index, -1)
   redis.call('HINCRBY', PROGRESS, 'waiting:' .. slot.index, -num_rows(batch))
   note_death(slot, id, batch, reason, attempts, { field = 'rollouts', bytes = rollouts })

@@ -19,6 +19,17 @@
 --    | {none, ms until a lease ends, or -1 where there is none}
 -- A large batch is not among the fields: the worker reads it where it stands, since here it would be copied three times.
 -- The oldest iteration comes first, and in it an expired lease; then what is free. The first item goes out whatever its size.
+-- Keys:
+--   job            read: `state`; of an ended job nothing is handed out
+--   fence          read: the open iterations
+--   work           read: expired leases and free items; written: the ends of the new leases
+--   items          read: b/BATCH_ID and c/ITEM, for the answer; read and written: l/ITEM, the last claim
+--   ledger         read: the state and the shape of a batch; written: `dead`, after an item's last attempt
+--   claimers       read: the claim whose answer was lost; written: the one that is answered now
+--   waiting        written: the worker, where there is nothing for it; removed where there is, for each stage
+--   progress       written: claim; where a batch dies published:S, waiting:S and dead:S
+--   dead, buried   written: a batch whose item has no attempts left
+--   counters       written: stage_reclaimed:STAGE, dead
 require_number(a.lease_ms, 1)
 require_number(a.max_rows, 1)
 require_number(a.stage, 1, #a.stages)
@@ -71,6 +82,7 @@ local function add_batch(slot, id, batch)
   if is_known[field] or a.held[id] == batch.digest then return end
   is_known[field] = true
   local size = redis.call('HSTRLEN', slot.items, field)
+  -- A large one counts for the limit as well: the worker has to hold it.
   if size > LARGE_BYTES then bytes_taken = bytes_taken + size else add(slot, { field }) end
 end
 local function add_inputs(slot, id, batch, item)
@@ -88,6 +100,7 @@ local function add_inputs(slot, id, batch, item)
   add(slot, names)
 end
 local function has_room(rows)
+  -- The first item has room whatever its size, or a stage with large items would never get one.
   return items_taken == 0 or (rows_taken + rows <= a.max_rows and items_taken < MAX_ITEMS and bytes_taken < MAX_BYTES)
 end
 local function write(slot)
@@ -174,6 +187,7 @@ local function take_again(last)
 end
 local function take_from(slot, iteration)
   local number = math.min(a.max_rows, MAX_ITEMS)
+  -- Each round leases or removes what it has got, so that the next look finds others.
   local members = expired_items(slot, a.stage, now, a.lease_ms, number)
   while not is_full and members[1] do
     local num = take_all(slot, iteration, members)
@@ -187,6 +201,7 @@ local function nothing()
   for _, open in ipairs(fence.window) do
     local slot = slot_of(open.iteration)
     local first = in_work(slot, a.stage, 1, BAND - 1, 1)[1]
+    -- Less the band of the stage a score is the end of a lease in ms of Unix time.
     local left = first and math.max(0, redis.call('ZSCORE', slot.work, first) - a.stage * BAND - now)
     if left and (due < 0 or left < due) then due = left end
   end
@@ -201,7 +216,9 @@ if items_taken == 0 then
 end
 if items_taken == 0 then return num_buried >= MAX_BURIED and { 'none', 0 } or nothing() end
 note_claimer(who, { claim = claim, found = claimed_batches })
+-- A worker may wait for several stages; what it has got of one keeps it busy for all.
 for number in ipairs(a.stages) do redis.call('ZREM', WAITING, whole(number) .. '/' .. a.worker) end
+-- Before the values, which stay in the order of `fields`.
 table.insert(values, 1, 'claimed')
 table.insert(values, 2, cmsgpack.pack({ claim = claim, found = claimed_batches, fields = fields }))
 return values
@@ -213,6 +230,9 @@ return values
 --   digest     The digest that the claim named.
 --   -> {read, RolloutBatch}
 --    | {gone}   other content stands there by now, or none
+-- Keys:
+--   ledger   read: the state and the digest of the batch
+--   items    read: b/BATCH_ID, the RolloutBatch
 local slot = slot_of(a.iteration)
 local batch = batch_of(slot, a.batch_id)
 local rollouts = batch.state == 'published' and batch.digest == a.digest and redis.call('HGET', slot.items, 'b/' .. a.batch_id)
@@ -237,6 +257,16 @@ return { 'read', rollouts }
 --      settled    its batch is dead or another one, or its iteration or job over
 -- Content decides, not the lease: the first put of an item counts, of any worker, and a repeat writes nothing (I3).
 -- A run asks and writes all at once.
+-- Keys:
+--   job, fence      read: the columns of an ended job and of a closed iteration are settled
+--   ledger          read and written: `left`, how many items of the batch lack columns, and `entry`
+--   items           read: columns that stand, and digests of inputs; written: c/, d/ and n/ITEM; removed: l/ITEM
+--   work            read: an item whose inputs are not there is not in work; written: items that have their inputs now; removed: those that were put
+--   rollouts        written: the entry of a batch whose columns are complete, without its payload
+--   progress        written: waiting:S
+--   waiting         removed: the stage workers that are woken
+--   counters        written: stage_rows:STAGE
+--   onbeat:wake:W   channel: calls a stage worker that waits
 local fence = read_fence()
 local has_ended = is_ended()
 local num_free = {}
@@ -277,6 +307,7 @@ local function have_inputs(slot, run, batch, input_digests)
       of_item[#of_item + 1] = digests[number] or ''
     end
     have[at] = are_there and table.concat(of_item) == input_digests[at]
+    -- The inputs of the next item follow those of this one.
     first = ends[at] + 1
   end
   return have
@@ -311,6 +342,7 @@ local function free_readers(slot, run, batch, items)
       local order, parts = readers(maker, stage, batch, items)
       for _, item in ipairs(order) do
         local field = 'n/' .. member_of(number, run.batch_id, item)
+        -- A reader of one input needs no count: this is that input.
         local there = needed == 1 and 1 or redis.call('HINCRBY', slot.items, field, parts[item])
         if there == needed then
           if needed > 1 then redis.call('HDEL', slot.items, field) end
@@ -323,6 +355,7 @@ local function free_readers(slot, run, batch, items)
 end
 -- The batch stays where it is, and the trainer reads it there beside its columns: written again, it would cross the file twice.
 local function complete(slot, id, batch)
+  -- From here on the trainer sees the batch.
   batch.entry = redis.call('XADD', slot.rollouts, '*', 'batch_id', id, 'digest', batch.digest)
   redis.call('HINCRBY', PROGRESS, 'waiting:' .. slot.index, -num_rows(batch))
 end
@@ -350,13 +383,16 @@ local function write(slot, run, values, batch)
   call_with('ZREM', slot.work, members)
   free_readers(slot, run, batch, items)
   count('stage_rows:' .. run.stage, #items * item_rows(a.stages[run.stage], batch))
+  -- Counts items, not rows; of all stages together.
   batch.left = batch.left - #items
   if batch.left == 0 then complete(slot, run.batch_id, batch) end
   write_batch(slot, run.batch_id, batch)
 end
 local function outcome_of(run, batch, stands, values, score, has_inputs)
   if has_ended or not batch or batch.digest ~= run.of then return 'settled' end
+  -- Bytes are compared: the same columns packed otherwise would be other ones.
   if stands then return stands == values and 'again' or 'divergent' end
+  -- Without a score the item was never freed: its inputs aren't there.
   if not score or not has_inputs then return 'not_ready' end
   return 'accepted'
 end
@@ -411,6 +447,17 @@ return out
 --   reason        Why it failed; the ledger has it of a dead batch.
 --   is_released   True where the fault was not the item's: the attempt doesn't count.
 --   -> {retried} | {dead} | {released} | {settled}   see `give_back`
+-- Keys:
+--   job, fence          read: an ended job and a closed iteration are settled
+--   ledger              read: the state and the shape of the batch; written: `dead`, after an item's last attempt
+--   items               read and written: l/ITEM, the claim without its holder; removed with a dead batch
+--   work                written: the item, free again; removed with a dead batch
+--   missing             removed: the claim is over
+--   progress            written: where a batch dies published:S, waiting:S and dead:S
+--   dead, buried        written: a batch after an item's last attempt
+--   waiting             removed: the stage worker that is woken
+--   counters            written: stage_failed:STAGE, stage_released:STAGE, dead
+--   onbeat:role:stage   never there: the right to read it shows the caller's role
 local slot = slot_of(a.lease.iteration)
 local stage = a.lease.stage
 local id = a.lease.batch_id

@@ -28,11 +28,19 @@
 --    | {full, how many wait in the queue}
 --    | {early, ms of the period's end}      the entry was run in this period
 -- A clock's entry is run once in each of its periods, however many clocks ask.
+-- Keys:
+--   onbeat:task:ID      written: the new task; read: queues and states; removed: the oldest ended ones
+--   onbeat:tasks        written: the task by its creation; removed: those whose records go
+--   onbeat:open_tasks   read: how many wait in the queue; written: when the task's message is sent again
+--   onbeat:task_names   read: the same task where it is open; written: the new one
+--   onbeat:clock        read and written: last, task and failed of the entry
+--   job, events         read: whether the job exists; written: JobEvent
 local arguments = payload()
 local event = payload()
 local now = now_ms()
 if a.entry ~= '' then
   local last = tonumber(redis.call('HGET', CLOCK, 'last ' .. a.entry)) or 0
+  -- Periods are counted from the phase; two runs in the same one are one too many.
   local period = math.floor((now - a.phase_ms) / a.interval_ms)
   if last > 0 and period == math.floor((last - a.phase_ms) / a.interval_ms) then
     return { 'early', whole((period + 1) * a.interval_ms + a.phase_ms) }
@@ -76,6 +84,7 @@ end
 tell_of_task(event)
 -- The oldest ended ones make room.
 local num_over = redis.call('ZCARD', TASKS) - a.max_kept
+-- Oldest first, with as many more as may be open among them: those are passed over.
 for _, id in ipairs(num_over > 0 and redis.call('ZRANGE', TASKS, 0, num_over + a.max_waiting) or {}) do
   if num_over > 0 and not redis.call('ZSCORE', OPEN_TASKS, id) then
     redis.call('UNLINK', task_key(id))
@@ -97,12 +106,16 @@ return { 'created', a.task_id }
 --    | {held}                  another worker runs it
 --    | {busy}                  this worker runs another task of its queue
 --    | {unknown}
+-- Keys:
+--   onbeat:task:ID      read: state, lease and attempts; written: the attempt; read of other tasks: what the worker runs
+--   onbeat:open_tasks   read: what is open; written: the end of the lease, or when the message is sent again
 local key = task_key(a.task_id)
 local now = now_ms()
 local state, queue, lease_until, attempts, turn, kind, job, who, arguments =
   unpack(redis.call('HMGET', key, 'state', 'queue', 'lease_until', 'attempts', 'turn', 'kind', 'job', 'who', 'arguments'))
 if not state then return { 'unknown' } end
 if TASK_ENDED[state] then return { 'ended', state } end
+-- At the very end of a lease it counts as over, here as in `due_tasks`.
 if state == 'running' and (tonumber(lease_until) or 0) > now then return { 'held' } end
 for _, id in ipairs(redis.call('ZRANGE', OPEN_TASKS, 0, -1)) do
   local worker, its_queue, its_state, its_end = unpack(redis.call('HMGET', task_key(id), 'worker', 'queue', 'state', 'lease_until'))
@@ -128,6 +141,9 @@ return { is_exhausted and 'exhausted' or 'begun', turn, attempts, kind or '', jo
 --   payload   TaskProgress
 --   -> {renewed, 1 where the task was asked to end, else 0}
 --    | {lost}   another attempt has taken its place
+-- Keys:
+--   onbeat:task:ID      read: state, turn, cancel; written: lease_until, progress
+--   onbeat:open_tasks   written: the end of the lease
 local key = task_key(a.task_id)
 local now = now_ms()
 local progress = payload()
@@ -148,6 +164,13 @@ return { 'renewed', cancel == '1' and 1 or 0 }
 --   -> {ended, id of the oldest task that waits in its queue, or ''}
 --    | {lost}   another attempt has taken its place
 -- Only the newest attempt ends a task: one that was taken for dead changes nothing.
+-- Keys:
+--   onbeat:task:ID       read: the attempt; written: its outcome; read of other tasks: which one waits longest
+--   onbeat:open_tasks    removed, or written: now, where another attempt follows; the next of the queue is looked at later
+--   onbeat:task_names    removed: the same may be asked again
+--   onbeat:task_counts   written: 'STATE KIND' and 'ms KIND'
+--   onbeat:clock         written: done of the entry
+--   job, events          read: whether the job exists; written: JobEvent
 local key = task_key(a.task_id)
 local now = now_ms()
 local progress = payload()
@@ -161,14 +184,17 @@ queue = queue or ''
 same = same or ''
 entry = entry or ''
 local becomes = a.state
+-- A task that was cancelled meanwhile gets no other attempt.
 if becomes == 'queued' and cancel == '1' then becomes = 'cancelled' end
 redis.call('HSET', key, 'state', becomes, 'reason', a.reason, 'progress', progress, 'lease_until', 0)
 if becomes == 'queued' then
+  -- `begin_task` has counted it: less that one.
   if a.uncounted then redis.call('HSET', key, 'attempts', math.max(0, (tonumber(attempts) or 0) - 1)) end
   redis.call('ZADD', OPEN_TASKS, whole(now), a.task_id)
 else
   redis.call('HSET', key, 'ended_ms', whole(now), 'result', result)
   close_task(a.task_id, becomes, kind, same)
+  -- ms of the last attempt, never negative where a clock stepped back.
   redis.call('HINCRBY', TASK_COUNTS, 'ms ' .. kind, whole(math.max(0, now - (tonumber(started) or now))))
   if becomes == 'done' and entry ~= '' then redis.call('HSET', CLOCK, 'done ' .. entry, whole(now)) end
   tell_of_task(event)
@@ -181,6 +207,12 @@ return { 'ended', oldest_waiting(queue, becomes == 'queued' and a.task_id or '')
 --   reason   Why, for people.
 --   payload  JobEvent or ''
 --   -> {cancelled} | {cancelling} | {ended, state} | {unknown}
+-- Keys:
+--   onbeat:task:ID       read: state and lease; written: `cancel`, and the outcome where no worker runs it
+--   onbeat:open_tasks    removed, where no worker runs it
+--   onbeat:task_names    removed, where no worker runs it
+--   onbeat:task_counts   written: 'cancelled KIND'
+--   job, events          read: whether the job exists; written: JobEvent
 local key = task_key(a.task_id)
 local event = payload()
 local state, kind, same, lease_until = unpack(redis.call('HMGET', key, 'state', 'kind', 'same', 'lease_until'))
@@ -200,6 +232,11 @@ return { 'cancelled' }
 --   most   Most tasks of one call.
 --   -> {due, n x (task id, queue)}
 -- A record that another program has damaged is let go of: it must not keep the others from being found.
+-- Keys:
+--   onbeat:open_tasks    read: what is due, oldest first; written: when it is looked at next; removed: what has ended
+--   onbeat:task:ID       read: state, queue, worker, lease_until, cancel; written: queued, failed or cancelled
+--   onbeat:task_names    removed: of a task that ends here
+--   onbeat:task_counts   written: of a task that ends here
 local now = now_ms()
 local out = { 'due' }
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', OPEN_TASKS, '-inf', whole(now), 'LIMIT', 0, math.min(a.most, 100))) do
@@ -234,9 +271,12 @@ return out
 --   names     name -> true, of the clock's entries
 --   payload   a packed list of ClockEntry
 --   -> {held, 1 where the clock is the owner's, else 0}
+-- Keys:
+--   onbeat:clock   read and written: owner, lease_until; written: entries; removed: fields of entries that are gone for 30 days
 local entries = payload()
 local now = now_ms()
 local owner, lease_until = unpack(redis.call('HMGET', CLOCK, 'owner', 'lease_until'))
+-- ms that the owner's lease has left.
 local left = (tonumber(lease_until) or 0) - now
 -- A lease from before a clock stepped back counts as over.
 if owner and owner ~= a.owner and left > 0 and left <= 10 * a.lease_ms then return { 'held', 0 } end
@@ -257,9 +297,12 @@ return { 'held', 1 }
 --   payload      the message
 --   -> {sent} | {full}
 -- Celery's own way refuses at maxmemory; tasks that free memory must still be heard of. So it is bounded here, in number and length.
+-- Keys:
+--   onbeat:celery:QUEUE   read: its length; written: the message, which Celery's workers take from the other end
 local message = payload()
 if type(a.queue) ~= 'string' or not string.match(a.queue, '^[%w@._-]+$') then return error('not a queue') end
 local key = 'onbeat:celery:' .. a.queue
 if redis.call('LLEN', key) >= math.min(a.max_waiting, 1000) then return { 'full' } end
+-- Celery's workers take from the right end (BRPOP): the oldest message goes first.
 redis.call('LPUSH', key, message)
 return { 'sent' }

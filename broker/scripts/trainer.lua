@@ -11,11 +11,16 @@
 --    | {no_group, reason}    the hosts are no group any more
 --    | {unknown}             no such job
 -- The epoch comes from the clock as well, so that a lost second of writes can't hand one out twice.
+-- Keys:
+--   job     read: whether the job exists
+--   hosts   read: the number of the sealed group; written: a group that has lost a member ends here
+--   fence   read and written: epoch, owner, lease_until; written: lease_ms, num_slots
 if redis.call('EXISTS', JOB) == 0 then return { 'unknown' } end
 local hosts = standing_hosts()
 local now = now_ms()
 if hosts.sealed ~= a.sealed then return { 'no_group', hosts.reason } end
 local last_epoch, owner, lease_until = unpack(redis.call('HMGET', FENCE, 'epoch', 'owner', 'lease_until'))
+-- ms that the holder's lease has left; negative once it is over.
 local left = (tonumber(lease_until) or 0) - now
 local is_mine = owner == a.owner
 if left > 2 * a.lease_ms and not is_mine then
@@ -25,6 +30,7 @@ if left > 2 * a.lease_ms and not is_mine then
 end
 if left > 0 and not is_mine then return { 'held', left } end
 local epoch = tonumber(last_epoch) or 0
+-- A number grows with each trainer and is not below the clock in ms: see above.
 if not is_mine then epoch = math.max(epoch + 1, now) end
 redis.call('HSET', FENCE, 'epoch', whole(epoch), 'owner', a.owner, 'lease_until', whole(now + a.lease_ms),
   'lease_ms', whole(a.lease_ms), 'num_slots', whole(num_slots()))
@@ -35,6 +41,9 @@ return { 'acquired', whole(epoch) }
 --   epoch     The trainer's epoch.
 --   lease_ms  How long the lease lasts; 0 gives it back.
 --   -> {renewed, the job's state} | {fenced}
+-- Keys:
+--   fence   read: epoch; written: lease_until, and `owner` where the lease is given back
+--   job     read: `state`, for the answer
 if a.lease_ms == 0 then
   redis.call('HSET', FENCE, 'lease_until', '0', 'owner', '')
 else
@@ -51,11 +60,21 @@ return { 'renewed', redis.call('HGET', JOB, 'state') or '' }
 --   -> {opened} | {already_open} | {fenced}
 --    | {out_of_order, newest iteration}   it is not the next one, or the window is full
 --    | {no_manifest}                      a version that samples it was not announced
+-- Keys:
+--   fence                   read and written: the window, and the versions that sample it
+--   weights                 read: each version needs its manifest
+--   prompts, ledger, work   written: the first batches of the iteration, free for their first attempts
+--   rollouts                written: an empty stream with the group `trainers`
+--   items, claims           removed: an older Onbeat may have left something in the slot
+--   progress                written: published:S and dead:S, both 0; removed: waiting:S
+--   waiting                 removed: the generators that are woken
+--   onbeat:wake:W           channel: calls a generator that waits
 local fence = read_fence()
 local stands = open_at(fence, a.opening.iteration)
 local is_same = stands and stands.oldest_version == a.opening.oldest_version
 for _, version in ipairs(a.versions) do
   local known = digest_of(fence, version.version)
+  -- A version that has left the window's list says nothing; other weights of one that stands are another opening.
   is_same = is_same and (known == nil or known == version.digest)
 end
 if is_same then return { 'already_open' } end
@@ -81,6 +100,14 @@ return { 'opened' }
 --    | {no_manifest}   a version that alone may sample a batch was not announced
 -- What an opening had no room for or no version yet, and what a restart has lost: an expected batch that is nowhere goes in
 -- work.
+-- Keys:
+--   fence           read: the open iterations, and the versions that sample them
+--   ledger          read: batches that are expected already; written: `expected`
+--   prompts, work   read: batches that a restart has lost; written: what goes in work
+--   items, claims   removed: the last claim of a batch that is sent again
+--   waiting         removed: the generators that are woken
+--   counters        written: redispatched
+--   onbeat:wake:W   channel: calls a generator that waits
 local fence = read_fence()
 if not open_at(fence, a.iteration) then return { 'wrong_iteration', newest_iteration(fence) } end
 if not are_versions_known(fence, a.batches) then return { 'no_manifest' } end
@@ -111,12 +138,19 @@ return { 'dispatched', #lost }
 --   -> {whole} | {lost, n x batch id} | {fenced} | {wrong_iteration, newest iteration}
 -- It writes nothing. An iteration is whole when its counts agree, and then its batches aren't looked at: a trainer that waits
 -- asks every other second, of any number of batches.
+-- Keys:
+--   fence          read: epoch, and how many batches the iteration expects
+--   progress       read: published:S and dead:S
+--   work, ledger   read: their sizes, and where these don't agree each batch
+--   prompts        read: a batch without its prompts is lost
 local fence = read_fence()
 local open = open_at(fence, a.iteration)
 if not open then return { 'wrong_iteration', newest_iteration(fence) } end
 local slot = slot_of(a.iteration)
 local settled = progress(slot)
+-- The batches that should be in work: those that are neither published nor dead.
 local left = open.expected - settled.published - settled.dead
+-- Stage 0 alone, free or leased: the scores of stage 1 begin at 2^42.
 local num_there = redis.call('ZCOUNT', slot.work, 0, score_of(1, -1))
 if redis.call('HLEN', slot.ledger) == open.expected and num_there == left then return { 'whole' } end
 local out = { 'lost' }
@@ -137,6 +171,10 @@ return out
 -- A payload is megabytes. It comes as '' where the trainer has read it already, and as nil where the batch has columns: the
 -- trainer reads it next to them.
 -- A repeat after a lost answer gives the same again: what is pending after the last entry comes before what is new.
+-- Keys:
+--   fence      read: epoch, and the open iterations
+--   progress   read: dead:S and engine
+--   rollouts   read: entries; written: they are pending for this epoch, as the group's consumer, until their iteration's commit
 local fence = read_fence()
 if not open_at(fence, a.iteration) then return { 'wrong_iteration', newest_iteration(fence) } end
 local slot = slot_of(a.iteration)
@@ -164,6 +202,7 @@ local function add(from)
   end
 end
 if last == '0-0' then
+  -- From the beginning, and whatever its idle time: all that an earlier epoch claimed and didn't commit is this one's.
   redis.call('XAUTOCLAIM', slot.rollouts, 'trainers', trainer, '0', '0', 'COUNT', '10000', 'JUSTID')
 end
 -- Where a restart has forgotten that the last entry was given, nothing is passed over: it would never be given again.
@@ -176,6 +215,7 @@ if #read > 0 then
   -- What came meanwhile the next wait brings: here it would be copied twice more.
   if #out > 3 then return out end
 end
+-- First what is pending behind the last entry, then what no trainer has been given.
 add(last)
 add('>')
 return out
@@ -200,6 +240,16 @@ return out
 --    | {no_manifest}
 --    | {wrong_engine, the kind that samples the job}   a restart has forgotten the first one, and another came
 -- It checks everything first, and writes then: a script doesn't roll back.
+-- Keys:
+--   fence                          read and written: committed, the window and its versions
+--   ledger                         read: each batch, held against what was trained; removed
+--   audit                          read: the newest link of the chain; written: AuditRecord and its digest
+--   weights                        read: the versions that sample need their manifests
+--   progress                       written: engine, where a restart has forgotten it; removed: waiting:S; of an opening as `open_iteration`
+--   rollouts                       trimmed: the payloads of the iteration, which frees their memory
+--   prompts, claims, work, items   removed: all of the slot; of an opening written as `open_iteration`
+--   events                         written: JobEvent
+--   waiting                        removed: the generators that an opening wakes
 local fence = read_fence()
 if fence.committed >= a.iteration then return { 'already_committed' } end
 local oldest = table.remove(fence.window, 1)
@@ -208,6 +258,7 @@ if a.previous ~= last_link() then return { 'broken_link' } end
 local engine = engine_of_job()
 if is_other_engine(engine, a.engine) then return { 'wrong_engine', engine } end
 local slot = slot_of(a.iteration)
+-- A list of field, value, field, value: twice as long as the ledger has batches.
 local ledger = redis.call('HGETALL', slot.ledger)
 -- Batches of an opening that never came: a trainer that lacks them can't have trained them.
 if #ledger / 2 ~= oldest.expected then return { 'missing', 'dispatch' } end
@@ -215,17 +266,22 @@ local trained = a.trained
 for i = 1, #ledger, 2 do
   local id = ledger[i]
   local batch = unpacked(ledger[i + 1]) or {}
+  -- I3: each batch is trained as it was published. One that is still expected but was trained is of a server that came back older:
+  -- its publication was lost, and the trainer has the batch.
   if batch.state ~= 'dead' then
     if not trained[id] then return { 'missing', id } end
     if batch.state == 'published' and batch.digest ~= trained[id] then return { 'divergent', id } end
   elseif trained[id] then
     return { 'divergent', id }
   end
+  -- What is left after the loop was trained and isn't in the ledger.
   trained[id] = nil
 end
 local extra = next(trained)
 if extra then return { 'divergent', extra } end
+-- The fence in memory only, from which the checks below are made: it is written at the end.
 fence.committed = a.iteration
+-- Iteration t makes version t + 1. Where it only evaluated it makes none.
 local is_in_order = (not a.made or a.made.version == a.iteration + 1) and (not a.opening or is_next(fence, a.opening))
 if not is_in_order then return { 'out_of_order', newest_iteration(fence) } end
 local fault = a.made and add_version(fence, a.made)
@@ -253,7 +309,18 @@ return { 'committed' }
 --    | {broken_link}               the record doesn't follow the newest one
 -- The trainer resumes from a checkpoint that is older than the fence: what came after is done again under this epoch,
 -- and the versions that it made are announced no more.
+-- Keys:
+--   fence                  read and written: committed, and an empty window without versions
+--   audit                  read: the newest link of the chain; written: AuditRecord and its digest
+--   weights                removed: the versions that are made again
+--   the six of each slot   removed; `rollouts` is trimmed, for its ids must grow
+--   missing                written: who still holds a batch of these slots
+--   claimers               removed: claims before the rewind are not repeated
+--   progress               removed: waiting:S
+--   events                 written: JobEvent
+--   counters               written: rewinds
 local fence = read_fence()
+-- The iteration that stays the last committed one; -1 where the job begins again.
 local before = a.iteration - 1
 local last = last_link()
 local is_repeated = last == a.digest and #fence.window == 0 and fence.committed == before
@@ -263,6 +330,7 @@ if a.previous ~= last then return { 'broken_link' } end
 close_window(before)
 -- Newer versions are made again, maybe with other weights: until then no generator may read them ahead.
 for _, version in ipairs(redis.call('HKEYS', WEIGHTS)) do
+  -- Version a.iteration is what the next iteration begins with, and stays.
   if tonumber(version) > a.iteration then redis.call('HDEL', WEIGHTS, version) end
 end
 redis.call('XADD', AUDIT, '*', 'record', payload(), 'digest', a.digest)
@@ -281,6 +349,13 @@ return { 'rewound' }
 --    | {broken_link}   the first record doesn't follow the newest one
 -- A server that came back older gets records back that it had accepted before: the run folder has them, and the weights that
 -- they made. The fence goes on behind them, with nothing open.
+-- Keys:
+--   fence                  read and written: committed, and an empty window without versions
+--   audit                  read: the newest link of the chain; written: the lost records, oldest first
+--   the six of each slot   removed; `rollouts` is trimmed, for its ids must grow
+--   missing                written: who still holds a batch of these slots
+--   claimers               removed: claims before the restart are not repeated
+--   progress               removed: waiting:S
 local fence = read_fence()
 local last = last_link()
 local is_repeated = last == a.digests[#a.digests] and #fence.window == 0 and fence.committed == a.committed
@@ -297,6 +372,9 @@ return { 'restored' }
 --   epoch    The trainer's epoch.
 --   payload  the list of the objects
 --   -> {recorded} | {fenced}
+-- Keys:
+--   fence   read: epoch
+--   files   written: the list of the objects
 redis.call('SET', job_key('files'), payload())
 return { 'recorded' }
 
@@ -310,6 +388,9 @@ return { 'recorded' }
 --   -> {published} | {fenced}
 --    | {divergent, the digest that this version has}   the window is sampled with other weights of it
 -- What may sample the window stays, also where a trainer counts on commits that a restart has lost: a claim must find it.
+-- Keys:
+--   fence     read: epoch, the window and its versions; written: version_bytes
+--   weights   written: WeightManifest; removed: those that nothing may ask for any more
 local fence = read_fence()
 local manifest = payload()
 local known = digest_of(fence, a.policy_version)
@@ -317,6 +398,7 @@ local known = digest_of(fence, a.policy_version)
 if known and not string.find(manifest, known, 1, true) then return { 'divergent', known } end
 redis.call('HSET', WEIGHTS, a.policy_version, manifest)
 redis.call('HSET', FENCE, 'version_bytes', whole(a.chunk_bytes))
+-- The older of what the trainer keeps and what the window may still be sampled with.
 local oldest = math.min(a.oldest_kept, fence.window[1] and fence.window[1].oldest_version or a.oldest_kept)
 for _, version in ipairs(redis.call('HKEYS', WEIGHTS)) do
   if tonumber(version) < oldest then redis.call('HDEL', WEIGHTS, version) end
@@ -329,6 +411,9 @@ return { 'published' }
 --   payload  WeightShard
 --   -> {announced} | {fenced}
 -- A generator that misses one reads it with the rest of its version, so old ones may go.
+-- Keys:
+--   fence    read: epoch
+--   shards   written: WeightShard; it is the name of a channel too, which calls who waits for the stream
 local SHARDS = job_key('shards')
 redis.call('XADD', SHARDS, 'MAXLEN', '~', '100', '*', 'shard', payload())
 redis.pcall('PUBLISH', SHARDS, '')
@@ -343,10 +428,15 @@ return { 'announced' }
 --   -> {put} | {fenced} | OOM, at maxmemory
 -- Where an open iteration has published batches its commit frees them, and the chunk is of the version that it needs: it goes past
 -- the limit. A version that nothing waits for doesn't.
+-- Keys:
+--   fence      read: epoch, and the open iterations
+--   progress   read: published:S, where the server is at maxmemory
+--   chunks     written: VERSION/FILE/N -> bytes; the time to live is of the whole hash
 local CHUNKS = job_key('chunks')
 local fence = read_fence()
 require_room(fence.window, 1)
 redis.call('HSET', CHUNKS, a.field, payload())
+-- The time to live is the whole hash's, and each chunk begins it anew.
 redis.call('PEXPIRE', CHUNKS, whole(a.keep_ms))
 return { 'put' }
 
@@ -356,11 +446,15 @@ return { 'put' }
 --   oldest_kept  The oldest version that stays.
 --   kept         Older versions that stay as well.
 --   -> {dropped, how many chunks} | {fenced}
+-- Keys:
+--   fence    read: epoch
+--   chunks   removed: the fields of old versions
 local CHUNKS = job_key('chunks')
 local stays = {}
 for _, version in ipairs(a.kept) do stays[version] = true end
 local dropped = 0
 for _, field in ipairs(redis.call('HKEYS', CHUNKS)) do
+  -- VERSION/FILE/N begins with the version.
   local version = tonumber(string.match(field, '^%d+'))
   if version < a.oldest_kept and not stays[version] then
     dropped = dropped + redis.call('HDEL', CHUNKS, field)
