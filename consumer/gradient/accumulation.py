@@ -47,6 +47,7 @@ class SumRange:
     @property
     def fractional_bits(self) -> int:
         """An integer of 1 in the sums stands for 2**-fractional_bits. A power of two rounds nothing by itself."""
+        # Each bit that the range gains is a bit that the resolution loses.
         return FRACTIONAL_BITS - self.token_bits - self.wider_bits
 
     @property
@@ -64,6 +65,7 @@ class SumRange:
 
     def cure_of(self, ratio: float) -> str:
         """Returns the cure, in words, for a gradient of `ratio` times the limit."""
+        # log2 of the ratio is how many bits the range lacks.
         bits = self.wider_bits + math.ceil(math.log2(ratio)) + MARGIN_BITS
         lower = "submit a job with a lower optimizer.learning_rate"
         if bits > MOST_WIDER_BITS:
@@ -81,6 +83,7 @@ def sum_range_at(spec: JobSpec, iteration: int) -> SumRange:
     if policy_loss(spec.algorithm).normaliser.counts == "tokens":
         rollout = spec.rollout
         batch_tokens = rollout.prompts_per_batch * rollout.group_size * spec.max_sampled_tokens
+        # The exponent of the smallest power of two that isn't below the count: 1 → 0, 2 → 1, 3 → 2, 4 → 2.
         token_bits = (batch_tokens - 1).bit_length()
     return SumRange(token_bits=token_bits, wider_bits=spec.trainer.wider_bits(iteration))
 
@@ -152,12 +155,15 @@ class GradientAccumulator(ABC):
         """
         self._parameters = dict(parameters)
         self._targets = dict(targets or parameters)
+        # In the order of the targets, which is the same on every rank: ranks add up by the place in the sums.
         sizes = [target.numel() for target in self._targets.values()]
         device = next(iter(self._targets.values())).device
         self._flat = torch.zeros(sum(sizes) + num_witnesses, dtype=self.dtype, device=device)
         """[N] the parameters one behind the other, then the witnesses."""
         self._sums = dict(zip(self._targets, self._flat[: sum(sizes)].split(sizes), strict=True))
         """[items] of each parameter, views of the above."""
+        # In the same memory as the sums, so that what adds the sums of ranks adds both: a batch that is missing, or
+        # there twice, shows.
         self._witnesses = self._flat[sum(sizes) :]
         self.added: tuple[int, ...] | None = None
         """Rollout batch, by its number → how often the sums of the last step held its gradient; None of floats."""
@@ -167,6 +173,8 @@ class GradientAccumulator(ABC):
 
     def beside(self, parameters: Mapping[str, nn.Parameter]) -> Self:
         """Returns an accumulator by which another thread adds the gradients of its own parameters to the same sums."""
+        # Shallow: sums, lock and open state are shared. The parameters, and how far the open micro-batch has reached,
+        # are its own.
         other = copy.copy(self)
         other._parameters = dict(parameters)
         return other
@@ -183,6 +191,7 @@ class GradientAccumulator(ABC):
             ContractViolation: For another range than that of what was added since the last `finish`.
         """
         with self._lock:
+            # Integers of two scales can't be added.
             if self._open.num_added and self._open.range != sum_range:
                 raise ContractViolation("the range of sums can't change while they are open", field="gradient")
             self._open.range = sum_range
@@ -260,6 +269,7 @@ class ExactAccumulator(GradientAccumulator):
     def add(self, batch: int = 0, *, more: bool = False) -> None:
         if self._open.num_added == self._max_micro_batches:
             raise ContractViolation(f"more than {self._max_micro_batches} micro-batches in one iteration")
+        # Clears `.grad` before the checks, so that the next batch begins without what may be refused here.
         gradients = take_gradients(self._parameters)
         pieces = list(self._pieces(gradients))
         sum_range = self._open.range
@@ -268,6 +278,7 @@ class ExactAccumulator(GradientAccumulator):
         # Written so that a NaN is out of range: NaN < x is False.
         if not self._reached + reached < limit:
             check_range(gradients, limit=limit, reached=self._reached, sum_range=sum_range)
+        # The passes of a batch together reach at most the sum of what each reached.
         self._reached += reached
         chunk = self._chunk_items
         integers = torch.empty(chunk, dtype=torch.int64, device=self._flat.device)
@@ -289,6 +300,7 @@ class ExactAccumulator(GradientAccumulator):
         together: list[Tensor] = []
         start = end = 0
         for name, gradient in gradients.items():
+            # Only neighbours in the sums: a parameter that backward didn't reach leaves a gap.
             begins = self._starts[name]
             fits = end - start + gradient.numel() <= self._chunk_items
             if together and not (begins == end and fits and gradient.dtype == together[0].dtype):
@@ -307,6 +319,7 @@ class ExactAccumulator(GradientAccumulator):
         chunk = min(self._chunk_items, target.numel())
         doubles = torch.empty(chunk, dtype=torch.float64, device=self._flat.device)
         for part, sums in zip(gradient.split(chunk or 1), self._sums[name].split(chunk or 1), strict=True):
+            # int64 → float64 rounds only what is above 2**53, and rounds it alike on every rank.
             exact = doubles[: part.numel()].copy_(sums)
             # The sums are divided in float64, and rounded once to the parameter's dtype.
             part.copy_(exact.div_(self._open.range.scale * divisor))
@@ -335,6 +348,7 @@ class FloatAccumulator(GradientAccumulator):
 
     def gradient(self, name: str, divisor: float, *, clears: bool) -> Tensor:
         target = self._targets[name]
+        # Divided in float32, then rounded to the parameter's dtype.
         gradient = (self._sums[name] / divisor).to(target.dtype).view(target.shape)
         if clears:
             self._sums[name].zero_()
@@ -425,6 +439,7 @@ def check_range(gradients: Mapping[str, Tensor], *, limit: float, sum_range: Sum
     for name, largest in zip(gradients, torch.stack(extremes).abs().amax(dim=1).tolist(), strict=True):
         if not math.isfinite(largest):
             raise TrainingDiverged("a gradient is not finite", field=name, cure="lower optimizer.learning_rate")
+        # Each gradient by itself, so that the error names its parameter.
         if reached + largest >= limit:
             raise TrainingDiverged(
                 f"a gradient of {largest:.3g} is beyond the range of exact sums, here {limit:.3g}",

@@ -64,6 +64,7 @@ def make_learner(
     policy, reference = models
     parameters = policy.trained_parameters()
     moved = reference if spec.algorithm.ref_model_sync_iterations is not UNSET else None
+    # After the model is on its device: moments and masters are made where the parameters are.
     optimizer = PolicyOptimizer(
         parameters,
         spec.optimizer,
@@ -139,6 +140,7 @@ def set_up_torch(settings: StackSettings, spec: JobSpec) -> None:
     """
     if spec.deterministic:
         check_threads_stand_still()
+    # Sums over threads are cut by their number: it is part of the bits of a deterministic job.
     torch.set_num_threads(settings.threads)
     torch.use_deterministic_algorithms(spec.deterministic)
     if spec.deterministic:

@@ -72,6 +72,7 @@ def model_shape(model: PreTrainedModel) -> ModelShape:
         head_parameters = list(head.parameters())
     num_head = sum(parameter.numel() for parameter in head_parameters)
     num_trained += sum(parameter.numel() for parameter in head_parameters if parameter.requires_grad)
+    # Families whose heads are wider or narrower than hidden_size / heads say it in head_dim.
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return ModelShape(
         num_body_parameters=num_body,
@@ -92,6 +93,7 @@ def _items_of_a_token(name: str, parameter: nn.Parameter, num_chosen: int | None
     if num_chosen is None or parameter.dim() < 2 or "experts" not in name.split("."):
         return parameter.numel()
     num_experts = parameter.shape[0]
+    # [E, ...]: the part of one expert, times the experts that the router chooses.
     return parameter.numel() // num_experts * min(num_chosen, num_experts)
 
 
@@ -123,6 +125,7 @@ def training_cost(
     pairs = 0.0
     seen: set[int] = set()
     for row in rows.tolist():
+        # The first row of its group: with it the prompt goes through.
         is_new = row // size not in seen
         seen.add(row // size)
         for place, (prompt, response) in enumerate(line_tokens(batch, row)):
@@ -133,6 +136,7 @@ def training_cost(
             num_tokens += response
             # Each token of the response attends to the whole prompt, and to the response up to itself.
             pairs += response * prompt + response * (response + 1) / 2
+        # The head meets sampled tokens only: neither prompts nor observations.
         num_sampled += batch.groups[row // size].rollouts[row % size].completion.num_sampled
     multiplied = shape.num_body_parameters * num_tokens + shape.num_head_parameters * num_sampled
     attention = shape.num_layers * shape.attention_width * pairs
@@ -142,6 +146,7 @@ def training_cost(
     if is_trained:
         flops = (4.0 + 2.0 * shape.trained_share) * multiplied + 12.0 * attention
     if with_critic and multiplied:
+        # The critic has the policy's body and no head: its share of what is multiplied.
         flops *= 1.0 + shape.num_body_parameters * num_tokens / multiplied
     if with_reference:
         flops += forward

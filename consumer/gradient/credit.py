@@ -44,6 +44,7 @@ def credited(layout: BatchLayout, outputs: Sequence[TokenOutputs], algorithm: Al
     if penalises(algorithm):
         for of_pass, one_pass in zip(outputs, layout.passes, strict=True):
             loss_mask = one_pass.micro_batch.loss_mask.to(of_pass.policy.device)
+            # In nats a token, before the coefficient.
             divergences.append(token_divergences(of_pass, loss_mask=loss_mask, estimator=algorithm.kl_estimator))
     if algorithm.advantage_kind.has_critic:
         return _by_critic(layout, outputs, divergences, algorithm)
@@ -76,6 +77,7 @@ def _by_critic(
     divergences: [R, T] of each pass, whose KL is taken off each token's reward; none where there is no such KL.
     """
     rewards = layout.rewards.reshape(-1)
+    # [R, T] of each pass in nats, the coefficient in it; taken off the rewards, so a larger KL is less reward.
     penalties: list[Tensor | None] = [None] * len(layout.passes)
     if divergences:
         penalties = [algorithm.kl_coefficient * divergence for divergence in divergences]
@@ -122,5 +124,6 @@ def _response_means(layout: BatchLayout, passes: Sequence[Pass]) -> NDArray[np.f
     means = np.zeros(layout.rewards.size)
     for one_pass in passes:
         micro_batch = one_pass.micro_batch
+        # 0.0 in padding, so a row's sum is that of its tokens; every row has one or more, so nothing is divided by 0.
         means[one_pass.rows] = (micro_batch.advantages.sum(dim=1) / micro_batch.loss_mask.sum(dim=1)).numpy()
     return means.reshape(layout.rewards.shape)

@@ -66,6 +66,7 @@ def mini_batch_of(batch_id: str, spec: JobSpec) -> int:
     """Returns the number of the mini-batch that a rollout batch is part of: 0 for the batches of lowest number (I7)."""
     if spec.algorithm.num_mini_batches == 1:
         return 0
+    # Whole division cuts 0 … B-1 into num_mini_batches runs of neighbours, by number and not by arrival (I7).
     return number_of(batch_id) * spec.algorithm.num_mini_batches // spec.rollout.batches_per_iteration
 
 
@@ -120,6 +121,7 @@ class Learner:
             ContractViolation, TrainingDiverged: As `train_micro_batch`.
         """
         started_s = time.time()
+        # Before the first gradient: the range is a function of the iteration, and may not move while sums are open.
         self.accumulator.open(sum_range_at(self.spec, batch.iteration))
         is_first = mini_batch_of(batch.batch_id, self.spec) == 0
         stats, kept_batch = train_micro_batch(
@@ -192,14 +194,19 @@ class Learner:
         """
         # A rank that has trained no batch of the iteration has its sums from the others.
         self.accumulator.open(sum_range_at(self.spec, step.iteration))
+        # Nothing is divided yet: each gradient is sum / divisor when the optimizer looks it up.
         gradients = self.accumulator.gradients(step.divisor)
         if sink is None:
             grad_norm = self.optimizer.step(step.learning_rate, gradients)
         else:
+            # The sink gets each tensor while the next ones are still stepped.
             stream = WeightStream(self.policy.weights(), sink)
             stream.begin()
             grad_norm = self.optimizer.step(step.learning_rate, gradients, on_stepped=stream.stepped)
+        # The sums are read: from here on they are those of the next step.
         self.accumulator.finish()
+        # Adapters that are merged into a copy of the base: passes go through the copy, and the step has moved the
+        # adapters.
         self.policy.follow()
         # The reference follows the policy as it is after the step, so it comes last.
         if step.syncs_reference:
@@ -224,6 +231,7 @@ class Learner:
     def rest(self) -> None:
         """Gives the freed memory of torch and the C library back; weights, sums and optimizer state stay."""
         if self.policy.model.device.type == "cuda":
+            # The allocator's cache alone: live tensors are not touched.
             torch.cuda.empty_cache()
         give_free_memory_back()
 
@@ -254,11 +262,13 @@ class Learner:
             shape or SHAPELESS,
             batch,
             rows=np.array(stats.trained_rows, dtype=np.int64),
+            # Padded, a prompt goes through once for each of its completions; packed, once for its group.
             shares_prompts=self.spec.trainer.packing != "padded",
             with_reference=with_reference,
             with_critic=self.policy.critic is not None,
             is_trained=is_trained,
         )
+        # A cost only observes: an error in it is counted, and never ends the training.
         cost = observed("the cost of a batch", count) or TrainingCost(flops=None)
         if shape is None:
             cost = replace(cost, flops=None)

@@ -85,6 +85,7 @@ def token_outputs(
         teacher_logprobs = micro_batch.column(TEACHER_LOGPROBS)
     return TokenOutputs(
         policy=logprobs,
+        # float32 as sampled, whatever the trainer's dtype is; `masked` casts it.
         generator=micro_batch.generator_logprobs.to(logprobs.device),
         reference=reference_logprobs,
         teacher=teacher_logprobs,
@@ -140,6 +141,7 @@ def response_measures(
     logprobs, entropies, summaries = chosen_values(
         logits_of,
         states,
+        # [N] in the order of the rows: a boolean index goes through a matrix row by row.
         micro_batch.response_ids[micro_batch.loss_mask].to(model.device),
         kept_sets=micro_batch.kept_sets,
         contexts=micro_batch.contexts,
@@ -165,6 +167,7 @@ def response_values(critic: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
     head = output_head(critic)
     # In float32 from the head on: bfloat16 would round each value, and the advantages with them, to 8 bits.
     values = functional.linear(upcast(states), upcast(head.weight), upcast(head.bias))
+    # [N, 1] → [N]: the critic's head has one row.
     return _in_rows(values.squeeze(-1), micro_batch)
 
 
@@ -186,6 +189,7 @@ def _predicting_states(model: PreTrainedModel, micro_batch: MicroBatch) -> Tenso
     """
     inputs = micro_batch.inputs
     states = last_states(model, **inputs.arguments(model.device))
+    # [rows, width, h] → [rows * width, h]: `predicting` counts through all rows.
     return states.flatten(0, 1).index_select(0, inputs.predicting[micro_batch.loss_mask].to(model.device))
 
 
@@ -211,4 +215,5 @@ def _predicting_logits(model: PreTrainedModel, micro_batch: MicroBatch) -> Tenso
 def _in_rows(values: Tensor, micro_batch: MicroBatch) -> Tensor:
     """Puts [N, …] values of the sampled tokens back into [R, S_max, …], with 0.0 on padding."""
     real = micro_batch.loss_mask.to(values.device)
+    # index_put, and no assignment: the gradient goes through it.
     return values.new_zeros(real.shape + values.shape[1:]).index_put((real,), values)

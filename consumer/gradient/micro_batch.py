@@ -72,6 +72,7 @@ class MicroBatch:
     def column(self, name: str) -> Tensor | None:
         """Returns float32 [R, S_max] of a column with a number a token; None where no stage makes it."""
         values = [np.frombuffer(value, dtype="<f4") for value in self.columns.get(name, ())]
+        # A column that no stage makes has no rows at all.
         if not values:
             return None
         return _right_padded(values, np.float32)
@@ -125,6 +126,7 @@ def lay_out(batch: RolloutBatch, *, spec: JobSpec, policy: Policy, every_row: bo
     if algorithm.shuffle_rewards:
         rewards = shuffled_rewards(rewards, seed=spec.seed, batch_id=batch.batch_id)
     advantages = batch_advantages(batch, rewards, algorithm)
+    # From here on only these rows go through a model; the others add exactly 0 to the loss.
     rows = rows_that_teach(advantages, every_row=every_row)
     if algorithm.on_truncated == "mask":
         # A boolean index keeps the order of the rows, which is ascending.
@@ -132,6 +134,7 @@ def lay_out(batch: RolloutBatch, *, spec: JobSpec, policy: Policy, every_row: bo
     if not rows.size:
         return BatchLayout(rewards=rewards, advantages=advantages, passes=())
     make = micro_batch_maker(batch, spec=spec, policy=policy)
+    # Cut by the batch and the spec alone, never by free memory: another cut is another rounding (I7).
     cuts = split_rows(batch, rows, packing=spec.trainer.packing, max_tokens=spec.trainer.max_tokens_per_micro_batch)
     passes = tuple(Pass(rows=cut, micro_batch=make(rows=cut, advantages=advantages)) for cut in cuts)
     for one_pass in passes:
@@ -173,6 +176,7 @@ def check_fits(micro_batch: MicroBatch, policy: Policy, *, batch_id: str) -> Non
     if micro_batch.kept_sets is not None:
         token_ids.append(micro_batch.kept_sets.ids)
     used = np.concatenate([ids.numpy().reshape(-1) for ids in token_ids])
+    # On a GPU an index outside the embedding is an assertion of the device, after which the process is lost.
     if used.min() < 0 or used.max() >= policy.vocabulary_size:
         raise ContractViolation(
             f"batch {batch_id} has a token outside the vocabulary of {policy.vocabulary_size}", field="token_ids"
@@ -205,6 +209,7 @@ def rows_that_teach(advantages: NDArray[np.float64], *, every_row: bool) -> NDAr
     """
     size = advantages.shape[0] * advantages.shape[1]
     if every_row:
+        # Row g * G + i is completion i of group g, in the order of the batch.
         return np.arange(size)
     # With credit by turn a row teaches where any of its turns does.
     return np.flatnonzero(advantages.reshape(size, -1).any(axis=1))
@@ -253,6 +258,7 @@ def make_micro_batch(
         sampling: The generator's, where it changed logits by the tokens before them.
         end_ids: The tokens that end a completion, where the sampling kept them from its first tokens.
     """
+    # Row g * G + i is completion i of group g.
     size = batch.group_size
     chosen = range(batch.num_completions) if rows is None else rows.tolist()
     if not chosen:
@@ -265,6 +271,8 @@ def make_micro_batch(
     # The wire's arrays are little-endian: token ids int32, log-probs float32.
     # Behind the rows stand the lines that began anew, each with a prompt of its own.
     lines = [(place, line) for place, completion in enumerate(completions) for line in completion.lines[1:]]
+    # The response tokens of each sequence: (begin, first, end) of a line says that its prompt is [begin, first) and its
+    # response [first, end) of the completion's tokens. The first line has the batch's own prompt.
     seen = [response[: completion.lines[0][2]] for response, completion in zip(responses, completions, strict=True)]
     seen += [responses[place][first:end] for place, (_, first, end) in lines]
     prompts += [responses[place][begin:first] for place, (begin, first, _) in lines]
@@ -281,8 +289,10 @@ def make_micro_batch(
         places = [np.concatenate([np.arange(*span) for span in completion.spans]) for completion in completions]
         inputs = of_sampled(inputs, places, [(place, first) for place, (_, first, _) in lines])
         sampled = [response[of_row] for response, of_row in zip(responses, places, strict=True)]
+    # [R] sampled tokens of each row: observations don't count.
     lengths = np.array([tokens.size for tokens in sampled])
     if advantages.ndim == 2:
+        # [k, G] → [R] in the order of the chosen rows.
         row_advantages = torch.from_numpy(advantages.reshape(-1)[chosen])
     else:
         row_advantages = _token_advantages(advantages.reshape(batch.num_completions, -1)[chosen], completions)
@@ -292,6 +302,7 @@ def make_micro_batch(
     return MicroBatch(
         inputs=inputs,
         response_ids=_right_padded(sampled, np.int64),
+        # bool [R, S_max]: True at the first `length` columns of each row.
         loss_mask=torch.from_numpy(np.arange(lengths.max()) < lengths[:, None]),
         generator_logprobs=_right_padded(logprobs, np.float32),
         advantages=row_advantages,
@@ -303,6 +314,8 @@ def make_micro_batch(
 
 def _prefill(batch: RolloutBatch) -> Prefill:
     lengths = {len(group.prompt_token_ids) // ITEM_BYTES for group in batch.groups}
+    # The generator's prefill is as wide as the longest prompt of the batch, and pads only where prompts differ in
+    # length. Lengths in tokens: ids are int32 on the wire.
     return Prefill(width=max(lengths), is_padded=len(lengths) > 1)
 
 
@@ -328,15 +341,19 @@ def _contexts(
             if begin == 0:
                 before = prompts[row]
             line_spans = [span for span in completion.spans if begin <= span[0] < end]
+            # A place counts among the completion's tokens; less `begin` and behind `before` it is the place in this
+            # line.
             offset = before.size - begin
             places += [(len(first_places), offset + place) for span in line_spans for place in range(*span)]
             # (distinct ids, the first place of each): an id is seen by the tokens behind that place.
             first_places.append(np.unique(np.concatenate((before, tokens[begin:end])), return_index=True))
+    # [N] how many tokens of its own turn stand before each sampled token: 0 for the first of a turn.
     num_new = np.concatenate([np.arange(end - start) for completion in completions for start, end in completion.spans])
 
     def seen(number: int) -> NDArray[np.int32]:
         line, place = places[number]
         ids, first = first_places[line]
+        # Strictly before: the token that is drawn hasn't been seen.
         return ids[first < place]
 
     return Contexts(sampling=sampling, end_ids=np.array(sorted(end_ids)), num_new=num_new, seen=seen)
@@ -352,6 +369,7 @@ def line_tokens(batch: RolloutBatch, row: int) -> list[tuple[int, int]]:
     """Returns (prompt tokens, response tokens) of each line of a row (`Completion.lines`): a sequence of its own."""
     prompt, _ = row_tokens(batch, row)
     lines = batch.groups[row // batch.group_size].rollouts[row % batch.group_size].completion.lines
+    # The batch's prompt stands before the first line alone; of the others the prompt is inside the completion.
     return [(prompt, lines[0][2]), *((first - begin, end - first) for begin, first, end in lines[1:])]
 
 
@@ -360,6 +378,7 @@ def _padded_parts(rows: Sequence[Sequence[tuple[int, int]]], max_tokens: int) ->
     num_lines = longest_prompt = longest_response = 0
     for number, lines in enumerate(rows):
         prompt, response = map(max, zip(*lines, strict=True))
+        # A row may be several lines: each is a sequence, as wide as all the others.
         num_lines += len(lines)
         longest_prompt = max(longest_prompt, prompt)
         longest_response = max(longest_response, response)
@@ -375,6 +394,7 @@ def _packed_parts(lengths: Sequence[tuple[int, int]], groups: Sequence[int], max
     """Yields the row counts at which a new pass starts."""
     whole: dict[int, int] = {}
     for group, (prompt, response) in zip(groups, lengths, strict=True):
+        # What the group costs in one pass: its prompt once, and each response without its last token.
         whole[group] = whole.get(group, prompt) + response - 1
     used = 0
     previous = -1
@@ -383,10 +403,12 @@ def _packed_parts(lengths: Sequence[tuple[int, int]], groups: Sequence[int], max
         more = response - 1
         if group != previous:
             more += prompt
+        # At the first row of a group: it would be split here, and fits into a pass of its own.
         fits_elsewhere = group != previous and used + whole[group] > max_tokens >= whole[group]
         if number and (used + more > max_tokens or fits_elsewhere):
             yield number
             used = 0
+            # A new pass has the prompt again.
             more = prompt + response - 1
         used += more
         previous = group
@@ -394,12 +416,14 @@ def _packed_parts(lengths: Sequence[tuple[int, int]], groups: Sequence[int], max
 
 def _token_advantages(advantages: NDArray[np.float64], completions: Sequence[Completion]) -> Tensor:
     """Gives each sampled token the advantage of its turn: [R, K] → float64 [R, S_max]."""
+    # [R][turns] sampled tokens of each turn.
     lengths = [[end - start for start, end in completion.spans] for completion in completions]
     rows = zip(advantages, lengths, strict=True)
     return _right_padded([np.repeat(of_row[: len(turns)], turns) for of_row, turns in rows], np.float64)
 
 
 def _right_padded(rows: Sequence[NDArray], dtype: type[np.int64] | type[np.float32] | type[np.float64]) -> Tensor:
+    # 0 in padding: a token id that every vocabulary has, and a number that a masked sum doesn't see.
     padded = np.zeros((len(rows), max(map(len, rows))), dtype=dtype)
     for row, values in enumerate(rows):
         padded[row, : len(values)] = values

@@ -130,6 +130,8 @@ def train_micro_batch(
         if len(layout.passes) == 1:
             only_outputs = forward(layout.passes[0].micro_batch)
         if needs_outputs(spec.algorithm):
+            # Credit is no part of the graph. The outputs of a single pass keep theirs, which the loss goes back
+            # through; those of several passes have none here, and are made again below.
             with torch.no_grad():
                 if only_outputs is not None:
                     outputs = [only_outputs]
@@ -137,6 +139,7 @@ def train_micro_batch(
                     outputs = [forward(one_pass.micro_batch) for one_pass in layout.passes]
             layout = credited(layout, outputs, spec.algorithm)
             del outputs
+        # In the order of the passes, which is that of the rows in the batch.
         losses: list[PassLoss] = []
         kept_passes: list[KeptPass] = []
         for number, one_pass in enumerate(layout.passes, start=1):
@@ -149,6 +152,7 @@ def train_micro_batch(
                 KeptPass(
                     rows=one_pass.rows,
                     micro_batch=micro_batch,
+                    # Detached: the constant against which later updates take their ratio.
                     old_logprobs=tokens.policy.detach(),
                     reference_logprobs=tokens.reference,
                 )
@@ -173,6 +177,7 @@ def train_kept_batch(
     Raises:
         TrainingDiverged: As `train_micro_batch`.
     """
+    # The same terms, in the same order, as in the first update.
     terms = terms_of_job(spec)
     losses: list[PassLoss] = []
     for number, one_pass in enumerate(kept_batch.passes, start=1):
@@ -213,8 +218,10 @@ def measured_logprobs(batch: RolloutBatch, kept_batch: KeptBatch | None) -> tupl
         return tuple(logprobs)
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     for one_pass in kept_batch.passes:
+        # '<f4' is the wire's byte order, whatever the machine's is.
         values = one_pass.old_logprobs.float().cpu().numpy().astype("<f4", copy=False)
         for place, row in enumerate(one_pass.rows.tolist()):
+            # Only the row's own tokens: behind them the row is padding, 0.0.
             logprobs[row] = values[place, : rollouts[row].completion.num_sampled].tobytes()
     return tuple(logprobs)
 
@@ -276,6 +283,7 @@ def pass_loss(
     if token_loss is None:
         raise ValueError("a loss needs a term that gives one")
     return PassLoss(
+        # A sum in which each row has its weight, not yet divided by the iteration's count: micro-batches add up.
         loss_sum=policy_loss(algorithm).normaliser.reduce(token_loss, loss_mask, sizes),
         sums=_joined_sums([loss for _, loss in losses]),
     )
@@ -327,9 +335,11 @@ def _train_pass(
         sizes=BatchSizes(num_tokens=stats.num_tokens, max_sampled_tokens=spec.max_sampled_tokens),
         estimates=micro_batch.estimates,
     )
+    # Before the backward pass: a NaN in the loss would be a NaN in every parameter's gradient, which names none.
     if not math.isfinite(loss.loss_sum.item()):
         raise TrainingDiverged(f"the loss of batch {stats.batch_id} is {loss.loss_sum.item()}", field="loss")
     if accumulator is not None:
+        # Leaves the gradient of the loss in `.grad`; the optimizer subtracts it, so a loss goes down.
         loss.loss_sum.backward()
         accumulator.add(number_of(stats.batch_id), more=more)
     # Detached, or every pass's graph would live until the last one.
@@ -339,6 +349,7 @@ def _train_pass(
 def _mismatch(kept_pass: KeptPass, algorithm: AlgorithmSpec) -> Mismatch:
     """Measures how far the policy and the generator are apart over the tokens of a pass."""
     old_logprobs = kept_pass.old_logprobs
+    # The generator's log-probs, as the tokens were sampled; the trainer's are the first argument below.
     sampler_logprobs = kept_pass.micro_batch.generator_logprobs.to(old_logprobs.device)
     if algorithm.learns_given:
         # A completion of the data set was sampled by no policy, from which this one could be apart.
@@ -358,5 +369,6 @@ def _with_losses(stats: BatchStats, losses: Sequence[PassLoss]) -> BatchStats:
 def _flat(advantages: NDArray[np.float64], batch: RolloutBatch) -> tuple[float, ...]:
     """Returns the advantage of every completion, or of every turn that was played."""
     if advantages.ndim == 3:
+        # [k, G, K] → the turns that were played, in order: turn number < the completion's turns.
         advantages = advantages[np.arange(advantages.shape[2]) < turns_of(batch)[:, :, None]]
     return tuple(advantages.reshape(-1).tolist())

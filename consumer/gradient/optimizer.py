@@ -47,6 +47,7 @@ def learning_rate_at(iteration: int, spec: OptimizerSpec, iterations: int) -> fl
     wsd is Hu et al.'s warm-up, stable, decay (MiniCPM, arXiv 2404.06395), with a linear decay.
     """
     if iteration < spec.warmup_iterations:
+        # + 1, or the first iteration would step by nothing; the last one of the warm-up has the full rate.
         return spec.learning_rate * (iteration + 1) / spec.warmup_iterations
     start = spec.warmup_iterations
     if spec.decay_iterations is not UNSET:
@@ -59,6 +60,7 @@ def learning_rate_at(iteration: int, spec: OptimizerSpec, iterations: int) -> fl
     if spec.schedule in ("linear", "wsd"):
         return lowest + (spec.learning_rate - lowest) * (1.0 - progress)
     if spec.schedule == "cosine":
+        # cos goes from 1 to -1: the factor goes from 1.0 to 0.0.
         return lowest + (spec.learning_rate - lowest) * 0.5 * (1.0 + math.cos(math.pi * progress))
     return spec.learning_rate
 
@@ -105,6 +107,7 @@ def groups_of(
                     decay = group.weight_decay
                 break
         if name in critic:
+            # On top of the group's factor, not in its place.
             factor = factor * critic_factor
         settings[name] = (factor, decay)
     if without:
@@ -158,6 +161,7 @@ class PolicyOptimizer:
         together: defaultdict[tuple[bool, float, float], list[nn.Parameter]] = defaultdict(list)
         for name, settings in groups_of(parameters, spec, embeddings=embeddings, critic=critic).items():
             is_hidden = parameters[name].dim() == 2 and name not in embeddings and name not in heads
+            # A group of torch's for each kind of setting; a dict keeps the order of the parameters.
             together[is_hidden, *settings].append(self.stepped[name])
         groups = [
             {"params": of_group, "weight_decay": decay, "factor": factor, "is_hidden": is_hidden}
@@ -184,6 +188,7 @@ class PolicyOptimizer:
         Raises:
             TrainingDiverged: When the norm is not finite, with the parameters as they were.
         """
+        # Groups of memory here, not torch's groups of settings.
         groups = self._groups()
         ready = {name: gradients.pop(name) for name in groups[0]}
         norm = self._gradient_norm(ready, gradients)
@@ -195,12 +200,15 @@ class PolicyOptimizer:
         # torch multiplies by min(1, this) whatever it is; a product with 1 has the bits that it had. 1e-6 is torch's.
         is_clipped = bool(self._max_grad_norm / (norm + 1e-6) < 1.0)
         for group in (group for optimizer in self._moments.optimizers for group in optimizer.param_groups):
+            # Set anew in each step: torch's schedulers are not used, since the rate is a function of the iteration.
             group["lr"] = learning_rate * group["factor"]
         masters = self._masters()
         for group in groups:
             for name in group:
+                # Each gradient is let go when its group is stepped.
                 self.stepped[name].grad = ready.pop(name) if name in ready else gradients.pop(name)
             if is_clipped:
+                # By the norm of all gradients, although only this group's are there.
                 due = [self.stepped[name] for name in group]
                 nn.utils.clip_grads_with_norm_(due, self._max_grad_norm, norm, foreach=False)
             # The optimizer passes over parameters that have no gradient: the groups that are not due.
@@ -210,6 +218,7 @@ class PolicyOptimizer:
                 self.stepped[name].grad = None
                 if name in masters:
                     with torch.no_grad():
+                        # float32 → the parameter's dtype: the one rounding of a step.
                         local_rows(self._parameters[name]).copy_(masters[name])
                 on_stepped(name)
         return grad_norm
@@ -221,6 +230,7 @@ class PolicyOptimizer:
             trained = name.removeprefix("reference.")
             rows = local_rows(frozen)
             # lerp_(end, weight) is self + weight (end - self): the weight is the policy's share, alpha.
+            # The average stays in float32; the reference's parameter is its rounding.
             if name in self._reference_masters:
                 master = self._reference_masters[name]
                 rows.copy_(master.lerp_(local_rows(self.stepped[trained]), self._mixup_alpha))
@@ -251,6 +261,7 @@ class PolicyOptimizer:
         expected |= {f"master.{name}" for name in self._masters()}
         # A fork may begin, or end, to have a reference that moves.
         expected |= {name for name in self.beside if not name.startswith("reference.")}
+        # ^: the names that one side has and the other lacks.
         differing = sorted(expected ^ {name for name in tensors if not name.startswith("reference.")})
         if differing:
             raise ContractViolation(f"the optimizer state is not this model's, e.g. {differing[0]}", field="optimizer")
@@ -298,6 +309,7 @@ class PolicyOptimizer:
         norms: list[Tensor] = []
         for name, parameter in self._parameters.items():
             gradient = ready[name] if name in ready else gradients[name]
+            # In the order of the parameters: the norm of norms is a float sum, whose bits depend on it.
             norms.append(torch.linalg.vector_norm(whole(gradient, parameter)))
             # Else its memory would be taken until the next gradient is made.
             del gradient
@@ -308,6 +320,7 @@ def _master(parameter: nn.Parameter) -> nn.Parameter:
     """Returns the tensor that is stepped for a parameter: its float32 copy, this rank's rows, or the parameter."""
     rows = local_rows(parameter)
     if parameter.dtype not in (torch.float32, torch.float64):
+        # Below float32: the master, of which the parameter is the rounding.
         return nn.Parameter(rows.float())
     if isinstance(parameter, DTensor):
         return nn.Parameter(rows)

@@ -40,6 +40,7 @@ def rank_files(
         if is_first or isinstance(tensor, DTensor):
             model[name] = local_rows(tensor)
     yield MODEL_FILE, model
+    # dim() is 0 of a scalar, such as the number of steps, which is the same on every rank.
     state = {name: tensor for name, tensor in optimizer.state_tensors().items() if is_first or tensor.dim() > 0}
     yield OPTIMIZER_FILE, state
 

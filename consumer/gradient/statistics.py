@@ -57,6 +57,7 @@ class Mismatch:
         """
         if not self.num_tokens:
             return 1.0
+        # (sum rho)^2 / (n sum rho^2): 1 where all weigh the same, 1/n where one token has all the weight.
         return self.rho_sum**2 / (self.num_tokens * self.rho_square_sum)
 
     @property
@@ -64,6 +65,7 @@ class Mismatch:
         """The same share of the responses, whose weights are products; 1.0 where there are none."""
         # The share doesn't change with the scale: the largest weight is made 1, so that none overflows.
         largest = max(self.log_weights, default=0.0)
+        # Weights of responses are products over thousands of tokens: as they are, they would overflow.
         weights = [math.exp(log_weight - largest) for log_weight in self.log_weights]
         squares = math.fsum(weight * weight for weight in weights)
         if not squares:
@@ -133,6 +135,7 @@ class TrainedBatches(BatchesOf[BatchStats]):
 
     @cached_property
     def advantages(self) -> list[float]:
+        # Undivided: gdpo, lite_ppo and reinforce++_baseline know their deviation only now.
         raw = [advantage for stats in self.ordered for advantage in stats.advantages]
         return [advantage / self.scaling.deviation for advantage in raw]
 
@@ -143,6 +146,7 @@ class TrainedBatches(BatchesOf[BatchStats]):
 
     @property
     def loss(self) -> float:
+        # The same divisor as the gradient's, so the number is the loss that was stepped on.
         return math.fsum(stats.loss_sum for stats in self.ordered) / self.scaling.divisor
 
     @property
@@ -202,6 +206,7 @@ def measure_mismatch(trainer_logprobs: Tensor, generator_logprobs: Tensor, loss_
     k3_sum, rho_sum, rho_square_sum, largest = torch.stack(
         ((ratio - log_ratio - 1.0).sum(), ratio.sum(), ratio.square().sum(), log_ratio.abs().max())
     ).tolist()
+    # A huge but finite ratio may overflow its square: that alone is no fault of the log-probs.
     if not math.isfinite(rho_square_sum) and not bool(generator_logprobs.isfinite().all()):
         raise ContractViolation("log-probs must be finite", field="generator_logprobs")
     return Mismatch(
@@ -210,6 +215,7 @@ def measure_mismatch(trainer_logprobs: Tensor, generator_logprobs: Tensor, loss_
         largest=largest,
         rho_sum=rho_sum,
         rho_square_sum=rho_square_sum,
+        # Natural logarithm of each response's product of rho, over its sampled tokens.
         log_weights=tuple(gaps.sum(dim=1).tolist()),
     )
 
@@ -226,6 +232,7 @@ def iteration_scaling(batches: Sequence[BatchStats], algorithm: AlgorithmSpec) -
 
 def divided_by(batches: Sequence[BatchStats], algorithm: AlgorithmSpec) -> int:
     """Returns the count that the loss of these batches is divided by: completions, tokens or batches, by the loss."""
+    # All completions and tokens of the batches, those that didn't go through the model too: they add 0 to the loss.
     counts = {
         "completions": sum(len(stats.rewards) for stats in batches),
         "tokens": sum(stats.num_tokens for stats in batches),

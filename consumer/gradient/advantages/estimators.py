@@ -104,6 +104,7 @@ def penalised_advantages(rewards: Rewards, penalties: Rewards, algorithm: Algori
     of_penalties = ADVANTAGES[algorithm.advantage].of_penalties
     if of_penalties is None:
         return group_advantages(rewards - penalties, algorithm)
+    # Minus: a penalty above the group's mean makes a completion worse.
     return group_advantages(rewards, algorithm) - of_penalties(penalties)
 
 
@@ -120,6 +121,7 @@ def clipped(rewards: Rewards, algorithm: AlgorithmSpec) -> Rewards:
     bound = algorithm.reward_clip
     if bound is UNSET:
         return rewards
+    # Both signs: a penalty counts no more than a reward.
     return np.clip(rewards, -bound, bound)
 
 
@@ -128,6 +130,7 @@ def _normalised_sum(group: RolloutGroup, weights: dict[str, float], algorithm: A
     breakdowns = [rollout.reward_breakdown for rollout in group.rollouts]
     parts: list[tuple[float, list[float]]] = []
     for name, weight in weights.items():
+        # All completions of a group were scored by the same components.
         if name in breakdowns[0]:
             parts.append((weight, [breakdown[name] for breakdown in breakdowns]))
     # The environment's reward is a component of weight 1, and 0.0 for a completion without a trajectory.
@@ -141,5 +144,6 @@ def _normalised_sum(group: RolloutGroup, weights: dict[str, float], algorithm: A
     # The order of the sum is part of a job's digest: the spec's components first, the environment last.
     for weight, component_rewards in parts:
         values = clipped(np.array([component_rewards], dtype=np.float64), algorithm)
+        # [1, G] → [G]: each component is normalised by itself before its weight counts.
         total += weight * grpo_advantages(values, epsilon=algorithm.advantage_epsilon)[0]
     return total

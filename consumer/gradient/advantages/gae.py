@@ -72,6 +72,7 @@ def estimates(
     """
     values = values.detach()
     real = loss_mask.cpu().numpy()
+    # [R, T] V_t; 0.0 in padding, so that nothing is expected after the last token.
     expected = np.where(real, values.double().cpu().numpy(), 0.0)
     token_rewards = np.zeros_like(expected)
     if penalties is not None:
@@ -91,12 +92,16 @@ def estimates(
     # In padding all is 0: the last token of a row has neither a value nor an advantage after it.
     next_value = next_advantage = np.zeros(len(expected))
     for token in range(expected.shape[1] - 1, -1, -1):
+        # delta_t = r_t + gamma V_(t+1) - V_t.
         delta = token_rewards[:, token] + discount * next_value - expected[:, token]
         next_advantage = np.where(real[:, token], delta + trace * next_advantage, 0.0)
         next_value = expected[:, token]
         advantages[:, token] = next_advantage
     return Estimates(
-        advantages=torch.from_numpy(advantages), returns=torch.from_numpy(advantages + expected), values=values
+        # R_t = A_t + V_t, before the advantages are whitened.
+        advantages=torch.from_numpy(advantages),
+        returns=torch.from_numpy(advantages + expected),
+        values=values,
     )
 
 

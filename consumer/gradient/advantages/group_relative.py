@@ -48,12 +48,14 @@ TurnAdvantages = NDArray[np.float64]
 
 def grpo_advantages(rewards: Rewards, *, epsilon: float) -> Rewards:
     """Divides by the unbiased std (ddof = 1) of the group."""
+    # epsilon is added to the deviation, outside the root, as the peers do.
     return centred_rewards(rewards) / (rewards.std(axis=1, ddof=1, keepdims=True) + epsilon)
 
 
 def rloo_advantages(rewards: Rewards) -> Rewards:
     """Subtracts the mean of the other samples."""
     size = rewards.shape[1]
+    # r_i less the mean of the other G - 1 is G/(G - 1) times r_i less the mean of all G.
     return centred_rewards(rewards) * (size / (size - 1))
 
 
@@ -70,8 +72,10 @@ def shuffled_rewards(rewards: Rewards, *, seed: int, batch_id: str) -> Rewards:
 
     The order depends on (seed, batch id) alone, so that a batch that is trained again is shuffled the same way (I7).
     """
+    # Philox takes a key of 128 bits: 16 bytes, read little-endian on every machine.
     key = hashlib.blake2b(f"{seed}/{batch_id}/shuffled_rewards".encode(), digest_size=16).digest()
     random = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+    # permuted, and not permutation: each row in an order of its own.
     return random.permuted(rewards, axis=1)
 
 
@@ -95,6 +99,7 @@ def turn_advantages(
     advantages = np.zeros((*rewards.shape, most_turns))
     for place, group_returns in enumerate(returns):
         for turn in range(most_turns):
+            # The trajectories of the group that have this turn.
             alive = [sample for sample, row in enumerate(group_returns) if len(row) > turn]
             # A turn that one trajectory alone has is compared with nothing: its advantage stays 0.
             if len(alive) > 1:
@@ -124,6 +129,7 @@ def _returns(turn_rewards: list[float], reward: float) -> list[float]:
     """Returns [turns], a trajectory's reward less the rewards of the turns before each of its turns."""
     returns = [reward]
     for turn in range(1, len(turn_rewards)):
+        # Negative: what was given before turn k is taken off.
         earlier = [-turn_reward for turn_reward in turn_rewards[:turn]]
         # Taken off the whole, and not summed over later turns: scorers and stages gave theirs to the whole.
         returns.append(round(math.fsum([reward, *earlier]), DECIMALS))

@@ -44,10 +44,13 @@ def _token_sum(token_loss: Tensor, loss_mask: Tensor, _sizes: BatchSizes) -> Ten
 
 
 def _budget_shares(token_loss: Tensor, loss_mask: Tensor, sizes: BatchSizes) -> Tensor:
+    # A constant of the job: a long response weighs more than a short one, by its tokens.
     return _token_sum(token_loss, loss_mask, sizes) / sizes.max_sampled_tokens
 
 
 def _batch_mean(token_loss: Tensor, loss_mask: Tensor, sizes: BatchSizes) -> Tensor:
+    # The tokens of the whole rollout batch, those that don't go through the model too: the weight doesn't depend on the
+    # pass.
     return _token_sum(token_loss, loss_mask, sizes) / sizes.num_tokens
 
 
@@ -106,6 +109,7 @@ class LossInputs:
 
     def clip(self, ratio: Tensor) -> Tensor:
         """Bounds a ratio by 1 - clip_low and 1 + clip_high; beyond them it has no gradient."""
+        # clip_low is a distance below 1, not a ratio.
         return ratio.clamp(1.0 - self.clip_low, 1.0 + self.clip_high)
 
     def bounded(self, ratio: Tensor) -> Tensor:
@@ -115,10 +119,12 @@ class LossInputs:
         """
         if self.clip_max is None:
             return ratio
+        # Without a lower bound: a ratio near 0 makes a loss near 0 by itself.
         return ratio.clamp(max=self.clip_max)
 
     def clips(self, ratio: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
         """Returns where the lower and the upper bounds change the pessimistic loss, bool each, as broadcast."""
+        # A gain of exactly 0.0 is neither good nor bad: no clip changes its loss.
         is_bad = gain < 0.0
         clipped = self.clip(ratio)
         # The bound is pessimistic: a good token's ratio is held down, a bad one's up, and never the other way round.

@@ -27,6 +27,7 @@ def weighted_log_prob(inputs: LossInputs) -> PolicyTerm:
     return PolicyTerm(
         # The objective is maximised, a loss is minimised: hence the sign.
         token_loss=-(weight * inputs.gain) * inputs.logprobs,
+        # weight is ratio inside the clips, larger than it below them and smaller above.
         clipped_low=ratio < weight,
         clipped_high=ratio > weight,
     )

@@ -53,4 +53,5 @@ class Adamw32bit:
 
 def adamw_options(spec: OptimizerSpec) -> dict[str, Any]:
     """Returns the arguments that every kind of AdamW takes from the spec."""
+    # `lr` is set anew before each step; weight decay comes with each group.
     return {"lr": spec.learning_rate, "betas": (spec.beta1, spec.beta2), "eps": spec.epsilon}

@@ -30,6 +30,7 @@ class MuonAndAdamw(Adamw32bit):
         self.optimizers.insert(0, torch.optim.Muon(hidden, adjust_lr_fn="match_rms_adamw"))
 
     def of(self, parameter: Tensor) -> Any:
+        # By identity: parameters hash by what they are, not by their numbers.
         return self.optimizers[0 if parameter in self._hidden else 1]
 
     def shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:

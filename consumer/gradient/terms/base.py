@@ -87,6 +87,7 @@ class TermInputs:
 
     def log_ratio(self) -> Tensor:
         """Returns [R, T] log rho = log pi - log pi_old, with gradient; exactly 0.0 where pi_old is the policy."""
+        # The sign: above 0 where the policy gives the token more than pi_old did.
         return log_ratio_of(self.tokens.policy, self.old_logprobs)
 
 
@@ -213,4 +214,5 @@ def needs_every_row(terms: Iterable[LossTerm]) -> bool:
 
 def metrics_of(terms: Iterable[LossTerm]) -> Sequence[Metric]:
     """Returns the metrics of these terms, in order, each once."""
+    # By name: two terms may report the same metric.
     return list({metric.name: metric for term in terms for metric in term.metrics}.values())

@@ -42,6 +42,7 @@ class Correction:
         """
         if algorithm.correction_name == "none":
             return cls(weights=None, is_bounded=torch.zeros_like(loss_mask))
+        # Bounds of k itself, not of its logarithm.
         low, high = algorithm.correction_range
         weights, is_bounded = correction_weights(
             prox_logprobs,
@@ -58,6 +59,7 @@ class Correction:
         """Returns the weighed loss, [R, T]."""
         if self.weights is None:
             return token_loss
+        # Weights have no gradient: they scale a sample's loss, and are nothing to be trained.
         return token_loss * self.weights
 
 
@@ -105,10 +107,12 @@ def correction_weights(
     if level != "token":
         of_response = log_k.sum(dim=1, keepdim=True)
         if level == "geometric":
+            # The |o|-th root of a product is the mean of its logarithms.
             of_response = of_response / loss_mask.sum(dim=1, keepdim=True)
         log_k = of_response.expand_as(log_k)
     k = log_k.exp()
     if kind == "tis" and level != "geometric":
+        # Truncated from above alone: a token that the generator over-sampled has a small k, which stays.
         return k.clamp(max=high).to(logprobs.dtype), k > high
     is_outside = (k < low) | (k > high)
     inside = k

@@ -112,6 +112,7 @@ def _sums(inputs: TermInputs) -> dict[str, float]:
         return {}
     return {
         TEACHER_K3: k3_sum(inputs.tokens.policy, inputs.tokens.teacher, inputs.loss_mask),
+        # Says that a teacher was there: a mean over none is left out, and not 0.
         TEACHER_TOKENS: float(inputs.loss_mask.sum()),
     }
 
@@ -130,4 +131,5 @@ def reverse_kl(log_ratio: Tensor, logprobs: Tensor, teacher_logprobs: Tensor) ->
 
     log_ratio: log rho, whose gradient it has (`TermInputs.log_ratio`).
     """
+    # pi - teacher, as a loss: a token that the student likes more than the teacher is made less likely.
     return log_ratio.exp() * (logprobs.detach() - teacher_logprobs)

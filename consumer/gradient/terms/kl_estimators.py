@@ -26,6 +26,7 @@ Estimator = Literal["k1", "k2", "k3"]
 
 def k1(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """Computes k1 = p - q: unbiased, of either sign. [R, T] → [R, T]; differentiable in logprobs, like the others."""
+    # p - q: above 0 where the policy gives the token more than the reference does.
     return logprobs - reference_logprobs
 
 
@@ -36,6 +37,7 @@ def k2(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 
 def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """Computes k3 = e^(q - p) - (q - p) - 1: unbiased and never negative."""
+    # q - p: over the policy's samples the mean of e^(q - p) is 1, and that of e^(p - q) is not.
     difference = reference_logprobs - logprobs
     return difference.exp() - difference - 1.0
 

@@ -138,6 +138,7 @@ class SurrogateTerm:
         [R, T]."""
         tokens = inputs.tokens
         is_far = far_responses(tokens.policy, tokens.generator, loss_mask=inputs.loss_mask, threshold=threshold)
+        # [R, 1] & [R, 1] or [R, T]: with credit by turn only the turns of negative advantage are left out.
         return (is_far.unsqueeze(1) & (gain < 0.0)).expand_as(inputs.loss_mask)
 
 
@@ -147,6 +148,7 @@ def far_responses(logprobs: Tensor, generator_logprobs: Tensor, *, loss_mask: Te
     DeepSeek-AI, arXiv 2512.02556, section 3.1: of those, the ones of negative advantage are left out. Log-probs [R, T].
     """
     gaps = (generator_logprobs.double() - logprobs.detach().double()).masked_fill(~loss_mask, 0.0)
+    # In nats a token; above 0 where the policy gives the response less than the generator did.
     return gaps.sum(dim=1) / loss_mask.sum(dim=1) > threshold
 
 

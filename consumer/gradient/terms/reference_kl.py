@@ -64,6 +64,7 @@ class ReferenceKlTerm:
             return TermLoss(token_loss=None, sums=sums)
         divergence = ESTIMATORS[self.estimator](policy, reference)
         if not self.is_weighed:
+            # Plus: a larger divergence is a larger loss.
             return TermLoss(token_loss=self.coefficient * divergence, sums=sums)
         # The ratio is 1 in an iteration's first step, and yet changes the gradient: it has one of its own.
         weight = estimate_weight(inputs.log_ratio(), self.estimator)

@@ -31,6 +31,7 @@ def _value_loss(step: StepSums) -> float | None:
     num_tokens = step.total(VALUED_TOKENS)
     if not num_tokens:
         return None
+    # Half a square, as the loss has it, but without its coefficient.
     return step.total(ERROR_SQUARES) / 2.0 / num_tokens
 
 
@@ -39,6 +40,7 @@ def _explained_variance(step: StepSums) -> float | None:
     if not num_tokens:
         return None
     mean_square = step.total(RETURN_SQUARES) / num_tokens
+    # E[R^2] - E[R]^2, from sums that add up over batches.
     variance = mean_square - (step.total(RETURNS) / num_tokens) ** 2
     if variance <= ROUNDING * mean_square:
         return None
@@ -118,6 +120,7 @@ def value_loss(values: Tensor, estimates: Estimates, *, clip: float | UnsetType)
     old_values = estimates.values.to(values)
     squares = (values - returns).square()
     if clip is not UNSET:
+        # The clip bounds how far the value may move, in units of reward, not where it lies.
         near_old = old_values + (values - old_values).clamp(-clip, clip)
         # The larger of the two: a value that has moved beyond the clip has no gradient towards its return.
         squares = torch.maximum(squares, (near_old - returns).square())
