@@ -114,6 +114,7 @@ def attach_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int) -> Ada
     # Given the model itself, peft translates the names of a mixture of experts to other ones than were asked for.
     holder = nn.Module()
     holder.add_module(HELD, cast(nn.Module, model))
+    # A is drawn from the job's seed, and the process' own random state is as it was afterwards.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -128,6 +129,7 @@ def attach_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int) -> Ada
         # peft makes A and B in the model's dtype; a step is smaller than what bfloat16 can tell apart.
         layer.lora_A[ADAPTER].float()
         layer.lora_B[ADAPTER].float()
+    # LoRA's alpha / r; peft's rank-stabilised alpha / sqrt(r) is not used.
     scaling = spec.alpha / spec.rank
     merged_layers = None
     if model.dtype not in (torch.float32, torch.float64):
@@ -196,6 +198,7 @@ def left_frozen(model: PreTrainedModel, chosen: Mapping[str, nn.Module]) -> str:
     }
     if not left:
         return ""
+    # By number of parameters, not of matrices.
     share = sum(left.values()) / sum(parameter.numel() for _, parameter in named)
     # Layer by layer the names differ in a number alone.
     kinds = sorted({LAYER_NUMBER.sub(".*.", name) for name in left})

@@ -87,10 +87,12 @@ def write_checkpoint(
             format_version=FORMAT_VERSION,
             job_id=job_id,
             iteration=iteration,
+            # Iteration t begins with version t and makes version t + 1.
             policy_version=iteration + 1,
             weights_digest=weights_digest,
             adapters=adapters,
             torch_random_state=torch.get_rng_state().numpy().tobytes().hex(),
+            # The digests of all files that are there by now; state.json is written after them, and has none.
             files={path.name: file_digest(path) for path in sorted(scratch.iterdir())},
             older=older or UNSET,
         )
@@ -154,6 +156,7 @@ def latest_checkpoint(
     Raises:
         InvalidInput: For a checkpoint of another release: it isn't replaced unasked.
     """
+    # Newest first: the fewest iterations are done again.
     for _, folder in reversed(numbered(checkpoints, CHECKPOINT)):
         try:
             checkpoint = read_checkpoint(folder)
@@ -202,6 +205,7 @@ def keep_newest_and_best(
     """
     # A checkpoint after iteration t holds version t + 1.
     folders = {iteration + 1: folder for iteration, folder in numbered(checkpoints, CHECKPOINT)}
+    # max returns the first of equal ones, and folders are in ascending order.
     best = max((version for version in folders if version in scores), key=lambda version: scores[version], default=None)
     lasting = {*sorted(folders)[-count:], best, *needed}
     remove_folders(folder for version, folder in folders.items() if version not in lasting)

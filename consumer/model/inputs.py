@@ -114,6 +114,7 @@ class KeptSets:
         tokens = np.concatenate(sampled)
         if len(counts) != len(tokens):
             raise ContractViolation(f"{len(counts)} kept sets are not of {len(tokens)} tokens", field="kept_sets")
+        # [K] the number of the token that each id of the flat list belongs to.
         owners = np.repeat(np.arange(len(tokens)), counts)
         num_matches = np.bincount(owners[ids == tokens[owners]], minlength=len(tokens))
         # A count of 0 stands for the whole vocabulary, which has each token.
@@ -124,6 +125,7 @@ class KeptSets:
     def split(self, size: int) -> list[KeptSets]:
         """Cuts after each `size` tokens."""
         counts = self.counts.split(size)
+        # The ids lie one set after another: a chunk of sets is a stretch of ids as long as its counts together.
         ids = self.ids.split([int(part.sum()) for part in counts])
         return [KeptSets(ids=part_ids, counts=part_counts) for part_ids, part_counts in zip(ids, counts, strict=True)]
 
@@ -133,6 +135,7 @@ class KeptSets:
         owners = torch.arange(len(counts), device=device).repeat_interleave(counts)
         # All tokens of a set that isn't the whole vocabulary, and then again without its members.
         left_out = (counts > 0).unsqueeze(1).repeat(1, vocabulary_size)
+        # A set of count 0 has no owner here, and its row was False from the start: all of it may be drawn.
         left_out[owners, self.ids.to(device)] = False
         return left_out
 
@@ -154,6 +157,7 @@ def of_sampled(
     for row, row_places in enumerate(places):
         predicting[row, : row_places.size] = each[row][np.minimum(row_places, each.shape[1] - 1)]
     for line, (row, first) in zip(each[len(places) :], lines, strict=True):
+        # Where several lines began anew, a later one overwrites what an earlier one has put behind its own end.
         later = np.flatnonzero(places[row] >= first)
         predicting[row, later] = line[np.minimum(places[row][later] - first, each.shape[1] - 1)]
     return replace(inputs, predicting=torch.from_numpy(predicting))
@@ -163,7 +167,9 @@ def padded_inputs(prompts: Sequence[Tokens], responses: Sequence[Tokens]) -> Pad
     """Lays prompts and responses out row by row; there is at least one row, and no response is empty."""
     prompt_width = max(prompt.size for prompt in prompts)
     response_width = max(response.size for response in responses)
+    # The last token of the longest response is never an input.
     width = prompt_width + response_width - 1
+    # 0 in padding: an id that each vocabulary has, and that no real token attends to.
     tokens = np.zeros((len(prompts), width), dtype=np.int64)
     real = np.zeros(tokens.shape, dtype=np.int64)
     predicting = np.zeros((len(prompts), response_width), dtype=np.int64)
@@ -179,6 +185,8 @@ def padded_inputs(prompts: Sequence[Tokens], responses: Sequence[Tokens]) -> Pad
         attention_mask=torch.from_numpy(real),
         # Positions count real tokens from 0; left padding, where the count is -1, gets 0.
         position_ids=torch.from_numpy(np.maximum(real.cumsum(axis=1) - 1, 0)),
+        # Only prompts decide: padding on the right stands behind all that attends, and causal attention never looks
+        # there.
         prompts_are_padded=min(prompt.size for prompt in prompts) < prompt_width,
         predicting=torch.from_numpy(predicting),
     )
@@ -209,6 +217,7 @@ def packed_inputs(
     for _, numbers in groupby(range(len(prompts)), key=lambda row: group_index[row]):
         rows = list(numbers)
         prompt = prompts[rows[0]]
+        # Each response without its last token, which predicts nothing.
         inputs = [responses[row][:-1] for row in rows]
         pieces += [prompt, *inputs]
         # Each response goes on at the position behind its prompt.
@@ -221,11 +230,14 @@ def packed_inputs(
         for row, response in zip(rows, inputs, strict=True):
             # The responses of a group share the token that predicts their first.
             predicting[row, 0] = last_of_prompt
+            # `response` is without its last token here: it has response.size inputs and predicts response.size + 1
+            # tokens.
             predicting[row, 1 : response.size + 1] = end + np.arange(response.size)
             end += response.size
     # -end modulo n: the tokens up to the next multiple of n, 0 at a multiple.
     missing = -end % multiple_of
     if missing:
+        # Token 0 at position 0; no entry of `predicting` points to it, so it has no loss and no gradient.
         rest = np.zeros(missing, dtype=np.int32)
         pieces.append(rest)
         positions.append(rest.astype(np.int64))

@@ -84,6 +84,7 @@ def last_states(model: PreTrainedModel, **inputs: Any) -> Tensor:
     """
     states: list[Tensor] = []
     causal_lm = base_causal_lm(model)
+    # The base model's output is a tuple or its like, and its first item are the last hidden states.
     hook = causal_lm.base_model.register_forward_hook(lambda _module, _inputs, output: states.append(output[0]))
     options: dict[str, Tensor] = {}
     if takes_logits_to_keep(type(causal_lm)):
@@ -121,6 +122,7 @@ def _is_plain(model: PreTrainedModel) -> bool:
     causal_lm = base_causal_lm(model)
     if not takes_logits_to_keep(type(causal_lm)) or causal_lm.get_output_embeddings() is None:
         return False
+    # Ids 0 and 1 are in each vocabulary.
     tokens = torch.tensor([[0, 1]], device=model.device)
     expected = model(input_ids=tokens, use_cache=False).logits
     try:
@@ -154,6 +156,7 @@ def project(model: PreTrainedModel, states: Tensor, *, head: Callable[[Tensor], 
         logits = logits / divisor
     cap = getattr(config, "final_logit_softcapping", None)
     if cap is not None:
+        # Bounds logits to (-cap, cap), as Gemma 2 does, before any temperature.
         logits = cap * torch.tanh(logits / cap)
     return logits
 
@@ -180,6 +183,8 @@ class FirstTokens:
         """Returns logits [N, V] with those of first tokens; states: [N, h]."""
         logits = logits.detach().clone()
         if bool(self.is_first.any()):
+            # All responses of a group begin with the same state: the head multiplies each prompt once, as the prefill
+            # did.
             prompts, prompt_of = states.detach()[self.is_first].unique(dim=0, return_inverse=True)
             logits[self.is_first] = self.logits_of(prompts)[prompt_of]
         return logits
@@ -198,6 +203,7 @@ def project_prompts(model: PreTrainedModel, states: Tensor) -> Tensor:
         return project(model, states)
     # One prompt more than there are, so that there are two or more; its logits are cut off below.
     prompts = torch.cat((states, states[:1]))
+    # [k + 1, 2, h] cut to [k + 1, 1, h]: a last column that isn't contiguous, as a prefill's is.
     columns = torch.stack((prompts, prompts), dim=1)[:, -1:]
     weight = head.weight.detach().clone()
     logits = project(model, columns, head=lambda rows: functional.linear(rows, weight, head.bias))
@@ -239,6 +245,7 @@ def chosen_values(
     """
     chunk = max(1, CHUNK_LOGITS // vocabulary_size)
     if first is not None:
+        # A multiple, so that no chunk but the last has rows left over.
         chunk = max(FEWEST_ROWS, chunk // FEWEST_ROWS * FEWEST_ROWS)
     values = functools.partial(_chunk_values, logits_of, temperature=temperature, entropy=entropy, summary=summary)
     if chosen.numel() <= chunk:
@@ -298,6 +305,7 @@ def _chunk_values(
     as_computed = computed(logits_of, states)
     logits = changed(as_computed)
     distribution = drawn(logits)
+    # [chunk, V] → [chunk]: the chosen token's entry of each row.
     logprobs = distribution.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
     if first is not None:
         with torch.no_grad():
@@ -305,6 +313,7 @@ def _chunk_values(
             values = _sampled_logprobs(
                 as_computed.numpy(), chosen.numpy(), kept_sets, contexts, temperature=temperature
             )
+        # The value of the generator's arithmetic in float64, the gradient of the trainer's.
         logprobs = cast(Tensor, _Valued.apply(logprobs, values))
     entropies = summaries = logprobs.new_empty(0)
     if entropy:
@@ -312,6 +321,8 @@ def _chunk_values(
         if kept_sets is not None:
             # An entropy over the kept set would be about the sampling; this one is about the policy.
             whole = logits.log_softmax(dim=-1)
+        # H = -sum p log p, in nats: log_softmax is by the natural logarithm. A token that may not be drawn has a finite
+        # logit (NEVER), so that 0 * -inf, which is NaN, can't come up.
         entropies = -(whole.exp() * whole).sum(dim=-1)
     if summary is not None:
         if known is None:
@@ -348,6 +359,7 @@ def _sampled_logprobs(
             before = contexts.rows(rows)
         values = scaled(logits[rows], temperature, before)
         if left_out is not None:
+            # After the temperature and before the normalisation, as the generator filters.
             values[left_out[rows]] = -np.inf
         logprobs[rows] = normalised(values)[np.arange(len(values)), chosen[rows]]
     return torch.from_numpy(logprobs.astype(np.float32))

@@ -52,6 +52,7 @@ class MergedLayers:
             weight = weight_of(layer.base_layer)
             rows = local_rows(weight)
             if name not in self._base:
+                # Before the first merge the layer holds the base itself.
                 self._base[name] = rows.clone()
             lora_a, lora_b = matrices(layer, self._adapter)
             merge_into(
@@ -104,6 +105,7 @@ class _ToMatrices(torch.autograd.Function):
     def forward(ctx: Any, output: Tensor, inputs: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) -> Tensor:
         ctx.save_for_backward(inputs, lora_a, lora_b)
         ctx.scaling = scaling
+        # A view: autograd wants another tensor than its input, and no number changes.
         return output.view_as(output)
 
     @staticmethod
@@ -115,7 +117,10 @@ class _ToMatrices(torch.autograd.Function):
         states = inputs.flatten(0, -2).to(lora_a.dtype)
         # The product with the small matrix comes first: it is [tokens, r] both times.
         of_a = ctx.scaling * (rows @ lora_b).T @ states
+        # [outputs, tokens] · [tokens, r] = [outputs, r], as B is; the line above gives [r, inputs], as A is.
         of_b = ctx.scaling * (rows.T @ (states @ lora_a.T))
+        # The output's gradient goes on unchanged to the layer, which makes dx = dy W' of it. None for `inputs`: the
+        # layer gives them theirs.
         return gradient, None, of_a, of_b, None
 
 

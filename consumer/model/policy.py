@@ -82,6 +82,7 @@ class Policy:
         weight = output_head(critic).weight
         head = nn.Linear(weight.shape[1], 1, dtype=weight.dtype, device=weight.device)
         with torch.no_grad():
+            # Zeros, or the first advantages would be those of random values.
             head.weight.zero_()
             head.bias.zero_()
         critic.set_output_embeddings(head)
@@ -91,6 +92,7 @@ class Policy:
         """Returns each trained parameter once, by name: a tied head is its embedding."""
         if self.adapters is not None:
             return self.adapters.parameters()
+        # The order of the modules, which is the order of the sums and of the optimizer's groups.
         return dict(self.model.named_parameters(remove_duplicate=True)) | self.critic_parameters()
 
     def critic_parameters(self) -> dict[str, nn.Parameter]:
@@ -170,6 +172,7 @@ class Policy:
         Raises InvalidInput where names or shapes differ.
         """
         own = self.state_tensors()
+        # ^: names that one side has and the other lacks.
         differing = sorted(own.keys() ^ tensors.keys())
         if differing:
             raise InvalidInput(f"the saved tensors are not this model's: {', '.join(differing[:3])}", field=FIELD)
@@ -224,6 +227,7 @@ def with_own_parameters(model: PreTrainedModel) -> PreTrainedModel:
     # deepcopy takes what its memo holds for a thing that it meets; a tied parameter is met twice.
     memo: dict[int, Any] = {id(buffer): buffer for buffer in network.buffers()}
     for parameter in network.parameters():
+        # detach() shares the memory: the gradient is the copy's own, the weight is not.
         memo[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
     return copy.deepcopy(model, memo)
 
@@ -262,6 +266,7 @@ def load_policy(
         tokenizer = load_tokenizer(folder)
     network = load_model(model, model_root=model_root, gradient_checkpointing=gradient_checkpointing, load=load)
     policy = Policy(model=network, tokenizer=tokenizer, context_tokens=context_tokens(network.config))
+    # A model may have more rows than its tokenizer has ids, for speed; the other way round an id has no row.
     if max(tokenizer.get_vocab().values()) >= policy.vocabulary_size:
         raise InvalidInput(
             f"the tokenizer of `{folder}` has ids above the model's {policy.vocabulary_size} embeddings",
@@ -321,4 +326,5 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
+            # This module alone: train() would reach its children, and their dropout.
             module.training = True

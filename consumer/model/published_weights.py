@@ -65,6 +65,7 @@ class PublishedWeights(Mapping[str, Tensor]):
         """Returns the trained parameters that its values come from."""
         sources = {name}
         if self._merged_layer(name):
+            # The tensor itself is frozen then, and drops out of the intersection.
             sources.update(matrices_of(name))
         return frozenset(sources.intersection(self._trained))
 
@@ -102,6 +103,7 @@ class WeightStream:
         """Takes note that a parameter has its new value, and gives the tensors that are final by it."""
         # No tensor is made of a critic's.
         for name in self._of_parameter.get(parameter, ()):
+            # A merged tensor is made of A and B: it is final when both have been stepped.
             self._missing[name].discard(parameter)
             if not self._missing[name]:
                 self._give(name)
@@ -112,6 +114,7 @@ class WeightStream:
             self._give(name)
 
     def _give(self, name: str) -> None:
+        # Before it is made: the sink may have to write out what it holds first.
         if self._weights.is_made(name):
             self._sink.make_room(self._layout[name].num_bytes)
         self._sink.add(name, self._weights[name])

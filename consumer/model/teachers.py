@@ -88,6 +88,8 @@ class TopTokens:
 
     def known(self, columns: Mapping[str, Sequence[bytes]]) -> Tensor:
         """Returns float32 [N, 2 k + 1], as `TEACHER_TOP` has them."""
+        # [N] tokens of all rows, one row's behind the other's: the order of a boolean index of [R, S_max]. A bytearray,
+        # since frombuffer wants memory that may be written.
         return torch.frombuffer(bytearray().join(columns[TEACHER_TOP]), dtype=torch.float32).reshape(-1, self.width)
 
     def divergence(self, distribution: Tensor, known: Tensor, drawn: Drawn) -> Tensor:
@@ -163,6 +165,7 @@ class WholeVocabulary:
 
 def bits_of(states: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns hidden states [N, h] as int32 [N, …], the bits of `TEACHER_STATES`."""
+    # The job's dtype: the trainer's head multiplies these very bits.
     states = states.to(dtype)
     # An odd number of 16-bit numbers is padded by one, to whole int32.
     is_odd = states.shape[1] * states.element_size() % 4 > 0
@@ -178,6 +181,7 @@ def head_digest(model: PreTrainedModel) -> str:
         tensor = getattr(head, name)
         if tensor is not None:
             parts[name] = tensor
+    # 0.0 stands for a key that isn't there: none of them is ever 0.
     scales = [getattr(config, name, None) or 0.0 for name in SCALES]
     return tensors_digest(parts | {"scales": torch.tensor(scales, dtype=torch.float64)})
 
@@ -252,8 +256,11 @@ def likeliest(distribution: Tensor, k: int, *, num_tokens: int) -> Tensor:
     least = of_tokens.topk(k).values[:, -1:]
     likelier = of_tokens > least
     equal = of_tokens == least
+    # Of the tokens that are equally likely as the k-th, the first by id fill the places that the likelier ones leave.
     has_place = equal.cumsum(dim=-1, dtype=torch.int32) <= k - likelier.sum(dim=-1, keepdim=True)
     ids = (likelier | (equal & has_place)).nonzero()[:, 1].reshape(-1, k)
+    # log of the sum of all other probabilities; where there are none it is NO_LOGPROB, since -inf isn't a number of a
+    # column.
     rest = distribution.scatter(-1, ids, -torch.inf).logsumexp(dim=-1, keepdim=True).clamp(min=NO_LOGPROB)
     # A token that sampling left out has no log-prob: it goes behind the others, and its id is -1 in the end.
     ids = ids.masked_fill(of_tokens.gather(-1, ids).isinf(), num_tokens).sort(dim=-1).values
@@ -311,10 +318,12 @@ def divergence_of(p: Tensor, q: Tensor, is_outcome: Tensor, *, beta: float) -> T
     p = p.masked_fill(~is_outcome, 0.0)
     q = q.masked_fill(~is_outcome, 0.0)
     if beta == 0.0:
+        # The teacher's q is constant: the gradient goes through p alone.
         terms = q.exp() * (q - p)
     elif beta == 1.0:
         terms = p.exp() * (p - q)
     else:
+        # log m: in the log domain, where a tiny probability doesn't round to 0.
         m = torch.logaddexp(q + math.log(beta), p + math.log1p(-beta))
         terms = beta * q.exp() * (q - m) + (1.0 - beta) * p.exp() * (p - m)
     return terms.masked_fill(~is_outcome, 0.0).sum(dim=-1)
@@ -329,6 +338,7 @@ def ids_of(teacher_top: Tensor) -> Tensor:
     k = teacher_top.shape[1] // 2
     ids = teacher_top[:, :k]
     logprobs = teacher_top[:, k:]
+    # Neighbours that are equal after a sort are an id that stands twice; -1 may, where tokens aren't there.
     in_order = ids.sort(dim=1).values
     is_wrong = (
         (ids != ids.round())
@@ -343,4 +353,5 @@ def ids_of(teacher_top: Tensor) -> Tensor:
             "other tokens, add up to 1",
             field=f"column {TEACHER_TOP}",
         )
+    # -1, no token, becomes 0, which each vocabulary has.
     return ids.clamp(min=0.0).to(torch.int64)

@@ -49,6 +49,7 @@ def gpu_kind() -> str:
 def cpu_kind() -> str:
     """Returns the CPU's model and vector instructions: by both, libraries choose kernels and cut matrix products."""
     name, flags = model_and_vector_flags()
+    # 4 bytes of the flags: the list is some kilobytes long, and only its equality matters.
     digest = hashlib.blake2b(" ".join(flags).encode(), digest_size=4).hexdigest()
     chosen = [f"{name}={os.environ[name]}" for name in CHOOSERS if name in os.environ]
     capability = torch.backends.cpu.get_cpu_capability()
@@ -76,6 +77,7 @@ def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     Returns:
         float32 [N, outputs].
     """
+    # The operator transposes `weight` itself, as functional.linear does; "none" is the function applied behind it.
     return torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], "")
 
 
@@ -109,7 +111,10 @@ def use_onednn(model: M) -> M:
         log.warning("this build of torch has no oneDNN for this CPU: torch's own library multiplies")
         return model
     for module in model.modules():
+        # Exactly: a subclass may compute something else than a product and a bias.
         if type(module) is nn.Linear:
+            # The same parameters and hooks: a new layer would have to be put into its parent, and would lose a tied
+            # weight.
             module.__class__ = OneDnnLinear
     return model
 
@@ -138,6 +143,7 @@ class _Linear(torch.autograd.Function):
         if needs_weight:
             of_weight = multiply(gradient.t(), _filled_up(rows).t())  # [outputs, N] · [N, K]; rows of zeros add nothing
         if needs_bias:
+            # By torch: over the rows, those of zeros among them, which add nothing.
             of_bias = gradient.sum(0)
         return of_rows, of_weight, of_bias
 
@@ -146,11 +152,13 @@ def _product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiplies rows [N, K], filled up to a multiple of ROWS, and cuts the product to [N, outputs]."""
     filled = _filled_up(rows)
     product = multiply(filled, weight, bias)
+    # The rows of zeros give rows that are cut off: the bias alone.
     return product if filled is rows else product[: len(rows)]
 
 
 def _filled_up(rows: Tensor) -> Tensor:
     """Appends rows of zeros until their number is a multiple of ROWS; rows that are such a multiple come back as is."""
+    # -n modulo ROWS: the rows up to the next multiple, 0 at a multiple.
     missing = -len(rows) % ROWS
     if not missing:
         return rows

@@ -118,12 +118,15 @@ def measured(width: int = WIDTH, rounds: int = ROUNDS) -> ProductSpeed:
     def fastest(product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> float:
         seconds: list[float] = []
         for _ in range(rounds):
+            # Processor time, which other processes of a busy machine don't lengthen.
             started_s = time.process_time()
             product(left, right)
             seconds.append(time.process_time() - started_s)
+        # n^3 multiplications and as many additions. The fastest round: noise only ever makes one slower.
         return 2 * width**3 / min(seconds)
 
     num_threads = torch.get_num_threads()
+    # On one core: with several, waiting threads would be counted as work.
     torch.set_num_threads(1)
     try:
         return ProductSpeed(

@@ -58,6 +58,7 @@ class _AsSampled(torch.autograd.Function):
         ctx.blocked = blocked
         # [L, H, D] by token.
         queries, keys, values = (heads[0].transpose(0, 1) for heads in (query, key, value))
+        # Grouped queries where there are fewer heads of keys than of queries.
         options = {"scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
         parts = [part(queries, keys, values, layout, options) for part in (_prompts, _responses)]
         return torch.cat(parts).index_select(0, layout.sampled_source)[None]
@@ -80,6 +81,7 @@ def _prompts(query: Tensor, key: Tensor, value: Tensor, layout: SharedPromptLayo
     mask = None
     if prefill.is_padded:
         columns = torch.arange(prefill.width, device=layout.device)
+        # [g] the first real column of each prompt.
         first = prefill.width - layout.prompt_lengths
         # bool [g, 1, W, W]: causal, without the padding on the left.
         mask = ((columns[None, :] <= columns[:, None]) & (columns >= first[:, None, None]))[:, None]
@@ -95,12 +97,15 @@ def _responses(
         return query[:0]
     queries = query[layout.response_tokens]
     keys, values = (heads[layout.row_columns].transpose(1, 2) for heads in (key, value))
+    # [r] the columns of the prompt before each response.
     lengths = layout.prompt_lengths[layout.prompt_of_response]
     columns = torch.arange(layout.row_columns.shape[1], device=layout.device)
     attended = torch.empty_like(queries)
+    # One query of each response at a time: the shapes of a generator's step, and so its kernel and its order of sums.
     for number in range(queries.shape[1]):
         # Token `number` of a response stands in the column behind its prompt and the tokens before it.
         seen = columns <= (lengths + number)[:, None]
+        # A float mask, 0.0 or -inf, as the generator's step has: a boolean one takes another kernel.
         mask = torch.zeros(seen.shape, dtype=query.dtype).masked_fill_(~seen, float("-inf"))[:, None, None]
         step = scaled_dot_product_attention(queries[:, number, :, None], keys, values, attn_mask=mask, **options)
         attended[:, number] = step[:, :, 0]

@@ -126,9 +126,11 @@ def _by_blocks(may_see: Callable[..., Tensor], size: int, device: torch.device) 
     counts: list[Tensor] = []
     for start in range(0, size, MASK_ROWS):
         queries = torch.arange(start, min(start + MASK_ROWS, size), device=device)
+        # -n % BLOCK fills up to a whole block; what is filled up is never seen.
         seen = pad(may_see(0, 0, queries[:, None], keys), (0, -size % BLOCK, 0, -len(queries) % BLOCK))
         counts.append(seen.view(-1, BLOCK, seen.shape[1] // BLOCK, BLOCK).sum((1, 3), dtype=torch.int32))
     pairs = torch.cat(counts)[None, None]
+    # A full block needs no mask; a padded one is never full, and is masked.
     is_full = pairs == BLOCK * BLOCK
     return BlockMask.from_kv_blocks(
         *_first_the_computed(~is_full & (pairs > 0)),
@@ -144,6 +146,7 @@ def _first_the_computed(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
     blocks: bool [1, 1, Q, K].
     """
+    # Stable: the blocks that are computed stay in ascending order, and so does the order of their sums (I7).
     numbers = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32), numbers.int()
 
@@ -227,6 +230,8 @@ def _split_attention(
         owner = layout.prompt_of_response
         responses = _attend(
             rows(query, layout.response_tokens),
+            # [r, H_kv, P + R, D]: the prompt's columns first, padding included, then the response's, as `response_mask`
+            # counts them.
             torch.cat((prompt_keys.index_select(0, owner), rows(key, layout.response_tokens)), dim=2),
             torch.cat((prompt_values.index_select(0, owner), rows(value, layout.response_tokens)), dim=2),
             attn_mask=layout.response_mask(window),

@@ -80,6 +80,7 @@ class SharedPromptLayout:
     def own_start(self) -> Tensor:
         """int32 [L]: first token of the prompt or response that a token is of."""
         lengths = [length for group in self.groups for length in (group.prompt_tokens, *group.response_tokens)]
+        # The start of each piece, repeated for each of its tokens.
         return self._tensor(np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)).int()
 
     @functools.cached_property
@@ -122,6 +123,7 @@ class SharedPromptLayout:
         for number, (start, group) in enumerate(self._starts()):
             source[start : start + group.prompt_tokens] = number * width + np.arange(group.prompt_tokens)
         responses = self._responses()
+        # Responses follow all prompts, each of which takes the width of the longest.
         offset = len(self.groups) * width
         width = max((length for _, _, length in responses), default=0)
         for number, (_, start, length) in enumerate(responses):
@@ -153,6 +155,7 @@ class SharedPromptLayout:
         starts = self._starts()
         responses = self._responses()
         longest = max(self.groups[number].prompt_tokens + length for number, _, length in responses)
+        # -(-n // m) * m: n rounded up to a multiple of m.
         columns = np.zeros((len(responses), -(-longest // COLUMNS) * COLUMNS), dtype=np.int64)
         for row, (number, at, length) in zip(columns, responses, strict=True):
             start, group = starts[number]
@@ -189,6 +192,7 @@ class SharedPromptLayout:
         prompt_length = self.prompt_lengths[self.prompt_of_response]
         prompt_index = torch.arange(width, device=self.device)
         index = torch.arange(length, device=self.device)
+        # All of it is written below: prompt columns [0, P), response columns [P, P + R).
         mask = torch.empty(len(prompt_length), length, width + length, dtype=torch.bool, device=self.device)
         # Keys of the prompt [r, 1, P]: no padding. Keys of the response [R, R]: causal, so that padding is never seen.
         mask[:, :, :width] = (prompt_index < prompt_length[:, None])[:, None, :]
@@ -209,6 +213,7 @@ class SharedPromptLayout:
         """Returns (group, index of the first token, tokens) of each response that has input tokens."""
         responses = []
         for number, (start, group) in enumerate(self._starts()):
+            # A response of a single token has no input, and no row here.
             at = start + group.prompt_tokens
             for length in group.response_tokens:
                 if length:

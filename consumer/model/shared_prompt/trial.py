@@ -90,10 +90,12 @@ def _try(model: PreTrainedModel, expected: list[Tensor]) -> None:
         takers = f"{len(layout.windows_seen)} of its {config.num_hidden_layers} layers"
         raise _refusal(causal_lm, f"has {takers} that take their attention from transformers' attention interface")
     slides = _num_sliding_layers(config)
+    # A layer that keeps its window to itself would look back too far in a packed sequence.
     if sum(window is not None for window in layout.windows_seen) != slides:
         raise _refusal(causal_lm, f"does not tell {slides} of its layers their sliding window")
     at = len(TRIAL_PROMPT)
     for response, alone in zip(TRIAL_RESPONSES, expected, strict=True):
+        # The prompt's states, computed once, and this response's own.
         states = torch.cat((packed[: len(TRIAL_PROMPT)], packed[at : at + len(response)]))
         largest = TOLERANCE.get(alone.dtype, 0.1) * alone.abs().max()
         # NaN is not above it: a policy that is not finite is refused where its loss is taken, as diverged.
