@@ -160,6 +160,7 @@ def checked_group(batch: PromptBatch, answers: Sequence[Answer], *, vocabulary_t
             f"batch {batch.batch_id}: the engine answered {len(answers)} of {num_samples(batch)} samples of a prompt"
         )
     completions = [_completion(batch, answer, vocabulary_tokens=vocabulary_tokens) for answer in answers]
+    # Greedy samples are equal: one was asked for, and stands for all G.
     return completions * (batch.group_size // len(answers))
 
 
@@ -180,6 +181,7 @@ def _completion(batch: PromptBatch, answer: Answer, *, vocabulary_tokens: int) -
             f"min_new_tokens = {least}",
             cure="take another release of the server",
         )
+    # An absent log-prob is no number, and refused with those that aren't finite.
     values = [math.nan if value is None else value for value in logprobs]
     if not all(map(math.isfinite, values)):
         raise BatchFailed("the model's log-probs are not finite", cure="the weights of this version have diverged")

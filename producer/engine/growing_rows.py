@@ -105,6 +105,7 @@ class HeldRows:
         self._kinds[places] = self._samplings.setdefault(batch.sampling, len(self._samplings))
         self._steps[places] = 0
         self._most[places] = batch.sampling.max_new_tokens
+        # Column t of a row draws its token t.
         self._uniforms[places, : batch.sampling.max_new_tokens] = completion_uniforms(batch)
         for place in places:
             self._kept[place] = []
@@ -126,6 +127,7 @@ class HeldRows:
         """
         at = np.arange(self._num_rows) if places is None else places
         steps = self._steps[at]
+        # [N]: for each row the uniform of the token that it draws now.
         drawn = self._sample(logits, at, self._uniforms[at, steps])
         self._tokens[at, steps] = tokens = drawn.tokens
         self._logprobs[at, steps] = drawn.logprobs
@@ -137,6 +139,7 @@ class HeldRows:
         for sampling, kind in self._samplings.items():
             of_kind = np.flatnonzero(self._kinds[at] == kind)
             stopped[of_kind] = self._ends.reached(tokens[of_kind], sampling, partial(self._tail, at[of_kind]))
+        # steps was read before this token was added: hence + 1.
         has_ended = stopped | (steps + 1 == self._most[at])
         if not has_ended.any():
             return tokens, at[:0]
@@ -166,6 +169,7 @@ class HeldRows:
         gone[places] = True
         num_rows = self._num_rows - len(places)
         target = np.flatnonzero(gone[:num_rows])
+        # As many rows stay behind the new end as there are holes before it.
         source = num_rows + np.flatnonzero(~gone[num_rows:])
         return self._move(Moves(source=source, target=target, num_rows=num_rows))
 

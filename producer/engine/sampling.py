@@ -74,10 +74,12 @@ def sample(logits: Logits, sampling: SamplingParams, uniforms: Floats, contexts:
         rows = slice(start, min(start + block, num_rows))
         before = None if contexts is None else contexts.rows(rows)
         logprobs = log_distribution(logits[rows], sampling, before)
+        # A row's uniform is its own: the column of its next token, whatever rows are beside it.
         tokens = choose(logprobs, sampling, uniforms[rows])
         drawn.tokens[rows] = _on_host(tokens)
         drawn.logprobs[rows] = _on_host(logprobs[list(range(len(tokens))), tokens])
         if sampling.truncation:
+            # start: the numbers of the rows in all of N, and not in this block.
             drawn.kept_ids.update(enumerate(_kept_sets(_on_host(logprobs > -np.inf)), start=start))
     if not np.isfinite(drawn.logprobs).all():
         raise not_finite()
@@ -118,11 +120,13 @@ def log_distribution(logits: Logits, sampling: SamplingParams, contexts: Context
         # Exactly k tokens a row stay. The sort is of the negated values, so the most likely come first, and it is
         # stable: the lower id wins a tie, so that the choice does not depend on the sort.
         order = library_of(values).argsort(-values, axis=-1, stable=True)
+        # Columns k and on of the order are the ids of the less likely tokens.
         _put(values, order[:, sampling.top_k :], -np.inf)
     if sampling.top_p < 1.0:
         _keep_top_p(values, sampling.top_p)
     if sampling.min_p is not UNSET:
         # The most likely token stands at 0: its probability times min_p is at log(min_p).
+        # Both sides are logarithms: p < min_p · p_max. A token at the bound stays.
         values[values < np.log(sampling.min_p)] = -np.inf
     return normalised(values)
 
@@ -142,8 +146,10 @@ def draw(logprobs: Floats, uniforms: Floats) -> NDArray[np.int64]:
     """
     cumulative = np.exp(logprobs)
     np.cumsum(cumulative, axis=-1, out=cumulative)
+    # [N, 1], by the total of each row.
     targets = uniforms[:, None] * cumulative[:, -1:]
     # A row of cumulative sums never falls: the number of those up to the target is the place of the first above it.
+    # <=, not <: at a uniform of 0.0 tokens of probability 0 in front are passed over.
     return (cumulative <= targets).sum(axis=-1)
 
 
@@ -211,6 +217,7 @@ def completion_uniforms(batch: PromptBatch) -> Floats:
     generator = np.random.Generator(philox)
     # Counter 0 and an empty buffer: with another key, the state of a stream that was never drawn from.
     at_start = philox.state
+    # Row p·G + g: the samples of a prompt stand side by side.
     rows = [(prompt, sample) for prompt in batch.prompts for sample in range(batch.group_size)]
     uniforms = np.empty((len(rows), batch.sampling.max_new_tokens))
     for row, (prompt, sample) in zip(uniforms, rows, strict=True):
@@ -223,6 +230,7 @@ def completion_uniforms(batch: PromptBatch) -> Floats:
 def _kept_sets(is_kept: NDArray[np.bool_]) -> list[NDArray[np.int32]]:
     """Returns the ids of each row that have a probability, ascending; an empty array where all of them have one."""
     rows, ids = np.nonzero(is_kept)
+    # nonzero goes row by row: a set ends where the number of the row changes.
     sets = np.split(ids.astype(np.int32), np.flatnonzero(np.diff(rows)) + 1)
     return [of_row if len(of_row) < is_kept.shape[-1] else of_row[:0] for of_row in sets]
 
@@ -231,6 +239,7 @@ def _key(batch: PromptBatch, prompt: Prompt, sample: int) -> NDArray[np.uint64]:
     """Hashes the name of a completion to Philox's 128-bit key, as two little-endian words."""
     name = f"{batch.seed}/{batch.iteration}/{batch.purpose}/{prompt.index}/{sample}"
     if prompt.sampler_seed is not UNSET:
+        # A later turn: its seed names the trajectory and the turn, so nothing of the batch is in it.
         name = f"{prompt.sampler_seed}/{sample}"
     return np.frombuffer(hashlib.blake2b(name.encode(), digest_size=16).digest(), dtype="<u8")
 
@@ -251,6 +260,7 @@ def _keep_top_p(values: Any, top_p: float) -> None:
     order = library.argsort(-values, axis=-1, stable=True)
     ordered = values.gather(1, order) if isinstance(values, Tensor) else np.take_along_axis(values, order, axis=-1)
     probabilities = library.exp(ordered)
+    # Of what top-k has left: -inf has probability 0.
     probabilities /= probabilities.sum(axis=-1, keepdims=True)
     sums = cumulative_sums(probabilities) if isinstance(values, Tensor) else probabilities.cumsum(axis=-1)
     # The mass of the tokens before each: 0 for the most likely one, which so stays whatever top_p is.
@@ -288,6 +298,7 @@ class Ends:
         ended = (tokens[:, None] == self.eos_ids).any(axis=1)
         if sampling.stop_token_ids:
             ended |= np.isin(tokens, sampling.stop_token_ids)
+        # An end is only looked for behind so many tokens.
         least = sampling.min_new_tokens or 0
         if sampling.stop:
             window = MARGIN_TOKENS + max(len(text.encode()) for text in sampling.stop)

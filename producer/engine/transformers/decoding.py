@@ -72,6 +72,7 @@ class RoomLayer(DynamicLayer):
             self._used = key_states.shape[-2]
             return key_states, value_states
         end = self._used + key_states.shape[-2]
+        # [row, head, token, head dimension]: the new tokens' columns.
         self.keys[:, :, self._used : end] = key_states
         self.values[:, :, self._used : end] = value_states
         self._used = end
@@ -118,6 +119,7 @@ class Decoding:
         self._model = model
         self._prompt_ids = token_ids
         self._mask = mask
+        # Room for the last token too, though it is never an input.
         num_tokens = token_ids.shape[1] + max_new_tokens
         self._cache = DynamicCache(config=model.config)
         # Layers of another kind (a sliding window, a recurrent state) stay transformers' own.

@@ -46,6 +46,7 @@ class RotaryTable:
         """Rotates [N, H, D] queries or keys."""
         half = heads.shape[-1] // 2
         swapped = torch.cat((heads[..., half:], heads[..., :half]), dim=-1)
+        # [N, H, D] by [N, 1, D]: the rotation of a position is the same for every head.
         return heads * self.cos + swapped * self.signed_sin
 
 

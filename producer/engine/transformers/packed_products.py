@@ -158,6 +158,7 @@ class Product:
     def _by_blocks(self, rows: Tensor) -> Tensor:
         """Multiplies [N, K] rows in blocks of `block_rows`, the last one filled up with zeros."""
         num_rows = rows.shape[0]
+        # -n modulo the block: the rows up to the next multiple.
         missing = -num_rows % self._block_rows
         if missing:
             # Zeros below the last row; pad() counts axes from the last one: (left, right, above, below).

@@ -126,6 +126,7 @@ class SharedDecoding:
             part = slice(start, start + MOST_ROWS)
             self._feed(cache, first + start, contexts[part], [len(past.tokens) for past in pasts[part]])
         places = self._rows.join(growing)
+        # The last token of a context was never an input: the next step feeds it.
         self._tokens[places] = [context[-1] for context in contexts]
         self._positions[places] = [len(context) - 1 for context in contexts]
 
@@ -160,6 +161,7 @@ class SharedDecoding:
 
     def _openings(self, opening: PromptBatch) -> list[Past]:
         """Computes the pasts of the first turn's prompts anew."""
+        # Together, as at the first turn: the width of the padding is part of a prompt's bits.
         past, _ = self._prefilled(opening)
         return [
             Past(tokens=np.frombuffer(prompt.token_ids, dtype="<i4"), keys_and_values=of_prompt[:, :, -length:])
@@ -210,6 +212,7 @@ class SharedDecoding:
             next_tokens, ended = self._rows.append(logits)
         num_rows = len(self._rows)
         self._tokens[:num_rows] = next_tokens
+        # The token that was drawn stands one position behind the last input.
         self._positions[:num_rows] += 1
         self._leave(ended)
         return diverged

@@ -39,6 +39,7 @@ class Past:
 
 def num_common(tokens: Tokens, context: Tokens) -> int:
     """Counts the tokens that both begin with, without the context's last one."""
+    # The context's last token has to go through a step, which gives the logits after it.
     most = min(len(tokens), len(context) - 1)
     return int(np.logical_and.accumulate(tokens[:most] == context[:most]).sum())
 
