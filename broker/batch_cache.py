@@ -45,6 +45,7 @@ class BatchCache:
     def keep(self, batch_id: str, cached: CachedBatch) -> None:
         with self._lock:
             self._batches[batch_id] = cached
+            # The end is the newest: what is let go below is what was put here longest ago.
             self._batches.move_to_end(batch_id)
             num_bytes = sum(cached.num_bytes for cached in self._batches.values())
             # The newest batch stays, however large it is.
@@ -84,6 +85,7 @@ class RolloutCursor:
 
     def keep(self, entry_id: str, entry: RolloutEntry) -> None:
         """Notes an entry that a wait has brought, and keeps it for the next claim where there is room."""
+        # Also where there is no room: the claim brings the entry then, and the next wait must not bring it again.
         self.awaited_entry = entry_id
         if len(self.read_ahead) < READ_AHEAD:
             self.read_ahead[entry_id] = entry

@@ -124,6 +124,7 @@ def fence_of(rows: Mapping[bytes, bytes], counts: Mapping[bytes, bytes]) -> Fenc
     window: tuple[WindowIteration, ...] = ()
     known: list[KnownVersion] = []
     if rows.get(b"ledger_format") == LEDGER_FORMAT:
+        # Packed oldest first; the i-th is committed + 1 + i.
         window = tuple(_open_iteration(entry, counts) for entry in decode(rows[b"window"], list[WindowEntry]))
         known = decode(rows[b"versions"], list[KnownVersion])
         state = "open" if window else "closed"

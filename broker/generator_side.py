@@ -150,10 +150,12 @@ class GeneratorSide(LeasedSide[Claim]):
     ) -> list[Any]:
         """Calls `claim_prompt`, and notes the number of its claim as heard of. The arguments are those of `claim`."""
         spec = self._job.spec
+        # -1 is no version, so nothing that is loaded is preferred.
         version, digest = loaded or (-1, "")
         answer = self._run(
             "claim_prompt",
             generator=self._worker_id,
+            # Stage 0 are prompt batches; claims are numbered from 1.
             heard=self._heard.get(0, 0),
             lease_ms=int(lease_s * 1000),
             max_attempts=spec.rollout.max_attempts,
@@ -166,6 +168,7 @@ class GeneratorSide(LeasedSide[Claim]):
             is_idle=is_idle,
         )
         if answer[0] in (b"claimed", b"hedged"):
+            # Only once the answer is here: a claim that was lost on the way is answered again.
             self._heard[0] = answer[2]
         return answer
 
@@ -235,6 +238,8 @@ class GeneratorSide(LeasedSide[Claim]):
         stages = (batch.purpose == "train" and self._job.stages) or None
         if stages:
             self._check_carried(batch)
+        # The digest is of the batch without what moves from try to try (`batch_digest`), and decides whether a repeat
+        # is one.
         payload, digest = encoded_batch(batch)
         if len(payload) > BATCH_BYTES:
             return PublishOutcome.OVERSIZE  # no spec allows it, and the server would cut the connection
@@ -278,6 +283,7 @@ def _sampled_by(manifest: WeightManifest, batch: PromptBatch) -> PromptBatch:
     for."""
     version = manifest.policy_version
     digest = manifest.weights_digest
+    # Under a lag the fence names the version; the batch was made for the newest that it may have.
     if (batch.policy_version, batch.weights_digest) == (version, digest):
         return batch
     return msgspec.structs.replace(batch, policy_version=version, weights_digest=digest)

@@ -104,6 +104,7 @@ def hosts_waited_for(broker: Broker, job_id: str, *, least: int, now_s: float) -
     if packed is None:
         return f"{least} hosts, and none offers its ranks: start consumers with ONBEAT_NETWORK"
     group = decode(packed, HostGroup)
+    # until_ms is ms of the server's clock, now_s seconds of it.
     if any(member.until_ms <= 1000 * now_s for member in group.members):
         group = replace(group, members=(), sealed=0)  # as the script has it in its next call
     if group.sealed:

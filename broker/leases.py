@@ -102,6 +102,7 @@ class LeasedSide(ABC, Generic[C]):
         """Begins the leases anew; returns those that are no longer this worker's (I5)."""
         states: list[bytes] = []
         for first in range(0, len(claims), MAX_LEASES):
+            # As many as one call takes: a call that is too large is refused whole.
             leases = [self._lease_of(claim) for claim in claims[first : first + MAX_LEASES]]
             states += self._run("renew", leases=leases)[1:]
         return Renewal(

@@ -58,6 +58,7 @@ def dispatch_chunks(batches: Iterable[PromptBatch], *, num_open: int = 1) -> Ite
     num_bytes = 0
     for batch in batches:
         payload = encode(batch)
+        # A single batch goes in any case, however large.
         if chunk.batches and (num_bytes + len(payload) > CHUNK_BYTES or len(chunk.batches) == CHUNK_BATCHES):
             yield chunk
             chunk = DispatchChunk([], [])
@@ -78,6 +79,7 @@ def dispatch_chunks(batches: Iterable[PromptBatch], *, num_open: int = 1) -> Ite
 
 def opening_arguments(opening: IterationOpening, chunks: Iterator[DispatchChunk]) -> tuple[dict[str, Any], list[bytes]]:
     """Returns an opening as scripts know it (prelude.lua), with the first of the chunks; and that chunk's payloads."""
+    # Takes the first chunk out of the iterator: the caller dispatches what is left in it.
     first = next(chunks, DispatchChunk([], []))
     following = {
         "iteration": opening.iteration,

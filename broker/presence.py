@@ -79,6 +79,7 @@ class _Board(Generic[Seen]):
         for name, value in zip(names_and_values[0::2], names_and_values[1::2], strict=True):
             at_ms, _, record = value.partition(b" ")
             ago_s = math.inf  # of a time that can't be read
+            # A longer number is no time in ms, and a quotient of it may be too large for a float.
             if at_ms.isdigit() and len(at_ms) < 20:
                 ago_s = (int(now_ms) - int(at_ms)) / 1000  # negative after a clock stepped back
             try:
@@ -166,6 +167,7 @@ def compare(services: Iterable[Dependency], own_id: str, live: Sequence[WorkerSe
         met = [(peer.seen_s, peer.service(service.name)) for peer in others]
         service.others_miss = any(theirs.away_s is not None for _, theirs in met)
         answers_s = [seen_s + theirs.answered_s for seen_s, theirs in met if theirs.answered_s is not None]
+        # Seconds: how long the service has been away at this process' last beat.
         away_s = own.service(service.name).away_s if own else None
         if own and away_s is not None and any(answer_s < own.seen_s + away_s - 1.0 for answer_s in answers_s):
             service.reached_by_others()

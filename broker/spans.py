@@ -55,6 +55,7 @@ class SpanStream:
         if not entries:
             return []
         milliseconds, number = map(int, entries[-1][0].split(b"-"))
+        # An id is MS-NUMBER: the next number is the first id that stays.
         self._broker.write("XTRIM", "spans", "MINID", f"{milliseconds}-{number + 1}", job=self._job_id)
         spans = [span for _, fields in entries for span in self._spans(fields.get(FIELD, b""))]
         return [span for span in spans if is_plausible(span)]

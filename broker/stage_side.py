@@ -259,11 +259,14 @@ class StageSide(LeasedSide[ClaimedItem]):
         first = packed[0].item
         has_inputs = bool(planned.after)
         digests: list[str] = []
+        # Digests are only kept of columns that another stage is made of.
         if self.plan.is_read(number - 1):  # the plan counts from 0
             digests = [content_digest(item.columns) for item in packed]
         for item, columns in packed:
             payloads.append(columns)
             if has_inputs:
+                # In the order in which the script puts the digests of its inputs together: stage by stage, item by
+                # item.
                 payloads.append("".join(item.input_digests).encode())
         return {
             "stage": number,
@@ -312,6 +315,7 @@ class StageSide(LeasedSide[ClaimedItem]):
         digests: list[str] = []
         for before in planned.after:
             size = self.plan.stages[before].item_rows(**sizes)  # rows of an item of the earlier stage
+            # rows is half-open: its last row is stop - 1.
             parts = range(rows.start // size, (rows.stop - 1) // size + 1)
             packed = [values[item_fields(before + 1, claimed_rows.batch_id, part).columns] for part in parts]
             digests += [content_digest(values) for values in packed]
@@ -320,6 +324,8 @@ class StageSide(LeasedSide[ClaimedItem]):
             for name in planned.inputs:
                 if name in columns[0]:
                     of_parts = [value for part in columns for value in part[name]]
+                    # The parts may begin before this item's rows, and end behind them: first is the row that they begin
+                    # with.
                     inputs[name] = of_parts[rows.start - first : rows.stop - first]
         return ClaimedItem(
             stage=planned.name,
@@ -338,6 +344,7 @@ class StageSide(LeasedSide[ClaimedItem]):
     def _find(self, stage: str) -> tuple[int, PlannedStage]:
         """Returns (the stage's number, which scripts count from 1; the stage)."""
         try:
+            # Scripts count stages from 1, since 0 stands for rollouts; the plan counts from 0.
             number = 1 + self.plan.index(stage)
         except KeyError:
             names = ", ".join(stage.name for stage in self.plan.stages) or "none"

@@ -60,6 +60,7 @@ class TrainerSide:
         self._epoch: int | None = None
         self._engine: str | None = None
         """The kind of engine that sampled the first rollouts that this trainer claimed, of a deterministic job."""
+        # One for each slot: iteration t reads with the cursor of t % num_open.
         self._cursors = [RolloutCursor() for _ in range(num_open)]
 
     @property
@@ -126,6 +127,7 @@ class TrainerSide:
         )
         if outcome != b"published":
             raise FenceViolation(f"version {version} cannot be announced: {_said(outcome, rest)}", field="digest")
+        # Without a lag the opening wakes the generators: they hear of files while they wait for it.
         if self._num_open > 1:
             # It wakes the generators that receive versions while they sample: they wait for files.
             file = manifest.files[-1]
@@ -217,6 +219,7 @@ class TrainerSide:
                 "restore_chain",
                 *[encode(record) for record in chunk],
                 committed=committed,
+                # The chain's digests in the same order as the payloads.
                 digests=[record_digest(record) for record in chunk],
                 previous=chunk[0].previous,
             )
@@ -267,9 +270,11 @@ class TrainerSide:
             payloads = self._beside_columns(iteration, with_columns)
         arrived: list[Arrived] = []
         for entry_id, entry in claimed.items():
+            # None: the batch has columns, and was read next to them. b"" was replaced above.
             payload = payloads[entry.batch_id] if entry.payload is None else entry.payload
             digest = entry.digest.decode()
             batch = decode(payload, RolloutBatch)
+            # Over what was decoded: a payload that another program has changed is found here, before it is trained.
             if batch_digest(batch) != digest:
                 raise FenceViolation(f"batch {batch.batch_id} is not what the ledger recorded", field="digest")
             arrived.append(Arrived(batch=batch, digest=digest, num_bytes=len(payload)))
@@ -304,6 +309,7 @@ class TrainerSide:
         items = all_items(self._plan, batch)
         if not items:
             return {}
+        # The plan counts stages from 0, keys from 1.
         fields = [item_fields(index + 1, batch.batch_id, item).columns for index, item in items]
         slot = self._keys.slot_of(batch.iteration)
         with self._broker.call():
@@ -335,6 +341,7 @@ class TrainerSide:
         """
         cursor = self._cursor_of(iteration)
         stream = self._keys.slot_of(iteration).rollouts
+        # BLOCK 0 would wait for ever.
         block_ms = max(1, int(timeout_s * 1000))
         with self._broker.call(blocks_s=timeout_s):
             rows = self._broker.connections.ask(
@@ -364,6 +371,7 @@ class TrainerSide:
 
         Raises FencedOff, or FenceViolation where a restarted server has lost the opening of this iteration.
         """
+        # Without ids first: in a whole iteration, which is nearly always, no batch is asked for.
         if self._lost(iteration, ()) is None:
             return 0
         lost: set[str] = set()
@@ -445,6 +453,7 @@ class TrainerSide:
         )
         if outcome not in (b"committed", b"already_committed"):
             raise FenceViolation(f"iteration {record.iteration} cannot be committed: {_said(outcome, rest)}")
+        # The slot is the next iteration's now: what was read ahead of it is gone from the stream.
         self._cursor_of(record.iteration).read_ahead.clear()
         if opening and outcome == b"committed":
             self._dispatch(opening.iteration, chunks)
