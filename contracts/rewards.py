@@ -148,6 +148,7 @@ class OverlongReward(Component, tag="overlong", frozen=True, kw_only=True):
     @property
     def free_tokens(self) -> int:
         """Longest completion without punishment."""
+        # At this length the punishment is 0.0; at max_tokens it is -1.0.
         return self.max_tokens - self.buffer_tokens
 
 
@@ -260,6 +261,7 @@ class RewardRequest(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if len(self.items) % self.group_size:
             raise ValueError(f"{len(self.items)} items are no whole groups of {self.group_size}")
+        # Each place once: a completion that is scored twice would count twice in what is waited for.
         places = set(self.places)
         if len(places) < len(self.places) or not places <= set(range(len(self.items))):
             raise ValueError("`asked` names a place twice, or one that no item has")
@@ -389,6 +391,7 @@ def breakdown_names(components: tuple[RewardComponent, ...]) -> tuple[str, ...]:
     names: list[str] = []
     for component in components:
         name = component.name
+        # exact, exact_2, exact_3: counted by the components before it, in the order of the spec.
         num_earlier = sum(earlier == name or earlier.startswith(f"{name}_") for earlier in names)
         if num_earlier:
             name = f"{name}_{num_earlier + 1}"

@@ -130,6 +130,7 @@ class PromptBatch(Batch, frozen=True, kw_only=True):
         """Returns the prompt at a place of the batch after so many others there; None beyond the reserves."""
         if num_resamples > len(self.reserves):
             return None
+        # Round r of the batch samples rounds[r] at the places that are still open.
         rounds = [self.prompts, *self.reserves]
         return rounds[num_resamples][place]
 
@@ -149,6 +150,7 @@ class Turn(Record, frozen=True, kw_only=True):
     the prompt."""
 
     def __post_init__(self) -> None:
+        # Half-open: [start, end).
         if self.end <= self.start:
             raise ContractViolation("a turn has one sampled token or more", field="turns")
         if self.sees_from is not UNSET and self.sees_from >= self.start:
@@ -176,6 +178,7 @@ class Trajectory(Record, frozen=True, kw_only=True):
     @property
     def reward(self) -> float:
         """The sum of what the environment gave, or the score that is stated for its failure."""
+        # fsum: the sum of the same rewards in whole has the same bits everywhere.
         return math.fsum(turn.reward for turn in self.turns)
 
 
@@ -199,6 +202,7 @@ class Completion(Record, frozen=True, kw_only=True):
         _check_array(self.token_ids, "token_ids", min_items=1)
         if self.trajectory is not UNSET:
             _check_turns(self.trajectory.turns, num_tokens=self.num_tokens)
+        # 4 bytes each, and none for an observation: a log-prob too many would shift all behind it by one token.
         if len(self.generator_logprobs) != ITEM_BYTES * self.num_sampled:
             raise ContractViolation("one log-prob per token that was sampled is needed", field="generator_logprobs")
         # A byte of 0 ends a set, and stands nowhere else.
@@ -208,6 +212,7 @@ class Completion(Record, frozen=True, kw_only=True):
     @property
     def is_truncated(self) -> bool:
         """True where it was cut before it had ended: at the longest of its (last) turn, or by its environment."""
+        # The environment's word comes first: its last turn may have ended by itself.
         if self.trajectory is not UNSET and self.trajectory.stop == "truncated":
             return True
         return self.finish_reason == "length"
@@ -225,6 +230,7 @@ class Completion(Record, frozen=True, kw_only=True):
         follows the prompt, each other one begins anew."""
         if self.trajectory is UNSET:
             return ((0, 0, self.num_tokens),)
+        # Backwards, so that of the turns that begin with the same token the first one's start stays.
         starts = {turn.sees_from or 0: turn.start for turn in self.trajectory.turns[::-1]}
         ends = [*sorted(starts)[1:], self.num_tokens]
         return tuple((begin, starts[begin], end) for begin, end in zip(sorted(starts), ends, strict=True))
@@ -281,6 +287,7 @@ class RolloutGroup(Record, frozen=True, kw_only=True):
     @property
     def has_equal_rewards(self) -> bool:
         """True where the group teaches nothing, so that its place is worth another prompt."""
+        # Exactly equal: a difference in the last bit is a difference that a group's deviation blows up.
         return len({rollout.reward for rollout in self.rollouts}) == 1
 
 
