@@ -33,10 +33,10 @@ from transformers.utils import logging as transformers_logging
 from benchmarks._batches import one_group
 from benchmarks._results import REPOSITORY, write_result
 from benchmarks._tensor_memory import peak_bytes
-from consumer.gradient.advantages.estimators import group_advantages
+from consumer.gradient.advantages.estimators import batch_rewards, group_advantages
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner, OptimizerStep
-from consumer.gradient.micro_batch import Packing, batch_rewards, make_micro_batch
+from consumer.gradient.micro_batch import Packing, make_micro_batch
 from contracts.encoding.wire import convert
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings

@@ -134,11 +134,12 @@ class Learner:
         )
         if kept_batch is not None and (self.spec.algorithm.updates_per_iteration > 1 or not is_first):
             self.kept_batches.append(kept_batch)
-        trained = self._trained(stats, batch, started_s, with_reference=self.reference is not None, is_trained=is_first)
+        logprobs: tuple[bytes | None, ...] | None = None
         recording = self.spec.recording_policy
-        if not recording.takes(batch.batch_id, purpose=batch.purpose, seed=self.spec.seed):
-            return trained
-        return replace(trained, logprobs=measured_logprobs(batch, kept_batch))
+        if recording.takes(batch.batch_id, purpose=batch.purpose, seed=self.spec.seed):
+            logprobs = measured_logprobs(batch, kept_batch)
+        trained = self._trained(stats, batch, started_s, with_reference=self.reference is not None, is_trained=is_first)
+        return replace(trained, logprobs=logprobs)
 
     def train_again(self, check: Callable[[], None], mini_batch: int = 0) -> Iterator[Trained]:
         """Trains a mini-batch's kept batches under the weights of the last step; `check` is called before each."""

@@ -24,7 +24,7 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 from torch import Tensor
 
-from consumer.gradient.advantages.estimators import batch_advantages, compared_rewards
+from consumer.gradient.advantages.estimators import batch_advantages, batch_rewards, compared_rewards
 from consumer.gradient.advantages.gae import Estimates
 from consumer.gradient.advantages.group_relative import shuffled_rewards
 from consumer.model.inputs import KeptSets, ModelInputs, of_sampled, packed_inputs, padded_inputs
@@ -190,11 +190,6 @@ def _check_columns(batch: RolloutBatch, spec: JobSpec) -> None:
         is_from_model = name == REFERENCE_LOGPROBS and spec.loads_reference
         if is_read and name not in columns and not is_from_model:
             raise ContractViolation(f"batch {batch.batch_id} came without the column {name}", field="columns")
-
-
-def batch_rewards(batch: RolloutBatch) -> NDArray[np.float64]:
-    """Returns the rewards, float64 [k, G], in the order of the batch."""
-    return np.array([[rollout.reward for rollout in group.rollouts] for group in batch.groups], dtype=np.float64)
 
 
 def rows_that_teach(advantages: NDArray[np.float64], *, every_row: bool) -> NDArray[np.int64]:

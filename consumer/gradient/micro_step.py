@@ -25,14 +25,15 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from consumer.gradient.accumulation import GradientAccumulator
+from consumer.gradient.advantages.estimators import batch_rewards
 from consumer.gradient.advantages.gae import Estimates
-from consumer.gradient.advantages.group_relative import turns_of
+from consumer.gradient.advantages.group_relative import flat_advantages
 from consumer.gradient.credit import credited, needs_outputs
 from consumer.gradient.log_probs import token_outputs
 from consumer.gradient.losses.base import BatchSizes
 from consumer.gradient.losses.family import policy_loss
-from consumer.gradient.micro_batch import MicroBatch, batch_rewards, lay_out
-from consumer.gradient.statistics import BatchStats, Mismatch, joined, measure_mismatch
+from consumer.gradient.micro_batch import MicroBatch, lay_out
+from consumer.gradient.statistics import BatchStats, mismatch_over
 from consumer.gradient.terms.base import LossTerm, TermInputs, TermLoss, TokenOutputs, needs_every_row
 from consumer.gradient.terms.correction import Correction
 from consumer.gradient.terms.table import terms_of_job
@@ -118,7 +119,7 @@ def train_micro_batch(
         if policy.critic is not None:
             # The rewards of an untrained batch went through no critic, and are no advantages.
             advantages = np.zeros_like(advantages)
-        return replace(measured, advantages=_flat(advantages, batch)), None
+        return replace(measured, advantages=flat_advantages(advantages, batch)), None
     forward = functools.partial(
         token_outputs, policy, terms=terms, reference=reference, temperature=spec.rollout.sampling.temperature
     )
@@ -159,9 +160,9 @@ def train_micro_batch(
             )
     stats = replace(
         _with_losses(measured, losses),
-        mismatch=joined(_mismatch(one_pass, spec.algorithm) for one_pass in kept_passes),
-        advantages=_flat(layout.advantages, batch),
+        advantages=flat_advantages(layout.advantages, batch),
         trained_rows=tuple(np.concatenate([one_pass.rows for one_pass in layout.passes]).tolist()),
+        mismatch=mismatch_over(kept_passes, learns_given=spec.algorithm.learns_given),
     )
     return stats, KeptBatch(batch=batch, stats=stats, passes=tuple(kept_passes))
 
@@ -346,17 +347,6 @@ def _train_pass(
     return replace(loss, loss_sum=loss.loss_sum.detach())
 
 
-def _mismatch(kept_pass: KeptPass, algorithm: AlgorithmSpec) -> Mismatch:
-    """Measures how far the policy and the generator are apart over the tokens of a pass."""
-    old_logprobs = kept_pass.old_logprobs
-    # The generator's log-probs, as the tokens were sampled; the trainer's are the first argument below.
-    sampler_logprobs = kept_pass.micro_batch.generator_logprobs.to(old_logprobs.device)
-    if algorithm.learns_given:
-        # A completion of the data set was sampled by no policy, from which this one could be apart.
-        sampler_logprobs = old_logprobs
-    return measure_mismatch(old_logprobs, sampler_logprobs, kept_pass.micro_batch.loss_mask.to(old_logprobs.device))
-
-
 def _with_losses(stats: BatchStats, losses: Sequence[PassLoss]) -> BatchStats:
     """Returns the batch's numbers with the loss and the sums over its passes."""
     sums: dict[str, float] = {}
@@ -364,11 +354,3 @@ def _with_losses(stats: BatchStats, losses: Sequence[PassLoss]) -> BatchStats:
         for name, value in loss.sums.items():
             sums[name] = sums.get(name, 0.0) + value
     return replace(stats, loss_sum=sum(loss.loss_sum.item() for loss in losses), term_sums=sums)
-
-
-def _flat(advantages: NDArray[np.float64], batch: RolloutBatch) -> tuple[float, ...]:
-    """Returns the advantage of every completion, or of every turn that was played."""
-    if advantages.ndim == 3:
-        # [k, G, K] → the turns that were played, in order: turn number < the completion's turns.
-        advantages = advantages[np.arange(advantages.shape[2]) < turns_of(batch)[:, :, None]]
-    return tuple(advantages.reshape(-1).tolist())

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from consumer.gradient.advantages.estimators import ADVANTAGES, clipped
 from consumer.gradient.cost import TrainingCost
 from consumer.gradient.losses.family import policy_loss
+from consumer.gradient.micro_batch import MicroBatch
 from consumer.gradient.terms.base import LossTerm, Metric, StepSums, metrics_of, share
 from contracts.errors import ContractViolation
 from contracts.spec.algorithm import AlgorithmSpec
@@ -218,6 +220,42 @@ def measure_mismatch(trainer_logprobs: Tensor, generator_logprobs: Tensor, loss_
         # Natural logarithm of each response's product of rho, over its sampled tokens.
         log_weights=tuple(gaps.sum(dim=1).tolist()),
     )
+
+
+class MeasuredPass(Protocol):
+    """The part of a pass that says how far the policy and the generator are apart."""
+
+    @property
+    def old_logprobs(self) -> Tensor:
+        """[R, T] of the policy before the iteration's first step."""
+        ...
+
+    @property
+    def micro_batch(self) -> MicroBatch:
+        """The rows, with the generator's log-probs and the mask of the sampled tokens."""
+        ...
+
+
+def mismatch_over(passes: Sequence[MeasuredPass], *, learns_given: bool) -> Mismatch:
+    """Measures how far the policy and the generator are apart over the tokens of a batch.
+
+    Args:
+        passes: The batch's.
+        learns_given: True where completions of the data set are learned: they were sampled by no policy, from which
+            this one could be apart.
+
+    Raises:
+        ContractViolation: As `measure_mismatch`.
+    """
+    mismatches: list[Mismatch] = []
+    for one_pass in passes:
+        trainer_logprobs = one_pass.old_logprobs
+        generator_logprobs = trainer_logprobs
+        if not learns_given:
+            generator_logprobs = one_pass.micro_batch.generator_logprobs.to(trainer_logprobs.device)
+        loss_mask = one_pass.micro_batch.loss_mask.to(trainer_logprobs.device)
+        mismatches.append(measure_mismatch(trainer_logprobs, generator_logprobs, loss_mask))
+    return joined(mismatches)
 
 
 def iteration_scaling(batches: Sequence[BatchStats], algorithm: AlgorithmSpec) -> Scaling:

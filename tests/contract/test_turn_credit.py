@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from consumer.gradient.advantages.estimators import batch_advantages
+from consumer.gradient.advantages.estimators import batch_advantages, batch_rewards
 from consumer.gradient.assembly import make_learner
-from consumer.gradient.micro_batch import batch_rewards
 from consumer.model.policy import Policy
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings

@@ -108,6 +108,11 @@ def penalised_advantages(rewards: Rewards, penalties: Rewards, algorithm: Algori
     return group_advantages(rewards, algorithm) - of_penalties(penalties)
 
 
+def batch_rewards(batch: RolloutBatch) -> Rewards:
+    """Returns the rewards, float64 [k, G], in the order of the batch."""
+    return np.array([[rollout.reward for rollout in group.rollouts] for group in batch.groups], dtype=np.float64)
+
+
 def compared_rewards(batch: RolloutBatch, rewards: Rewards, spec: JobSpec) -> Rewards:
     """Returns [k, G]. rewards: as earned, [k, G]."""
     if not spec.algorithm.advantage_kind.normalises_components:

@@ -113,6 +113,14 @@ def turns_of(batch: RolloutBatch) -> NDArray[np.int64]:
     return np.array([[len(rollout.completion.spans) for rollout in group.rollouts] for group in batch.groups])
 
 
+def flat_advantages(advantages: Rewards | TurnAdvantages, batch: RolloutBatch) -> tuple[float, ...]:
+    """Returns the advantage of every completion, or of every turn that was played."""
+    if advantages.ndim == 3:
+        # [k, G, K] → the turns that were played, in order: turn number < the completion's turns.
+        advantages = advantages[np.arange(advantages.shape[2]) < turns_of(batch)[:, :, None]]
+    return tuple(advantages.reshape(-1).tolist())
+
+
 def _turn_rewards(group: RolloutGroup, penalises: bool) -> list[list[float]]:
     """Returns [G][turns], the environment's reward for each turn of a trajectory; 0.0 where no such reward counts."""
     rewards: list[list[float]] = []

@@ -13,7 +13,7 @@ import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from consumer.gradient.micro_batch import batch_rewards
+from consumer.gradient.advantages.estimators import batch_rewards
 from consumer.gradient.statistics import (
     BatchStats,
     IterationNumbers,

@@ -13,8 +13,8 @@ import consumer.trainer.gather as gather_module
 import onbeat.loop.gathering as gathering
 from broker.fence import FenceState
 from broker.trainer_side import Arrived
+from consumer.gradient.advantages.estimators import batch_rewards
 from consumer.gradient.learner import Trained
-from consumer.gradient.micro_batch import batch_rewards
 from consumer.gradient.statistics import BatchStats
 from consumer.trainer.gather import gather
 from consumer.trainer.iteration import Iteration

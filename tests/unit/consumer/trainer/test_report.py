@@ -13,7 +13,7 @@ import torch
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from consumer.gradient.micro_batch import batch_rewards
+from consumer.gradient.advantages.estimators import batch_rewards
 from consumer.gradient.statistics import BatchStats, Mismatch
 from consumer.gradient.terms.policy import CLIPPED_HIGH, CLIPPED_LOW
 from consumer.model.policy import load_policy

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from consumer.gradient.advantages.estimators import batch_rewards
 from consumer.gradient.learner import OptimizerStep, Trained
-from consumer.gradient.micro_batch import batch_rewards
 from consumer.gradient.statistics import BatchStats, Mismatch
 from consumer.trainer.iteration import Iteration
 from consumer.trainer.step import step
