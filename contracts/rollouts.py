@@ -354,6 +354,7 @@ def turn_seed(batch: PromptBatch, prompt: Prompt, *, sample: int, turn: int) -> 
     first = prompt_seed(batch, prompt) + sample
     if turn == 0:
         return first
+    # The same 62 bits as the seed of a sample.
     return int.from_bytes(hashlib.blake2b(f"{first}/{turn}".encode(), digest_size=8).digest(), "little") >> 2
 
 
@@ -374,6 +375,7 @@ def completion_problem(completion: Completion, prompt: Prompt, batch: PromptBatc
         return "is no trajectory, though an environment opened the prompt"
     if prompt.environment is UNSET:
         return "is a trajectory, though no environment opened the prompt"
+    # Sampled tokens of a turn; observations between turns don't count.
     longest = max(end - start for start, end in completion.spans)
     if longest > batch.sampling.max_new_tokens:
         return f"has a turn of {longest} tokens, sampling ends at {batch.sampling.max_new_tokens}"
@@ -385,6 +387,7 @@ def batch_digest(batch: RolloutBatch) -> str:
 
     Generator id, attempt and timings are left out: they don't change what was sampled.
     """
+    # In this order: `encoded_batch` makes the same bytes of a published batch's own encoding.
     identity = (batch.job_id, batch.batch_id, batch.policy_version, batch.weights_digest, batch.groups)
     return content_digest(encode(identity))
 

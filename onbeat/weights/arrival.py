@@ -54,6 +54,8 @@ class Arrival:
             if arrived is None:
                 continue
             num_bytes, tensor_names = arrived
+            # Only the size is compared here; the digest of the version, over what is in memory, is the judge of the
+            # content.
             if num_bytes == file.num_bytes:
                 in_place[file.name] = tensor_names
         return in_place
@@ -93,6 +95,7 @@ class EngineTensors:
         """
         if self._ahead is None:
             return self._held
+        # Once a version has begun to arrive, what is in memory serves the deltas of that version alone.
         return self._ahead.base if self._ahead.policy_version == policy_version else None
 
     def arriving(self, policy_version: int) -> Arrival:
@@ -126,6 +129,7 @@ class EngineTensors:
         """Lets the engine sample from these tensors: on the CPU from their very memory, elsewhere from a copy (I2)."""
         for name, target in self._targets.items():
             memory = self.tensors[name]
+            # The very memory, or none at all: nothing to copy.
             if target.is_meta or target.data_ptr() == memory.data_ptr():
                 continue
             if target.device.type == "cpu" and target.is_contiguous():
@@ -159,6 +163,7 @@ class EngineTensors:
         for name, source in tensors.items():
             if self._is_given_up():
                 raise WeightsRejected(f"version {policy_version} was given up while it was read")
+            # Into the memory that is hashed and sampled from: its address doesn't change.
             self.tensors[name].copy_(source)
 
     def place_all(

@@ -26,6 +26,7 @@ FULL_PAUSE_S = 0.5
 
 def most_bytes(max_policy_lag: int) -> int:
     """Returns how large a version may be, so that all that a job holds take no more room than those without a lag."""
+    # Without a lag two versions are held, and with one max_policy_lag more: all together have the room of those two.
     return 2 * MAX_VERSION_BYTES // (max_policy_lag + 2)
 
 
@@ -73,7 +74,9 @@ class ChunkedFile:
     def write_at(self, data: memoryview, start: int) -> None:
         """Raises what put_chunk raises."""
         while len(data):
+            # The chunk that the byte lies in, and its place there.
             number, first = divmod(start, self._chunk_bytes)
+            # The last chunk is as long as what is left of the file.
             size = min(self._chunk_bytes, self._num_bytes - number * self._chunk_bytes)
             chunk, num_missing = self._open.pop(number, None) or (bytearray(size), size)
             part = data[: size - first]
@@ -100,6 +103,7 @@ def read_chunks(reader: ChunkReader, file: VersionFile) -> bytes:
         chunk = reader.get(version, file.name, number)
         if chunk is None:
             raise WeightsRejected(f"chunk {number} of version {version} is not in Redis")
+        # Together the chunks may be no larger than the file that was checked above.
         if len(chunk) > CHUNK_BYTES:
             raise WeightsRejected(f"chunk {number} of version {version} has {len(chunk)} bytes")
         chunks.append(chunk)
@@ -107,6 +111,7 @@ def read_chunks(reader: ChunkReader, file: VersionFile) -> bytes:
 
 
 def num_chunks(num_bytes: int) -> int:
+    # Rounded up.
     return -(-num_bytes // CHUNK_BYTES)
 
 

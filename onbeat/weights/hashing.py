@@ -59,6 +59,7 @@ class HashingThreads:
 
     def add_together(self, tensors: list[Named]) -> Future[dict[str, str]]:
         """Begins to hash tensors in one thread. When the future is done, they may change or go."""
+        # Backwards, since `_lines` pops from the end.
         lines = self._threads.submit(_lines, tensors[::-1])
         self._lines.update((name, lines) for name, _ in tensors)
         return lines

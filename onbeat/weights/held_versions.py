@@ -78,6 +78,7 @@ class HeldVersions:
         """
         version = identity(manifest)
         if not self._use_held(version):
+            # The version itself may be the one that is read: it is needed now, and is read to its end.
             if self._arriving != version:
                 self._given_up.set()
             with self._reading:
@@ -107,6 +108,7 @@ class HeldVersions:
             OnbeatError: As `VersionLoader.load` raises it; versions in memory stay, unless one had to make room.
         """
         with self._reading:
+            # Less the one in use.
             self._limit = min(num_versions - 1, self._most_beside)
             self._job_id = announced[0].job_id if announced else self._job_id
             self._announced = {identity(manifest) for manifest in announced}

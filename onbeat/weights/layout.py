@@ -35,6 +35,7 @@ class TensorLayout:
 
     @property
     def num_bytes(self) -> int:
+        # Of a scalar the product of no lengths is 1: one item.
         return self.num_items * self.dtype.itemsize
 
 
@@ -82,6 +83,7 @@ class FilePlan:
         end = 0
         # Tensors of wide elements come first, so that each begins at a multiple of its element's width.
         for name, tensor in sorted(layout.items(), key=lambda item: -item[1].dtype.itemsize):
+            # [begin, end) in bytes.
             place = [end, end + tensor.num_bytes]
             entries[name] = {
                 "dtype": STORED_NAMES[dtype_name(tensor)],
@@ -93,6 +95,7 @@ class FilePlan:
         # data_offsets count from the header's end, so blanks make its length a multiple of 8: a reader that maps the
         # file can use what is aligned among the tensors in place only where the tensors begin at such a multiple.
         text += b" " * (-len(text) % HEADER_ALIGNMENT)
+        # <Q: 8 bytes, little-endian, without the length of themselves.
         self.header = struct.pack("<Q", len(text)) + text
         self.num_bytes = len(self.header) + end
         self.starts = {name: len(self.header) + entry["data_offsets"][0] for name, entry in entries.items()}
@@ -129,6 +132,7 @@ def split_into_shards(layout: Layout, *, shard_bytes: int) -> list[dict[str, Ten
     shards: list[dict[str, TensorLayout]] = [{}]
     used = 0
     for name, tensor in layout.items():
+        # An empty shard takes any tensor, however large.
         if shards[-1] and used + tensor.num_bytes > shard_bytes:
             shards.append({})
             used = 0

@@ -82,9 +82,11 @@ def _size(node: sympy.Basic, parts: list[Size]) -> Size:
     has_function = isinstance(node, Function) or any(part.has_function for part in parts)
     has_symbol = isinstance(node, sympy.Symbol) or any(part.has_symbol for part in parts)
     if isinstance(node, sympy.Add):
+        # A sum of n whole numbers has at most log2 n bits more than the largest of them: n is above that.
         bits = max(part.bits for part in parts) + len(parts)
         return Size(bits, sum(part.terms for part in parts), has_function, has_symbol, _exactly(sum, parts))
     if isinstance(node, sympy.Mul):
+        # The lengths of factors add up; each term of one meets each term of the others.
         bits, terms = sum(part.bits for part in parts), math.prod(part.terms for part in parts)
         return Size(bits, terms, has_function, has_symbol, _exactly(math.prod, parts))
     if isinstance(node, sympy.Pow):
@@ -116,6 +118,7 @@ def _power(base: Size, exponent: Size) -> Size:
         return Size(base.bits * abs(int(power)), 1)
     if abs(power) > MAX_NUMERIC_TERMS:
         raise TooComplex(f"a sum to the power of {power}")
+    # Ways to choose `power` of the base's terms with repetition: the terms of the expanded power.
     terms = math.comb(abs(int(power)) + base.terms - 1, base.terms - 1)
     return Size(base.bits * abs(int(power)), terms)
 
@@ -129,6 +132,7 @@ def _factorial(parts: list[Size]) -> Size:
     whole = int(largest)
     if len(values) == 1 and largest == whole and whole <= 20:
         return _number(Fraction(math.factorial(whole)))
+    # n! is below n**n, which has n · log2 n bits.
     return Size(max(128, whole * whole.bit_length()), 1)
 
 
@@ -169,8 +173,10 @@ def _exponent_size(node: sympy.Basic, parts: list[Size]) -> Size:
 def _residue_of(node: sympy.Basic, parts: list[int], values: list[Fraction | None]) -> int:
     """Raises ValueError for what is no rational function, and for a pole."""
     if isinstance(node, sympy.Rational):
+        # p / q modulo PRIME: q's inverse; ValueError where q is a multiple of PRIME.
         return int(node.p) * pow(int(node.q), -1, PRIME) % PRIME
     if isinstance(node, sympy.Symbol):
+        # From 2 on: at 0 and 1 different powers of a symbol would have the same value.
         return int.from_bytes(node.name.encode("utf-8", "replace"), "big") % (PRIME - 2) + 2
     if isinstance(node, sympy.Add):
         return sum(parts) % PRIME

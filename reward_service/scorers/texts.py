@@ -59,6 +59,7 @@ def regex(component: rewards.RegexReward, item: rewards.RewardItem) -> float:
         reference = _reference(item)
         number = read_number(answer) if answer is not None else None
         return float(number is not None and number.is_near(reference, tolerance=rewards.NumericReward().tolerance))
+    # No answer is a wrong one, and not an error: 0.0.
     return float(answer is not None and answer.strip() == item.reference.strip())
 
 
@@ -69,6 +70,8 @@ def whole_format(component: rewards.FormatReward, item: rewards.RewardItem) -> f
 
 def length(component: rewards.LengthReward, item: rewards.RewardItem) -> float:
     """Returns 1.0 up to `target_chars` characters (Unicode code points), then linear down to 0.0 at `max_chars`."""
+    # 1.0 at target_chars, 0.0 at max_chars, in code points; max_chars is above target_chars, so nothing is divided by
+    # 0.
     left = (component.max_chars - len(item.completion)) / (component.max_chars - component.target_chars)
     return min(1.0, max(0.0, left))
 
@@ -81,4 +84,5 @@ def overlong(component: rewards.OverlongReward, item: rewards.RewardItem) -> flo
     if item.num_tokens == 0:
         raise BadReference("the completion's number of tokens is not given", field="num_tokens", cure="send it")
     excess = item.num_tokens - component.free_tokens
+    # The sign: a punishment, from 0.0 down to -1.0. buffer_tokens is 1 at least.
     return -min(1.0, max(0, excess) / component.buffer_tokens)

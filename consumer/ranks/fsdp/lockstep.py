@@ -89,6 +89,7 @@ class Lockstep:
         wishes[wanted] = 1
         with store_errors():
             dist.all_reduce(wishes)
+        # In the order of the kinds: NONE, the lowest, is for where nothing else is left.
         return next((kind for kind in Pass if kind is not Pass.NONE and wishes[kind] > 0), Pass.NONE)
 
     def _pass(self, kind: Pass) -> None:
@@ -96,10 +97,13 @@ class Lockstep:
         model = self.reference if is_reference and self.reference is not None else self.policy
         # A pass gathers the rows of all ranks: each must hold those of the weights that the pass goes through.
         without = self.adapters.disabled() if is_reference and self.adapters is not None else nullcontext()
+        # The smallest input: all that counts is that each layer is gathered once.
         tokens = torch.zeros((1, 2), dtype=torch.int64, device=model.device)
         with without, torch.set_grad_enabled(kind is Pass.GRADIENT):
             logits = model(input_ids=tokens, use_cache=False).logits
             if kind is Pass.GRADIENT:
+                # Any scalar: what it leaves is dropped, and `mute` has this rank add zeros. Each rank must take part in
+                # the reduce-scatter of each layer.
                 logits.float().sum().backward()
                 for parameter in cast(nn.Module, model).parameters():
                     parameter.grad = None

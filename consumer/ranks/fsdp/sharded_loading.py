@@ -41,6 +41,7 @@ def load_sharded(
 
     Raises InvalidInput where rows of a parameter aren't rows of the files, and what transformers raises.
     """
+    # Shapes without memory: the whole model wouldn't fit.
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     conversions: Any = get_model_conversion_mapping(model)
@@ -78,7 +79,9 @@ def shard_model(model: PreTrainedModel, mesh: DeviceMesh) -> None:
 def _read_rows(
     model: PreTrainedModel, folder: Path, dtype: torch.dtype, mesh: DeviceMesh, conversions: Any
 ) -> LoadStateDictInfo:
-    in_float32 = (model._keep_in_fp32_modules_strict or ()) if dtype is torch.bfloat16 else ()
+    in_float32 = ()
+    if dtype is torch.bfloat16:
+        in_float32 = model._keep_in_fp32_modules_strict or ()
     with contextlib.ExitStack() as opened:
         stored: dict[str, Any] = {}
         for path in _files(folder):
@@ -108,6 +111,7 @@ def _keeps_rows(operation: Any) -> bool:
 
     Experts become rows of a joined parameter; other parameters are joined along another dimension than that of rows.
     """
+    # Dimension 0 is that of rows: stacked along it, each expert stays whole.
     if isinstance(operation, MergeModulelist):
         return operation.dim == 0
     return isinstance(operation, Concatenate) and operation.dim > 0

@@ -62,6 +62,7 @@ class SummingReduceScatter:
             # One rounding, before anything is added.
             addends = fixed_point(input_tensor, scale=sum_range.scale)
         summed = torch.empty(output_tensor.shape, dtype=torch.int64, device=output_tensor.device)
+        # Integers: the order in which the ranks' addends meet doesn't show (I7).
         dist.reduce_scatter_single(summed, addends, group=group)
         padded_items = [items for items, _ in self._parts]
         if summed.numel() != sum(padded_items):
@@ -69,6 +70,7 @@ class SummingReduceScatter:
         for (_, sums), items in zip(self._parts, summed.split(padded_items), strict=True):
             # Padding stands behind the rows.
             sums.add_(items[: sums.numel()])
+        # FSDP2 puts it into `.grad`, where nothing must be left: the sums are here.
         output_tensor.zero_()
 
 
@@ -101,7 +103,9 @@ class ShardedAccumulator(ExactAccumulator):
         for parameter in self._parameters.values():
             parameter.grad = None
         for layer in self._layers:
+            # Behind the last pass of a batch the next batch begins at 0.
             layer.reached = layer.reached if more else 0.0
+        # True is 1: counted once a batch, at its last pass.
         self._witnesses[batch] += not more
 
     def finish(self) -> None:
@@ -117,6 +121,8 @@ class ShardedAccumulator(ExactAccumulator):
                 continue
             parts = [
                 (
+                    # Rows rounded up, times the items of a row: FSDP2 gives each rank a share of equal length, the last
+                    # ones padded.
                     -(-parameter.shape[0] // dist.get_world_size()) * math.prod(parameter.shape[1:]),
                     self._sums[names[parameter]],
                 )

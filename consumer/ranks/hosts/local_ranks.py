@@ -67,6 +67,7 @@ class LocalRanks:
 
     def __init__(self, waiting: WaitingRanks, group: HostGroup, place: int, own: OwnAddress) -> None:
         """place: of this host among those of the group; 0 leads."""
+        # Ranks are numbered host by host, in the order in which the hosts joined: the leader has rank 0.
         first = sum(member.ranks for member in group.members[:place])
         host, _, port = group.address.rpartition(" ")
         environment = {

@@ -115,6 +115,7 @@ def merge_into(
     whole_b, exponent_b = _integers(lora_b, bits)
     # A power of two times `scaling`: undoing both shifts rounds nothing.
     factor = math.ldexp(scaling, exponent_a + exponent_b - 2 * bits)
+    # How rows are cut changes no bit: each element is made of its own row of B and column of A.
     rows_at_once = max(1, CHUNK_ITEMS // weight.shape[1])
     for start in range(0, weight.shape[0], rows_at_once):
         rows = slice(start, min(start + rows_at_once, weight.shape[0]))
@@ -129,5 +130,7 @@ def _integers(matrix: Tensor, bits: int) -> tuple[Tensor, int]:
     Returns:
         float64 integers of at most `bits` bits, and the exponent: the matrix is about integers · 2**(exponent - bits).
     """
+    # max |x| = m · 2**exponent with 0.5 <= m < 1; of zeros the exponent is 0.
     _, exponent = math.frexp(matrix.abs().max().item())
+    # A product with a power of two is exact; round_ takes halves to even, everywhere alike.
     return (matrix.double() * math.ldexp(1.0, bits - exponent)).round_(), exponent

@@ -43,8 +43,10 @@ def advance(name: str, old: Bytes, new: Bytes, *, item_bytes: int) -> TensorDelt
         return None
     if len(positions) >= DENSE_FROM * len(ours):
         dense = np.zeros_like(ours)
+        # An element that didn't change has an XOR of 0.
         dense[positions] = differences
         return TensorDelta(name=name, num_changed=len(ours), gaps=b"", differences=_packed(dense))
+    # The first gap is the first position itself.
     gaps = np.diff(positions, prepend=0).astype("<u4")
     return TensorDelta(name=name, num_changed=len(positions), gaps=_packed(gaps), differences=_packed(differences))
 
@@ -59,6 +61,7 @@ def apply(delta: TensorDelta, target: Bytes, *, item_bytes: int) -> None:
     if not delta.gaps:
         if len(elements) != delta.num_changed:
             raise WeightsRejected(f"the delta of {delta.name} lists {delta.num_changed} of {len(elements)} elements")
+        # XOR: a second application would take the first one back.
         elements ^= differences
         return
     # The first gap counts from element 0; the sum is 64-bit, for 32-bit gaps of a damaged delta could wrap around.
@@ -121,5 +124,6 @@ def _unpacked(delta: TensorDelta, data: bytes, dtype: np.dtype) -> NDArray:
         planes = zstandard.ZstdDecompressor().decompress(data)
     except zstandard.ZstdError as error:
         raise WeightsRejected(f"the delta of {delta.name} is damaged: {error}") from error
+    # [bytes of an element, elements], turned back to elements of neighbouring bytes.
     rows = np.frombuffer(planes, dtype=np.uint8).reshape(dtype.itemsize, -1)
     return np.ascontiguousarray(rows.T).view(dtype).reshape(-1)

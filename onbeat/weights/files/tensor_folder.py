@@ -63,6 +63,7 @@ class ScratchFolder:
         with self.errors():
             if durable:
                 self._sync_content()
+            # The content first, then the name: after a power cut a name stands for whole files.
             _replace(self.target, self.path)
             if durable:
                 sync(self.target.parent)
