@@ -59,7 +59,9 @@ class SamplingParams(Record, frozen=True, kw_only=True):
     @property
     def processing(self) -> str:
         """The first setting that changes logits before the temperature divides them; "" where none does."""
-        penalty = "repetition_penalty" if self.repetition_penalty not in (UNSET, 1.0) else ""
+        penalty = ""
+        if self.repetition_penalty not in (UNSET, 1.0):
+            penalty = "repetition_penalty"
         return next((name for name in ("min_new_tokens", "logit_bias") if getattr(self, name)), penalty)
 
     def unknown_token(self, vocabulary_tokens: int) -> tuple[str, str] | None:

@@ -65,4 +65,6 @@ class Schedule:
 
 def versions_in_words(oldest: int, newest: int) -> str:
     """Writes `version 5`, or `versions 4 to 6`."""
-    return f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"
+    if oldest == newest:
+        return f"version {oldest}"
+    return f"versions {oldest} to {newest}"

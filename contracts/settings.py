@@ -258,7 +258,9 @@ class StackSettings(Record, frozen=True, kw_only=True):
 
     @property
     def weight_root_path(self) -> Path:
-        return Path(self.weight_root).resolve() if self.weight_root else self.run_root_path
+        if self.weight_root:
+            return Path(self.weight_root).resolve()
+        return self.run_root_path
 
     @property
     def own_folders(self) -> tuple[str, ...]:

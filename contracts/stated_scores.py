@@ -48,14 +48,12 @@ def with_on_failure(
     def judged(source: str, environment: EnvironmentSpec) -> EnvironmentSpec:
         return replace(environment, on_failure=changes.get(environment_name(source), environment.on_failure))
 
-    return with_environments(dataset, environment, judged) | {
-        "stages": tuple(
-            replace(stage, on_failure=changes.get(stage.name, stage.on_failure))
-            if isinstance(stage, JudgingStage)
-            else stage
-            for stage in stages
-        )
-    }
+    def judging(stage: StageSpec) -> StageSpec:
+        if not isinstance(stage, JudgingStage):
+            return stage
+        return replace(stage, on_failure=changes.get(stage.name, stage.on_failure))
+
+    return with_environments(dataset, environment, judged) | {"stages": tuple(map(judging, stages))}
 
 
 def _judges(

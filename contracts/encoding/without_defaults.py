@@ -35,7 +35,9 @@ def without_defaults(record: msgspec.Struct) -> dict[str, Any]:
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:
-    return field.default if field.default is not NODEFAULT else field.default_factory()
+    if field.default is not NODEFAULT:
+        return field.default
+    return field.default_factory()
 
 
 def _plain(value: Any) -> Any:

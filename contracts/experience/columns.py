@@ -152,7 +152,9 @@ def check_values(values: ColumnValues, columns: Collection[Column], shapes: Sequ
     """
     expected = {column.name: column for column in columns}
     for name in sorted(expected.keys() ^ values.keys()):
-        problem = "is missing" if name in expected else "is no output of this stage"
+        problem = "is no output of this stage"
+        if name in expected:
+            problem = "is missing"
         raise ContractViolation(f"column {name} {problem}; its outputs are {', '.join(expected)}", field=of)
     for name, column in expected.items():
         if len(values[name]) != len(shapes):

@@ -133,7 +133,9 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             return self.clip_max
         has_far_ratios = lags and self.old_policy == "generator"
         is_above_clips = 1.0 + self.clip_range[1] < LAGGING_CLIP_MAX
-        return LAGGING_CLIP_MAX if has_far_ratios and self.takes_clip_max and is_above_clips else None
+        if has_far_ratios and self.takes_clip_max and is_above_clips:
+            return LAGGING_CLIP_MAX
+        return None
 
     @property
     def takes_clip_max(self) -> bool:
@@ -158,7 +160,9 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     @property
     def reward_of_truncated(self) -> float | None:
         """The reward of a training completion that was cut; None where that is the one that it earned."""
-        return (self.truncated_reward or 0.0) if self.on_truncated == "penalise" else None
+        if self.on_truncated == "penalise":
+            return self.truncated_reward or 0.0
+        return None
 
     @property
     def num_mini_batches(self) -> int:
@@ -211,11 +215,15 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     @property
     def loss_name(self) -> str:
         """The loss in a message."""
-        return self.loss.entry_point if isinstance(self.loss, PluginLoss) else self.loss
+        if isinstance(self.loss, PluginLoss):
+            return self.loss.entry_point
+        return self.loss
 
     @property
     def _loss_kind(self) -> LossKind:
-        return LossKind() if isinstance(self.loss, PluginLoss) else LOSS_KINDS[self.loss]
+        if isinstance(self.loss, PluginLoss):
+            return LossKind()
+        return LOSS_KINDS[self.loss]
 
     @property
     def advantage_kind(self) -> AdvantageKind:

@@ -55,6 +55,16 @@ Values = Mapping[str, object]
 """What stands in the places `{name}` of a rule's texts, for one place of a spec that breaks it."""
 
 SAMPLES_NOTHING = 'loss = "sft" samples nothing'
+RULES_OF_SAMPLES = (
+    "reward_collapsed",
+    "entropy_gone",
+    "mismatch_high",
+    "truncations_rising",
+    "completions_cut",
+    "completions_unscorable",
+    "mismatch_unusual",
+)
+"""The rules of health that look at what was sampled."""
 
 
 # Parts of a spec, each with its field.
@@ -162,14 +172,18 @@ def is_set(spec: JobSpec, field: str) -> bool:
 def keys_beside_sft(spec: JobSpec) -> Iterator[Values]:
     """Yields each key of `algorithm` that is about rewards, or about the policy that sampled."""
     acting = ("loss", "advantage", "updates_per_iteration", "mini_batches", "entropy_coefficient")
-    for key, default in defaults(AlgorithmSpec).items() if spec.algorithm.learns_given else ():
+    if not spec.algorithm.learns_given:
+        return
+    for key, default in defaults(AlgorithmSpec).items():
         if key not in acting and getattr(spec.algorithm, key) != default:
             yield {"key": key}
 
 
 def keys_beside_external(spec: JobSpec) -> Iterator[Values]:
     """Yields each key of how a job is trained that a process of one's own decides, and that is set all the same."""
-    for table in ("trainer", "algorithm", "optimizer") if spec.trainer.external else ():
+    if not spec.trainer.external:
+        return
+    for table in ("trainer", "algorithm", "optimizer"):
         record = getattr(spec, table)
         for key, default in defaults(type(record)).items():
             field = f"{table}.{key}"
@@ -221,7 +235,9 @@ def tasks_of_no_environment(spec: JobSpec) -> Iterator[Values]:
     sources = sources_of(spec.dataset)
     for field, name, dataset in unplayed(spec):
         if isinstance(dataset, EnvironmentDataset):
-            place = field.replace("].dataset", "].environment") if name and name in sources else "environment"
+            place = "environment"
+            if name and name in sources:
+                place = field.replace("].dataset", "].environment")
             yield {"dataset": field, "environment": place}
 
 
@@ -242,10 +258,15 @@ def nothing_scores(spec: JobSpec) -> Iterator[Values]:
 
 
 def scored_by_none(spec: JobSpec) -> Iterator[Values]:
-    for name, is_scored in unscored(spec) if spec.reward.components else ():
+    # Without any component another rule says so once, and not for each data set.
+    if not spec.reward.components:
+        return
+    for name, is_scored in unscored(spec):
         if not is_scored:
             what = f"`{name}`" if name else "what is trained"
-            cure = f"add `{name}` to a component's sources" if name else "leave sources of a component out"
+            cure = "leave sources of a component out"
+            if name:
+                cure = f"add `{name}` to a component's sources"
             yield {"what": what, "cure": cure}
 
 
@@ -260,6 +281,7 @@ def unknown_sources(spec: JobSpec) -> Iterator[Values]:
 def idle_overlongs(spec: JobSpec) -> Iterator[Values]:
     most = spec.max_sampled_tokens
     for place, component in enumerate(spec.reward.components):
+        # Nothing is sampled beyond `most`: a punishment that begins there punishes nothing.
         if isinstance(component, OverlongReward) and component.free_tokens >= most:
             yield {"place": place, "free": component.free_tokens, "most": most}
 
@@ -272,6 +294,7 @@ def long_buffers(spec: JobSpec) -> Iterator[Values]:
 
 def short_lengths(spec: JobSpec) -> Iterator[Values]:
     for place, component in enumerate(spec.reward.components):
+        # The score falls between the two: equal, it would be divided by 0.
         if isinstance(component, LengthReward) and component.max_chars <= component.target_chars:
             yield {"place": place}
 
@@ -304,6 +327,7 @@ def teaches_when_equal(spec: JobSpec, condition: bool) -> bool:
 
 def single_tokens(spec: JobSpec) -> Iterator[Values]:
     sampling = spec.rollout.sampling
+    # One token is left to draw: its log-prob is 0, and so is every gradient.
     if sampling.top_k == 1:
         yield {"key": "top_k"}
     if sampling.min_p == 1.0:
@@ -314,7 +338,9 @@ def unseen_distributions(spec: JobSpec) -> Iterator[Values]:
     """Yields stages of one's own that make log-probs which the loss reads, where sampling changes the distribution."""
     sampling = spec.rollout.sampling
     setting = sampling.truncation or sampling.processing
-    for stage in spec.stages if setting else ():
+    if not setting:
+        return
+    for stage in spec.stages:
         columns = read_columns(spec.algorithm).keys() & {column.name for column in stage.outputs}
         if columns and isinstance(stage, ExternalStage):
             yield {"key": setting.split()[0], "setting": setting, "stage": stage.name, "column": min(columns)}
@@ -322,26 +348,28 @@ def unseen_distributions(spec: JobSpec) -> Iterator[Values]:
 
 def unbreakable(spec: JobSpec) -> Iterator[Values]:
     """Yields each rule of health in `trainer.stop_on` that can't be broken."""
-    without_samples = SAMPLES_NOTHING if spec.algorithm.learns_given else ""
-    lags = spec.schedule_rule.lags
     scores = spec.evaluation.num_batches > 0 and 0 < spec.evaluation.every_iterations < spec.iterations
-    reasons: dict[str, str] = {
-        "reward_collapsed": without_samples,
-        "score_collapsed": "" if scores else "no version between the first and the last is evaluated",
-        "groups_equal": "" if kind(spec).compares_groups else "algorithm.advantage compares no group",
-        "entropy_gone": without_samples,
-        "kl_high": "" if spec.trainer.kl_alarm is not UNSET else "without kl_alarm there is no limit",
-        "mismatch_high": without_samples or ('under a lag "lag_too_large" says it' if lags else ""),
-        "truncations_rising": without_samples,
-        "lag_too_large": "" if lags else "without max_policy_lag nothing lags",
-        "completions_cut": without_samples,
-        "completions_unscorable": without_samples,
-        "mismatch_unusual": without_samples
-        or ("" if spec.samples_as_trained else "its engines may differ by rounding, or lag"),
-    }
+    reasons: dict[str, str] = {}
+    if not scores:
+        reasons["score_collapsed"] = "no version between the first and the last is evaluated"
+    if not kind(spec).compares_groups:
+        reasons["groups_equal"] = "algorithm.advantage compares no group"
+    if spec.trainer.kl_alarm is UNSET:
+        reasons["kl_high"] = "without kl_alarm there is no limit"
+    if spec.schedule_rule.lags:
+        reasons["mismatch_high"] = 'under a lag "lag_too_large" says it'
+    else:
+        reasons["lag_too_large"] = "without max_policy_lag nothing lags"
+    if not spec.samples_as_trained:
+        reasons["mismatch_unusual"] = "its engines may differ by rounding, or lag"
+    if spec.algorithm.learns_given:
+        # Last, since it is the reason that comes before the others.
+        reasons |= dict.fromkeys(RULES_OF_SAMPLES, SAMPLES_NOTHING)
     for name in spec.trainer.stops_on:
-        if reasons.get(name):
-            cure = "set kl_alarm, or take it out" if name == "kl_high" else "take it out"
+        if name in reasons:
+            cure = "take it out"
+            if name == "kl_high":
+                cure = "set kl_alarm, or take it out"
             yield {"name": name, "reason": reasons[name], "cure": cure}
 
 
@@ -361,12 +389,14 @@ def drawn_sets(spec: JobSpec) -> Iterator[Values]:
 
 def unnamed_sets(spec: JobSpec) -> Iterator[Values]:
     """Yields the sets of the evaluation whose name is another's, or stands for what the data set holds out."""
+    # The data set's own held-out prompts come first, so a place in this list is one more than that in the spec.
     names = [HELD_OUT, *(held_out.name for held_out in spec.evaluation.sets or ())]
     for place, name in places_of_repeats(names):
         yield {"place": place - 1, "name": name}
 
 
 def unordered_sums(spec: JobSpec) -> bool:
+    # Ascending, and each once: an entry counts from its first iteration to the next one's.
     firsts = [wider.first_iteration for wider in spec.trainer.wider_sums or ()]
     return firsts != sorted(set(firsts))
 
@@ -383,12 +413,15 @@ def lengths_beyond_training(spec: JobSpec) -> Iterator[Values]:
 
 
 def beyond_products(spec: JobSpec) -> Iterator[Values]:
+    given_tokens = 0
+    if spec.algorithm.learns_given:
+        given_tokens = spec.rollout.sampling.max_new_tokens
     for product in products(
         spec.rollout,
         spec.evaluation,
         num_open=spec.num_open,
         longest=spec.longest_completion(),
-        given_tokens=spec.rollout.sampling.max_new_tokens if spec.algorithm.learns_given else 0,
+        given_tokens=given_tokens,
     ):
         if product.value > product.limit:
             yield {"product": product, "key": product.factors.split()[0]}
@@ -432,7 +465,10 @@ def circles(spec: JobSpec) -> Iterator[Values]:
 
 def wrong_widths(spec: JobSpec) -> Iterator[Values]:
     for place, stage in enumerate(spec.stages):
-        for number, column in enumerate(stage.outputs if isinstance(stage, ExternalStage) else ()):
+        if not isinstance(stage, ExternalStage):
+            continue
+        for number, column in enumerate(stage.outputs):
+            # A width is how many numbers a token has: a text has none, nor has a value of a whole rollout.
             if column.width is not UNSET and (column.type == "text" or column.per != "token"):
                 yield {"place": place, "number": number}
 
@@ -447,7 +483,10 @@ def long_failure_names(spec: JobSpec) -> Iterator[Values]:
 
 def long_criteria(spec: JobSpec) -> Iterator[Values]:
     for place, stage in judges(spec):
-        for column in stage.reward_weights if stage.criteria is not UNSET else ():
+        # The names of criteria become columns.
+        if stage.criteria is UNSET:
+            continue
+        for column in stage.reward_weights:
             if len(column) > MAX_COLUMN_NAME:
                 yield {"place": place, "column": column}
 
@@ -478,13 +517,17 @@ def missing_columns(spec: JobSpec) -> Iterator[Values]:
     columns = {column.name for stage in spec.stages for column in stage.outputs}
     for name, (is_read, key) in read_by_loss(spec).items():
         if is_read and name not in columns and name != REFERENCE_LOGPROBS:
-            kind = '"teacher" with top_k or hidden_size' if name == TEACHER_TOP else '"teacher"'
+            kind = '"teacher"'
+            if name == TEACHER_TOP:
+                kind = '"teacher" with top_k or hidden_size'
             yield {"key": key.split()[0], "column": name, "kind": kind}
 
 
 def read_by_loss(spec: JobSpec) -> Mapping[str, tuple[bool, str]]:
     """Returns `read_columns`; {} where a trainer of one's own decides what it reads."""
-    return {} if spec.trainer.external else read_columns(spec.algorithm, spec.stages)
+    if spec.trainer.external:
+        return {}
+    return read_columns(spec.algorithm, spec.stages)
 
 
 def malformed_columns(spec: JobSpec) -> Iterator[Values]:
@@ -518,7 +561,12 @@ def taught_sources(spec: JobSpec, *, unknown: bool) -> Iterator[Values]:
     sources = sources_of(spec.dataset).keys()
     for place, stage in teachers(spec):
         taught = (stage.models or {}).keys()
-        for name in sorted((taught - sources if unknown else sources - taught) if taught else ()):
+        if not taught:
+            continue
+        missing = sources - taught
+        if unknown:
+            missing = taught - sources
+        for name in sorted(missing):
             yield {"place": place, "name": name}
 
 
@@ -529,6 +577,7 @@ def is_wide(column: Column) -> bool:
 
 def wide_batches(spec: JobSpec) -> Iterator[Values]:
     rollout, limit = spec.rollout, spec.limits.max_batch_bytes
+    # The most that a batch may come to: each of its k * G completions as long as the job samples any.
     num_tokens = rollout.prompts_per_batch * rollout.group_size * spec.max_sampled_tokens
     for place, stage in enumerate(spec.stages):
         columns = sent_columns(stage, spec.model.dtype)

@@ -242,7 +242,9 @@ def environments_of(dataset: DatasetSpec, environment: EnvironmentSpec | None) -
 
 def environment_field(dataset: DatasetSpec, source: str) -> str:
     """Where the spec says what plays a source; "" is that of all."""
-    return f"dataset.sources[{[*sources_of(dataset)].index(source)}].environment" if source else "environment"
+    if source:
+        return f"dataset.sources[{[*sources_of(dataset)].index(source)}].environment"
+    return "environment"
 
 
 def dataset_field(dataset: DatasetSpec, evaluation: EvaluationSpec, name: str) -> str:

@@ -68,7 +68,9 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     def seen_bound(self) -> tuple[str, int]:
         """The key that says how many tokens may follow a prompt, or what begins anew with its own, and their number."""
         most = self.max_context_tokens
-        return ("max_tokens", self.max_tokens) if most is UNSET else ("max_context_tokens", most)
+        if most is UNSET:
+            return ("max_tokens", self.max_tokens)
+        return ("max_context_tokens", most)
 
     @property
     def stated_score(self) -> float | None:

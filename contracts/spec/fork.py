@@ -38,12 +38,13 @@ def fork_of(spec: bytes) -> ForkSpec | UnsetType:
 def unusable_fork(fork: ForkSpec, source: RunFolder, problem: str) -> InvalidInput:
     """The refusal of a fork, which says what its source's run folder has."""
     there = ", ".join(str(number + 1) for number, _ in numbered(source.checkpoints, CHECKPOINT))
+    field = "fork.job"
+    cure = "name a job of this run root that has checkpoints"
+    if there:
+        field = "fork.version"
+        cure = f"its checkpoints are of versions {there}"
     return InvalidInput(
-        f"{fork.job} can't be gone on from at version {fork.version}: {problem}",
-        field="fork.version" if there else "fork.job",
-        cure=f"its checkpoints are of versions {there}"
-        if there
-        else "name a job of this run root that has checkpoints",
+        f"{fork.job} can't be gone on from at version {fork.version}: {problem}", field=field, cure=cure
     )
 
 

@@ -249,4 +249,6 @@ class JobSpec(Record, frozen=True, kw_only=True):
     @property
     def last_iteration(self) -> int:
         """The last one that the fence opens: it only evaluates the last version, where there is an evaluation."""
-        return self.iterations if self.evaluates(self.iterations) else self.iterations - 1
+        if self.evaluates(self.iterations):
+            return self.iterations
+        return self.iterations - 1

@@ -147,4 +147,6 @@ def _copy(values: Any) -> Any:
     """Copies tables and lists, so that those of a program stay as they are."""
     if isinstance(values, dict):
         return {key: _copy(value) for key, value in values.items()}
-    return [_copy(value) for value in values] if isinstance(values, list | tuple) else values
+    if isinstance(values, list | tuple):
+        return [_copy(value) for value in values]
+    return values

@@ -108,7 +108,9 @@ class EvaluationSpec(HeldOutSpec, frozen=True, kw_only=True):
 
     def field_of(self, name: str) -> str:
         """Where the spec says how a set of `each` is evaluated."""
-        return f"evaluation.sets[{[*self.tables].index(name)}]" if name in self.tables else "evaluation"
+        if name in self.tables:
+            return f"evaluation.sets[{[*self.tables].index(name)}]"
+        return "evaluation"
 
     @property
     def num_batches(self) -> int:

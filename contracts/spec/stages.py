@@ -131,7 +131,9 @@ class JudgingStage(StageTable, frozen=True, kw_only=True):
     @property
     def outputs(self) -> tuple[Column, ...]:
         scores = tuple(Column(name=name, type="float32") for name in self.reward_weights)
-        return scores if self.stated_score is None else (*scores, Column(name=self.failure_column, type="text"))
+        if self.stated_score is None:
+            return scores
+        return (*scores, Column(name=self.failure_column, type="text"))
 
 
 class RewardModelStage(JudgingStage, tag="reward_model", frozen=True, kw_only=True):
@@ -255,7 +257,9 @@ def read_columns(algorithm: AlgorithmSpec, stages: Sequence[StageSpec] = ()) -> 
     """A column that a loss can read → whether this one does, and the key that decides it."""
     has_beta = algorithm.distillation_beta is not UNSET
     has_states = any(isinstance(stage, TeacherStage) and stage.hidden_size for stage in stages)
-    of_states = "distillation_beta" if has_states else "distillation_beta and a teacher's hidden_size"
+    of_states = "distillation_beta and a teacher's hidden_size"
+    if has_states:
+        of_states = "distillation_beta"
     return {
         REFERENCE_LOGPROBS: (algorithm.kl_coefficient > 0.0, "kl_coefficient"),
         TEACHER_LOGPROBS: (algorithm.distillation_coefficient > 0.0, "distillation_coefficient"),
