@@ -91,7 +91,9 @@ class JobStore:
         body = encode(spec)
         body_digest = hashlib.blake2b(encode(submitted or spec), digest_size=16).hexdigest()
         # An Idempotency-Key has no space: no owner can make up another one's reservation.
-        reservation = f"{owner} {idempotency_key}" if owner and idempotency_key else idempotency_key
+        reservation = idempotency_key
+        if owner and idempotency_key:
+            reservation = f"{owner} {idempotency_key}"
         for _ in range(CREATIONS):
             job_id = f"job-{uuid.uuid4().hex[:12]}"
             if reservation:

@@ -80,7 +80,9 @@ def main(arguments: list[str]) -> int:
         return run(settings, arguments[0])
     except OnbeatError as error:
         log.error("%s", error)
-        return TrainerExit.DIED if isinstance(error, Unavailable) else TrainerExit.FAILED
+        if isinstance(error, Unavailable):
+            return TrainerExit.DIED
+        return TrainerExit.FAILED
 
 
 def end(code: int) -> NoReturn:

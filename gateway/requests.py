@@ -58,7 +58,9 @@ class Measure:
             nonlocal is_counted
             is_counted = True
             route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
-            method = scope["method"] if scope["method"] in METHODS else UNKNOWN_METHOD
+            method = UNKNOWN_METHOD
+            if scope["method"] in METHODS:
+                method = scope["method"]
             self._metrics.requests.labels(method, route, str(status)).inc()
             self._metrics.request_seconds.labels(route).observe(time.monotonic() - started_s)
 

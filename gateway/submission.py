@@ -334,12 +334,12 @@ def check_environment(spec: JobSpec, settings: StackSettings) -> None:
 
 def with_sources(spec: JobSpec, settings: StackSettings) -> JobSpec:
     """Returns the spec with the text of each file that it names for a reward or an environment. Raises InvalidInput."""
-    components = tuple(
-        _with_source(component, component.entry_point, settings, f"reward.components[{index}]", "entry_point")
-        if isinstance(component, PluginReward)
-        else component
-        for index, component in enumerate(spec.reward.components)
-    )
+    components: list[RewardComponent] = []
+    for index, component in enumerate(spec.reward.components):
+        if isinstance(component, PluginReward):
+            field = f"reward.components[{index}]"
+            component = _with_source(component, component.entry_point, settings, field, "entry_point")
+        components.append(component)
     played = with_environments(
         spec.dataset,
         spec.environment,
@@ -347,7 +347,7 @@ def with_sources(spec: JobSpec, settings: StackSettings) -> JobSpec:
             environment, environment.name, settings, environment_field(spec.dataset, source), "name"
         ),
     )
-    return changed(spec, reward=changed(spec.reward, components=components), **played)
+    return changed(spec, reward=changed(spec.reward, components=tuple(components)), **played)
 
 
 def _with_source(named: N, name: str, settings: StackSettings, field: str, key: str) -> N:
@@ -431,7 +431,9 @@ def with_packages(spec: JobSpec, settings: StackSettings) -> JobSpec:
     packages = _packages(settings)
     named: list[RewardComponent] = []
     for place, component in enumerate(components):
-        package = packages.get(component.entry_point) if isinstance(component, PluginReward) else None
+        package = None
+        if isinstance(component, PluginReward):
+            package = packages.get(component.entry_point)
         if not isinstance(component, PluginReward) or component.source or package is None:
             named.append(component)
             continue

@@ -260,7 +260,9 @@ def run(arguments: list[str]) -> int:
     try:
         end_on_signals()
         # The log's format alone: a wrong variable is reported by the command that reads them all.
-        log_format = "json" if os.environ.get(f"{PREFIX}LOG_FORMAT") == "json" else "human"
+        log_format = "human"
+        if os.environ.get(f"{PREFIX}LOG_FORMAT") == "json":
+            log_format = "json"
         logs.configure(StackSettings(log_format=log_format), service="onbeat")
         code = app(arguments, standalone_mode=False) or 0
         if code != INTERRUPTED:

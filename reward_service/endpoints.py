@@ -105,7 +105,9 @@ def format_of(request: Request) -> BodyFormat:
 def decode_request(body: bytes, body_format: BodyFormat, kind: type[T]) -> T:
     """Raises Problem 400 where the bytes are no document at all, 422 where a field breaks the contract."""
     try:
-        return decode_json(body, kind) if body_format is BodyFormat.JSON else decode(body, kind)
+        if body_format is BodyFormat.JSON:
+            return decode_json(body, kind)
+        return decode(body, kind)
     except (InvalidInput, ContractViolation) as error:
         if not isinstance(error.__cause__, msgspec.ValidationError):
             raise Problem(HTTPStatus.BAD_REQUEST, f"not {body_format.value}: {error.__cause__}") from error

@@ -128,7 +128,9 @@ class Broker:
         while True:
             try:
                 command = ("FCALL", script_texts.function_name(function), *arguments)
-                return self.durability.ask(command) if function in REPLICATED else self.connections.ask(*command)
+                if function in REPLICATED:
+                    return self.durability.ask(command)
+                return self.connections.ask(*command)
             except exceptions.ResponseError as error:
                 if UNKNOWN_FUNCTION not in str(error):
                     raise

@@ -137,7 +137,9 @@ class Durability:
                 num_quiet = 0
             if num_quiet == QUIET_LOOKS:
                 return self._cannot_tell("it leaves that to the operating system (appendfsync no)")
-            on_replicas = f" here and on {self._num_replicas} replicas" if self._num_replicas else ""
+            on_replicas = ""
+            if self._num_replicas:
+                on_replicas = f" here and on {self._num_replicas} replicas"
             self._give_up_at_the_end(f"has not put its writes on disk{on_replicas}")
         return False
 

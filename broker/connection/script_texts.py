@@ -50,7 +50,9 @@ def function_name(name: str) -> str:
 
 
 def _function(name: str) -> str:
-    call = "as_trainer(moved)" if scripts()[name].startswith(f"-- {name}: {{epoch") else "moved()"
+    call = "moved()"
+    if scripts()[name].startswith(f"-- {name}: {{epoch"):
+        call = "as_trainer(moved)"
     # The role comes first: what another role's caller sends isn't decoded.
     begun = "begin(arguments, is_full, bounds)"
     run = f"local function run(arguments, is_full)\n{gate(name)}{begun}\nreturn {call}\nend\n"
@@ -81,7 +83,9 @@ def scripts() -> dict[str, str]:
 def argument_names(name: str) -> frozenset[str]:
     """Returns the names of a script's arguments, as its head has them."""
     arguments = ARGUMENTS.search(scripts()[name])
-    return frozenset(re.findall(r"\w+", arguments[1])) if arguments else frozenset()
+    if arguments:
+        return frozenset(re.findall(r"\w+", arguments[1]))
+    return frozenset()
 
 
 def write_texts(folder: Path) -> None:

@@ -63,22 +63,24 @@ def make_learner(
     models = sharding.models(settings, spec, place, device) if sharding else _whole_models(settings, spec, device)
     policy, reference = models
     parameters = policy.trained_parameters()
-    moved = reference if spec.algorithm.ref_model_sync_iterations is not UNSET else None
+    moved: dict[str, nn.Parameter] = {}
+    if reference is not None and spec.algorithm.ref_model_sync_iterations is not UNSET:
+        moved = dict(reference.named_parameters())
     # After the model is on its device: moments and masters are made where the parameters are.
     optimizer = PolicyOptimizer(
         parameters,
         spec.optimizer,
         embeddings=policy.embedding_names(),
         heads=policy.head_names(),
-        reference={} if moved is None else dict(moved.named_parameters()),
+        reference=moved,
         mixup_alpha=spec.algorithm.ref_model_mixup_alpha or 1.0,
         critic=policy.critic_parameters(),
     )
-    accumulator, lockstep = (
-        sharding.sums(spec, models, optimizer)
-        if sharding
-        else (make_accumulator(spec, parameters, optimizer.stepped), None)
-    )
+    lockstep: Lockstep | None = None
+    if sharding:
+        accumulator, lockstep = sharding.sums(spec, models, optimizer)
+    else:
+        accumulator = make_accumulator(spec, parameters, optimizer.stepped)
     return Learner(
         spec=spec,
         policy=policy,
@@ -120,7 +122,9 @@ def job_policy(settings: StackSettings, spec: JobSpec, load: LoadModel) -> Polic
     policy = for_job(policy, settings, spec)
     if spec.algorithm.distillation_beta is not UNSET:
         policy = dataclasses.replace(policy, teacher=teacher_of(settings, spec, policy))
-    return policy if spec.trainer.lora is None else policy.with_adapters(spec.trainer.lora, seed=spec.seed)
+    if spec.trainer.lora is None:
+        return policy
+    return policy.with_adapters(spec.trainer.lora, seed=spec.seed)
 
 
 def for_job(loaded: Policy, settings: StackSettings, spec: JobSpec) -> Policy:

@@ -75,13 +75,16 @@ def passes_at_once(settings: StackSettings, spec: JobSpec) -> Passes:
     named = min(settings.max_passes, spec.rollout.batches_per_iteration)
     if named > 0:
         return Passes(while_sampled=named, then=named)
-    then = min(MOST_BY_ITSELF, usable_cores(), spec.rollout.batches_per_iteration) if settings.threads == 1 else 1
+    then = 1
+    if settings.threads == 1:
+        then = min(MOST_BY_ITSELF, usable_cores(), spec.rollout.batches_per_iteration)
     return Passes(while_sampled=1, then=then)
 
 
 def has_room_for_gradients(learner: Learner) -> bool:
     """Returns True where gradients of a further thread are a small part of this machine's memory."""
     parameters = learner.policy.trained_parameters().values()
+    # Gradients have the bytes of their parameters.
     return GRADIENTS_PART * sum(parameter.nbytes for parameter in parameters) <= memory_bytes()
 
 
@@ -129,6 +132,8 @@ class Room:
 
         Yields whether it may go through: not where the room is closed.
         """
+        # A batch that is larger goes through in passes of at most so many tokens: it needs no more room than one of
+        # them.
         tokens = min(tokens, self._tokens)
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._fits(tokens))
@@ -142,6 +147,7 @@ class Room:
                 self._changed.notify_all()
 
     def _fits(self, tokens: int) -> bool:
+        # Both bounds: so many batches, and the tokens of one pass together.
         return len(self._sizes) < self._batches and sum(self._sizes) + tokens <= self._tokens
 
 

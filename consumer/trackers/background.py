@@ -94,7 +94,9 @@ def evaluation_values(score: EvaluationScore) -> dict[str, float]:
         of_set = {"sampled": set_score.sampled, "greedy": set_score.greedy}
         of_set |= {f"pass_at_{passes.k}": passes.share for passes in set_score.pass_at or ()}
         values |= {f"evaluation/set/{name}/{key}": value for key, value in of_set.items() if value is not None}
-    return values if score.greedy is None else values | {"evaluation/greedy": score.greedy}
+    if score.greedy is None:
+        return values
+    return values | {"evaluation/greedy": score.greedy}
 
 
 class Trackers:

@@ -328,7 +328,9 @@ def _exported(status: TaskStatus) -> ExportedFiles:
         )
     if status.state is not TaskState.DONE or status.result is None or status.result.exported is UNSET:
         why = f": {status.reason}" if status.reason else ""
-        cure = "export again" if status.state.is_final else "ask again once it is done"
+        cure = "ask again once it is done"
+        if status.state.is_final:
+            cure = "export again"
         raise Conflict(f"the export is {status.state.value}{why}", field="state", cure=cure)
     return status.result.exported
 

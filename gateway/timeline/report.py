@@ -103,11 +103,12 @@ def iteration_times(spans: Sequence[TimelineSpan]) -> list[IterationTimes]:
     for number, spans_of_it in sorted(of_all.items()):
         if number in of_ranks:
             opened = [span.started_s for span in of_ranks[number] if span.what == "open"]
-            starts[number] = (
-                opened[-1]
-                if opened
-                else min(span.started_s for span in spans_of_it if span.what != WAIT or kind_of(span.who) == "rank")
-            )
+            if opened:
+                starts[number] = opened[-1]
+                continue
+            # Without an opening it starts with the first work on it, and not with a worker's wait for it.
+            works = [span for span in spans_of_it if span.what != WAIT or kind_of(span.who) == "rank"]
+            starts[number] = min(span.started_s for span in works)
     ends = {sooner: starts[later] for sooner, later in pairwise(starts) if later == sooner + 1}
     times = []
     for number, started_s in starts.items():

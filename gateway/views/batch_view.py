@@ -15,7 +15,7 @@ from msgspec import UNSET
 from contracts.encoding.arrays import unpack_float32, unpack_float64, unpack_int32
 from contracts.errors import ContractViolation, OnbeatError
 from contracts.experience.columns import Column
-from contracts.rollouts import Completion, Rollout
+from contracts.rollouts import Completion, Rollout, StopReason, Turn
 from contracts.spec.job import JobSpec
 from onbeat.recording.files import RecordedFiles, read_record
 from onbeat.recording.records import (
@@ -69,12 +69,17 @@ def _groups(record: RecordedBatch, index: RecordedIteration, spec: JobSpec) -> I
     texts = record.text_of
     advantages = list(_advantages(record, index, by_turn=spec.algorithm.credits_turns))
     for place, group in enumerate(record.batch.groups):
+        prompt_text = group.prompt_text or ""
+        reference = group.reference or ""
         prompt = record.asked.prompt_at(place, num_resamples=group.num_resamples)
+        if prompt:
+            prompt_text = prompt.text
+            reference = prompt.reference
         yield GroupView(
             prompt_id=group.prompt_id,
             prompt_index=group.prompt_index,
-            prompt_text=prompt.text if prompt else group.prompt_text or "",
-            reference=prompt.reference if prompt else group.reference or "",
+            prompt_text=prompt_text,
+            reference=reference,
             num_resamples=group.num_resamples,
             completions=tuple(
                 _completion(record, spec, rollout, texts, row=row, advantages=advantages[row])
@@ -100,7 +105,13 @@ def _completion(
     trajectory = rollout.completion.trajectory
     sampled = _sampled(completion)
     by_turn = spec.algorithm.credits_turns
-    turns = () if trajectory is UNSET else trajectory.turns
+    turns: Sequence[Turn] = ()
+    stop: StopReason | None = None
+    environment_metrics: Mapping[str, float] = {}
+    if trajectory is not UNSET:
+        turns = trajectory.turns
+        stop = trajectory.stop
+        environment_metrics = trajectory.metrics
     shown = tuple(
         TurnView(
             start=turn.start,
@@ -112,10 +123,16 @@ def _completion(
         )
         for number, turn in enumerate(turns)
     )
+    reward = rollout.reward
+    if record.rewards is not UNSET:
+        reward = record.rewards[row]
+    trainer_logprobs = None
+    if record.trainer_logprobs:
+        trainer_logprobs = record.trainer_logprobs[row]
     return CompletionView(
         sample=row % record.batch.group_size,
         text=rollout.text,
-        reward=rollout.reward if record.rewards is UNSET else record.rewards[row],
+        reward=reward,
         reward_breakdown=rollout.reward_breakdown,
         unscorable=rollout.unscorable,
         advantage=advantages[0] if advantages and not by_turn else None,
@@ -123,10 +140,10 @@ def _completion(
         pieces=pieces_of(completion, texts),
         sampled=tuple(sampled),
         generator_logprobs=_spread(completion.generator_logprobs, sampled),
-        trainer_logprobs=_spread(record.trainer_logprobs[row] if record.trainer_logprobs else None, sampled),
+        trainer_logprobs=_spread(trainer_logprobs, sampled),
         turns=shown or None,
-        stop=None if trajectory is UNSET else trajectory.stop,
-        environment_metrics={} if trajectory is UNSET else trajectory.metrics,
+        stop=stop,
+        environment_metrics=environment_metrics,
         columns=_columns(record, spec, row),
     )
 
@@ -172,7 +189,9 @@ def _advantages(record: RecordedBatch, index: RecordedIteration, *, by_turn: boo
     """
     known = [advantage / index.deviation for advantage in record.advantages or ()]
     rollouts = [rollout for group in record.batch.groups for rollout in group.rollouts]
-    counts = [len(rollout.completion.spans) if by_turn else 1 for rollout in rollouts]
+    counts = [1] * len(rollouts)
+    if by_turn:
+        counts = [len(rollout.completion.spans) for rollout in rollouts]
     if len(known) != sum(counts):
         known = []
         counts = [0] * len(rollouts)
@@ -200,7 +219,9 @@ def _value(data: bytes, column: Column) -> Value:
         values = tuple(map(_finite, unpack(data)))
     except ValueError as error:
         raise ContractViolation(f"{len(data)} bytes are no {column.type}", field=f"column {column.name}") from error
-    return values[0] if column.per == "rollout" and values and values[0] is not None else values
+    if column.per == "rollout" and values and values[0] is not None:
+        return values[0]
+    return values
 
 
 def _finite(value: float) -> float | None:
@@ -254,7 +275,9 @@ def found_in(record: RecordedBatch, text: str) -> Iterator[FoundText]:
         prompt = record.asked.prompt_at(place, num_resamples=group.num_resamples)
         texts = [(-1, prompt.text if prompt else "")]
         for sample, rollout in enumerate(group.rollouts):
-            whole = "".join(pieces_of(rollout.completion, pieces)) if pieces else ""
+            whole = ""
+            if pieces:
+                whole = "".join(pieces_of(rollout.completion, pieces))
             texts.append((sample, rollout.text if wanted in rollout.text.casefold() else whole))
         for sample, content in texts:
             at = place_of(wanted, content)

@@ -245,7 +245,9 @@ def digest_of_rows(paths: list[Path], *, count: CountBytes | None = None) -> str
             bytes(view) for path in paths for tensor_name, _, _, view in read_tensors(path) if tensor_name == name
         )
         first = shapes[name][0]
-        shape = (sum(part[0] for part in shapes[name]), *first[1:]) if first else ()
+        shape = ()
+        if first:
+            shape = (sum(part[0] for part in shapes[name]), *first[1:])
         return name, dtypes[name], shape, memoryview(data)
 
     tensors = (joined(name) for name in dtypes)

@@ -77,7 +77,9 @@ def back_up(
 def _copied(settings: StackSettings, part: Path) -> Backup:
     """Makes the backup in the folder of an attempt, with Redis' data where the stack's are on this host."""
     root = settings.run_root_path
-    redis_folder = Path(settings.redis_folder).resolve() if settings.redis_folder else None
+    redis_folder = None
+    if settings.redis_folder:
+        redis_folder = Path(settings.redis_folder).resolve()
     with_redis = redis_folder is not None or (root / REDIS).is_dir()
     return make_backup(root, part, with_redis=with_redis, redis_folder=redis_folder)
 

@@ -72,11 +72,14 @@ def chaos(
     root = options.model_root_or_default(model_root)
     flags = flag_settings(schedule=schedule, max_policy_lag=max_policy_lag, correction=correction)
     job_spec = load_spec(spec or root / CHAOS_SPEC, [*flags, *(settings or [])])
-    seed = secrets.randbelow(2**31) if seed is None else seed
+    if seed is None:
+        seed = secrets.randbelow(2**31)
     plan = _stack_plan(job_spec, root, run_dir=run_dir, generators=generators, stage_workers=stage_workers, tasks=tasks)
     console = console_for(json_output=json_output)
     console.print(f"seed {seed}: {plural(rounds, 'round')} of up to {plural(max_faults, 'fault')}")
-    result_file = ResultFile(out, circumstances(" ".join(["onbeat", *sys.argv[1:]]))) if out else None
+    result_file = None
+    if out:
+        result_file = ResultFile(out, circumstances(" ".join(["onbeat", *sys.argv[1:]])))
     with EmbeddedStack(plan, restarts=IMPATIENT) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
         campaign = Campaign(
             stack,
@@ -142,7 +145,9 @@ def show_result(console: Console, result: CampaignResult) -> None:
         f"rewinds {result.rewinds}; refused publications {by_reason(result.rejected)}"
     )
     if result.passed:
-        ending = f"every run ended with {result.digest}" if result.digest else "every run is whole and verified"
+        ending = "every run is whole and verified"
+        if result.digest:
+            ending = f"every run ended with {result.digest}"
         console.print(ending, style="green")
     else:
         console.print(Text.assemble((plural(len(result.findings), "finding"), "red"), f", seed {result.seed}"))

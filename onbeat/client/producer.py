@@ -282,7 +282,9 @@ class Producer(OwnWorker[Claim, PromptClaim]):
             try:
                 digest = receiver.load(manifest)
             except WeightsRejected as error:
-                unfit = str(error)[:MAX_WHY] if isinstance(error, WeightsUnfit) else ""
+                unfit = ""
+                if isinstance(error, WeightsUnfit):
+                    unfit = str(error)[:MAX_WHY]
                 self._says(rejected_weights=manifest.directory, unfit_weights=unfit)
                 self._beat()
                 if pause_s is None:

@@ -107,7 +107,9 @@ def _completion(batch: PromptBatch, prompt: Prompt, sample: Sample, where: str) 
         raise ContractViolation(f"needs a finite log-prob for each of its {num_sampled} tokens", field=where)
     if ids.min() < 0 or ids.max() >= 2**31:
         raise ContractViolation("a token id is no id of a vocabulary", field=where)
-    sampled = np.concatenate([ids[turn.start : turn.end] for turn in turns]) if turns else ids
+    sampled = ids
+    if turns:
+        sampled = np.concatenate([ids[turn.start : turn.end] for turn in turns])
     completion = Completion(
         token_ids=ids.astype("<i4").tobytes(),
         generator_logprobs=logprobs.astype("<f4").tobytes(),

@@ -52,7 +52,9 @@ def jobs(
     elif jobs:
         show_jobs(jobs, console_for(json_output=False), now_s=time.time())
     else:
-        nothing = "no job is like that" if state or name else "no jobs yet: onbeat submit SPEC"
+        nothing = "no jobs yet: onbeat submit SPEC"
+        if state or name:
+            nothing = "no job is like that"
         console_for(json_output=False).print(nothing)
 
 

@@ -180,7 +180,9 @@ def _follow_to_end(client: GatewayClient, job_id: str, *, json_output: bool, is_
         sys.stderr.write(f"{job_id} goes on: onbeat watch {job_id}, or onbeat cancel {job_id}\n")
         raise
     status = progress.status
-    letters = client.dead_letters(job_id, limit=MAX_LETTERS) if status.batches_dead else ()
+    letters = ()
+    if status.batches_dead:
+        letters = client.dead_letters(job_id, limit=MAX_LETTERS)
     if json_output:
         emit({**to_builtins(status), "dead_letters": to_builtins(letters)})
     else:

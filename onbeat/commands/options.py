@@ -141,7 +141,9 @@ def model_root_or_default(chosen: Path | None) -> Path:
     if from_environment := os.environ.get("ONBEAT_MODEL_ROOT"):
         return Path(from_environment)
     here = Path.cwd()
-    return here if (here / "configs").is_dir() or not (REPOSITORY / "configs").is_dir() else REPOSITORY
+    if (here / "configs").is_dir() or not (REPOSITORY / "configs").is_dir():
+        return here
+    return REPOSITORY
 
 
 def profile_and_count(path: Path | None, generators: int | None) -> tuple[StackProfile | None, int | None]:

@@ -50,7 +50,9 @@ def tasks(
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
         if cancel:
             status = client.cancel_task(cancel)
-            what = "cancelled" if status.state.is_final else "asked to end, and ends within seconds"
+            what = "asked to end, and ends within seconds"
+            if status.state.is_final:
+                what = "cancelled"
             tell(status, Text(f"{status.task_id} is {what}"), json_output=json_output)
             return
         if task:
@@ -65,7 +67,9 @@ def tasks(
     if not console.is_terminal:
         console.width = WHOLE
     is_filtered = bool(job or state or kind)
-    nothing = "no task is like that" if is_filtered else "no tasks yet: onbeat verify JOB, onbeat export JOB DIR"
+    nothing = "no tasks yet: onbeat verify JOB, onbeat export JOB DIR"
+    if is_filtered:
+        nothing = "no task is like that"
     console.print(task_list(listed, now_s=time.time()) if listed else nothing)
 
 
@@ -141,7 +145,9 @@ def _result_rows(status: TaskStatus) -> list[tuple[str, str]]:
 
 
 def _state_of(status: TaskStatus) -> str:
-    return f"{status.state.value}, is to end" if status.is_cancelling else status.state.value
+    if status.is_cancelling:
+        return f"{status.state.value}, is to end"
+    return status.state.value
 
 
 def _took(status: TaskStatus, now_s: float) -> str:

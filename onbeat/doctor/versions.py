@@ -99,7 +99,9 @@ def of_gpu(device: str) -> Finding:
         return ok("gpu", says)
     driver = _driver()
     if device == "cuda":
-        why = f"driver {driver}, torch {torch.__version__}" if driver else "no driver answers (nvidia-smi)"
+        why = "no driver answers (nvidia-smi)"
+        if driver:
+            why = f"driver {driver}, torch {torch.__version__}"
         return bad("gpu", f"ONBEAT_DEVICE=cuda, and torch sees none: {why}", "a torch built for CUDA, and its driver")
     if driver:
         return warn(

@@ -147,7 +147,9 @@ def _choose(choices: list[KeptVersion], version: int | None, folder: RunFolder) 
         wanted = numbers[-1]
     matching = [choice for choice in choices if choice.policy_version == wanted]
     if not matching:
-        cure = f"kept are {', '.join(map(str, numbers))}" if numbers else "none is kept there"
+        cure = "none is kept there"
+        if numbers:
+            cure = f"kept are {', '.join(map(str, numbers))}"
         missing = "no version" if version is None else f"no version {version}"
         raise NotFound(f"there is {missing} of {folder.job_id} in {folder.path}", field="--version", cure=cure)
     return matching[-1]

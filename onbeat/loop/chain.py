@@ -44,6 +44,11 @@ def commit_record(
         environment: The version of the job's environment; "" in a job without one.
         forked: The version that the job began with; UNSET but for a forked job.
     """
+    loss = grad_norm = reward_mean = 0.0
+    if numbers:
+        loss = numbers.loss
+        grad_norm = numbers.grad_norm
+        reward_mean = numbers.reward_mean
     return AuditRecord(
         kind="commit",
         iteration=iteration.number,
@@ -53,9 +58,9 @@ def commit_record(
         trainer_epoch=trainer_epoch,
         batches=iteration.digests,
         abandoned=iteration.abandoned,
-        loss=numbers.loss if numbers else 0.0,
-        grad_norm=numbers.grad_norm if numbers else 0.0,
-        reward_mean=numbers.reward_mean if numbers else 0.0,
+        loss=loss,
+        grad_norm=grad_norm,
+        reward_mean=reward_mean,
         on_unscorable=spec.stated_scores or UNSET,
         unscorable=dict(sorted(iteration.unscorable.items())) or UNSET,
         sampled=iteration.sampled or UNSET,

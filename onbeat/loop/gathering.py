@@ -149,7 +149,9 @@ class Gathering:
             if job.spec.rollout.on_failed_batch == "fail":
                 attempts = f" after {job.spec.rollout.max_attempts} attempts"
                 # The attempts of a stage are its own, and its reason has their number where it matters.
-                tried = "" if job.spec.stages and reason.startswith(STAGE_REASON) else attempts
+                tried = attempts
+                if job.spec.stages and reason.startswith(STAGE_REASON):
+                    tried = ""
                 raise BatchFailed(f"is dead{tried}: {reason}", field=f"batch {batch_id}")
             log.warning("batch %s is abandoned: %s", batch_id, reason)
 

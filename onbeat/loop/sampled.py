@@ -95,7 +95,9 @@ class BatchesOf(Generic[S]):
     def sum(self, name: str) -> Any:
         """Adds up one of their numbers; whole ones stay whole."""
         values = [getattr(stats, name) for stats in self.ordered]
-        return sum(values) if all(isinstance(value, int) for value in values) else math.fsum(values)
+        if all(isinstance(value, int) for value in values):
+            return sum(values)
+        return math.fsum(values)
 
     @cached_property
     def rewards(self) -> list[float]:

@@ -194,8 +194,11 @@ class StageWatch:
         awaited: dict[tuple[str, str], Awaited] = {}
         for stage in stages:
             if stage.name in unserved:
-                cure = CURE_OF_EXTERNAL if isinstance(stage, ExternalStage) else CURE_OF_STAGE
-                cure = CURE_OF_LEFT_STAGE if stage.name in left_alone else cure
+                cure = CURE_OF_STAGE
+                if isinstance(stage, ExternalStage):
+                    cure = CURE_OF_EXTERNAL
+                if stage.name in left_alone:
+                    cure = CURE_OF_LEFT_STAGE
                 awaited[stage.name, "worker"] = unserved[stage.name], timeouts.no_stage_worker_s, cure
             if stage.name in missed:
                 what = f"{missed[stage.name]}: stage {stage.name} needs it"

@@ -125,7 +125,9 @@ class RecordedIteration(Record, frozen=True, kw_only=True):
         listed = {summary.batch_id: summary.batch_digest for summary in self.batches}.get(record.batch.batch_id)
         if listed is None:
             return "its iteration, which isn't committed yet or can't be read, doesn't list it"
-        return "" if listed == record.batch_digest else "it is not the batch that its iteration lists"
+        if listed == record.batch_digest:
+            return ""
+        return "it is not the batch that its iteration lists"
 
 
 class RecordedList(Record, frozen=True, kw_only=True):

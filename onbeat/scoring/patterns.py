@@ -317,7 +317,9 @@ class _Reader:
                 return None
             self._at = bounds.end()
             least = int(bounds[1] or 0)
-            most = int(bounds[3] or bounds[5] or 0) if bounds[3] or bounds[5] else None
+            most = None
+            if bounds[3] or bounds[5]:
+                most = int(bounds[3] or bounds[5] or 0)
             has_comma = bool(bounds[2] or bounds[4])
             if max(least, most or 0) > MAX_REPEATS or (most is not None and most < least):
                 raise _OnlyPython

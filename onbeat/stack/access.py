@@ -78,7 +78,9 @@ def run_dir_flag(environment: Mapping[str, str], run_root: Path) -> str:
     if root == Path(DEFAULT_RUN_DIR).resolve() == run_root_from(environment, None).resolve():
         return ""
     here = Path.cwd()
-    return f" --run-dir {shlex.quote(str(root.relative_to(here) if root.is_relative_to(here) else root))}"
+    if root.is_relative_to(here):
+        root = root.relative_to(here)
+    return f" --run-dir {shlex.quote(str(root))}"
 
 
 def page_address(gateway_url: str, api_key: str, *, job_id: str = "") -> str:
@@ -86,9 +88,14 @@ def page_address(gateway_url: str, api_key: str, *, job_id: str = "") -> str:
 
     api_key: "" leaves it out; the page then asks for it.
     """
-    key = f"key={quote(api_key, safe='')}" if api_key else ""
-    place = f"/jobs/{job_id}" if job_id else ""
-    return f"{gateway_url}/#{place}{'?' if place and key else ''}{key}" if place or key else f"{gateway_url}/"
+    parts: list[str] = []
+    if job_id:
+        parts.append(f"/jobs/{job_id}")
+    if api_key:
+        parts.append(f"key={quote(api_key, safe='')}")
+    if not parts:
+        return f"{gateway_url}/"
+    return f"{gateway_url}/#{'?'.join(parts)}"
 
 
 def gateway_access(

@@ -106,7 +106,9 @@ class FolderLock:
 
     def _conflict(self, holder: Holder | None) -> Conflict:
         who = "another process" if holder is None else f"process {holder.pid}"
-        what = "runs a stack there" if holder is None or holder.lives else "is dead, and its server still runs there"
+        what = "is dead, and its server still runs there"
+        if holder is None or holder.lives:
+            what = "runs a stack there"
         return Conflict(
             f"{self._path.parent}: {who} {what}{self._gateway_of(holder)}",
             field="--run-dir",

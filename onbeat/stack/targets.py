@@ -37,7 +37,9 @@ class MetricsTargets:
     def told(self, name: str, settings: StackSettings) -> StackSettings:
         """Returns the settings of a process with the ports of its metrics, which are the same at each of its starts."""
         settings = replace(settings, metrics_port=self._port(name))
-        return replace(settings, trainer_metrics_port=self._port(TRAINER)) if name == CONSUMER else settings
+        if name == CONSUMER:
+            return replace(settings, trainer_metrics_port=self._port(TRAINER))
+        return settings
 
     def _port(self, name: str) -> int:
         while name not in self._ports:

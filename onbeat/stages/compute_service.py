@@ -75,7 +75,9 @@ class ComputeService:
         if self._num_begun or self.is_busy:
             return 0
         # The first item shows whether its model loads here: no others wait for that under their leases.
-        return MOST_ROWS if stage.plan.unit == "row" and stage.key in self._proven else 1
+        if stage.plan.unit == "row" and stage.key in self._proven:
+            return MOST_ROWS
+        return 1
 
     async def values(self, stage: ServedStage, item: ClaimedItem) -> ColumnValues:
         self._num_begun += 1

@@ -148,13 +148,20 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     """Each part matches in one way alone, and none is repeated without a bound: the search is linear in its text."""
     before, behind = (re.escape(part) for part in pattern.split(NUMBER_PLACE))
     first = f"{before}{AROUND}" if before else NO_PART_BEFORE
-    last = f"{AROUND}{behind}" + (r"(?![0-9])" if behind and behind[-1].isdigit() else "") if behind else NO_PART_BEHIND
+    last = NO_PART_BEHIND
+    if behind:
+        last = f"{AROUND}{behind}"
+        if behind[-1].isdigit():
+            # A digit more would belong to another number.
+            last += r"(?![0-9])"
     return re.compile(f"{first}({NUMBER.pattern}){last}")
 
 
 def shown(text: str) -> str:
     """A part of a text from elsewhere, as a reason may show it: on one line, without control characters."""
-    return repr(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…")
+    if len(text) > SHOWN_CHARACTERS:
+        text = f"{text[:SHOWN_CHARACTERS]}…"
+    return repr(text)
 
 
 def _unjudged(reason: StageReason, problem: str, *, cure: str | None = None) -> CompletionUnjudged:

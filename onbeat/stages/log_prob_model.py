@@ -81,7 +81,9 @@ class LogProbModel:
             rows = np.flatnonzero(sources == source) if source else np.arange(item.batch.num_completions)
             if rows.size:
                 columns_of_rows = frozen_values(frozen, item.batch, spec=self._spec, rows=rows, summary=self._summary)
-                named = (self._heads[source].encode(),) if source in self._heads else ()
+                named = ()
+                if source in self._heads:
+                    named = (self._heads[source].encode(),)
                 values |= zip(rows.tolist(), [columns + named for columns in columns_of_rows], strict=True)
         for row, source in enumerate(sources.tolist()):
             if row not in values:
@@ -194,7 +196,8 @@ def frozen_values(
     make = micro_batch_maker(batch, spec=spec, policy=frozen)
     unused = np.zeros((len(batch.groups), batch.group_size))
     values: list[tuple[bytes, ...]] = []
-    rows = np.arange(batch.num_completions) if rows is None else rows
+    if rows is None:
+        rows = np.arange(batch.num_completions)
     for part in split_rows(batch, rows, packing=packing, max_tokens=most_tokens):
         micro_batch = make(advantages=unused, rows=part)
         check_fits(micro_batch, frozen, batch_id=batch.batch_id)
@@ -231,7 +234,9 @@ def _check_vocabulary(own: PreTrainedTokenizerBase, folder: Path, field: str) ->
         raise renamed(error, field) from error
     ours, theirs = own.get_vocab(), teachers.get_vocab()
     differing = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
-    problem = f"{len(differing)} tokens have other numbers, e.g. {differing[0]!r}" if differing else ""
+    problem = ""
+    if differing:
+        problem = f"{len(differing)} tokens have other numbers, e.g. {differing[0]!r}"
     if not problem and own.eos_token_id != teachers.eos_token_id:
         problem = f"its end-of-sequence token is {teachers.eos_token!r}, the job's is {own.eos_token!r}"
     if problem:

@@ -95,7 +95,9 @@ class StageWorker(Worker[ClaimedItem]):
 
     @property
     def _awaited(self) -> str:
-        return f"items of {', '.join(self._stages.names)}" if len(self._stages) else "a job with stages"
+        if len(self._stages):
+            return f"items of {', '.join(self._stages.names)}"
+        return "a job with stages"
 
     def _seen(self) -> StageWorkerSeen:
         return StageWorkerSeen(

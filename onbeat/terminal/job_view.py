@@ -103,7 +103,9 @@ def bar(progress: JobProgress) -> RenderableType:
     row = Table.grid(padding=(0, 2), expand=True)
     row.add_column(ratio=1)
     row.add_column(justify="right", no_wrap=True)
-    left = f"{duration(progress.left_s)} left" if progress.left_s is not None else ""
+    left = ""
+    if progress.left_s is not None:
+        left = f"{duration(progress.left_s)} left"
     row.add_row(
         ProgressBar(total=status.iterations, completed=progress.num_committed),
         Text(f"{progress.num_committed} of {status.iterations} iterations  {left}"),
@@ -117,7 +119,9 @@ def event_line(event: events.JobEvent, progress: JobProgress) -> str:
         return iteration_line(event.metrics, progress)
     if isinstance(event, events.EvaluationFinished):
         evaluation = event.score
-        greedy = f", greedy {score(evaluation.greedy)}" if evaluation.greedy is not None else ""
+        greedy = ""
+        if evaluation.greedy is not None:
+            greedy = f", greedy {score(evaluation.greedy)}"
         return (
             f"held-out reward under version {evaluation.policy_version}: sampled {score(evaluation.sampled)}{greedy}"
             f"{passes_in_words(evaluation)} ({plural(evaluation.num_prompts, 'prompt')})"
@@ -163,11 +167,15 @@ def event_line(event: events.JobEvent, progress: JobProgress) -> str:
 def iteration_line(metrics: events.IterationMetrics, progress: JobProgress) -> str:
     total = progress.status.iterations
     left = f"  {duration(progress.left_s)} left" if progress.left_s else ""
-    unscorable = f"  {metrics.num_unscorable} unscorable" if metrics.num_unscorable else ""
+    unscorable = ""
+    if metrics.num_unscorable:
+        unscorable = f"  {metrics.num_unscorable} unscorable"
     teacher = ""
     if "kl_to_teacher" in metrics.loss_metrics:
         teacher = f"  KL to teacher {number(metrics.loss_metrics['kl_to_teacher'])}"
-    lag = f"  {lags_of(metrics)}  {staleness(metrics).replace('   ', '  ')}" if metrics.lag_counts else ""
+    lag = ""
+    if metrics.lag_counts:
+        lag = f"  {lags_of(metrics)}  {staleness(metrics).replace('   ', '  ')}"
     played = ""
     if metrics.trajectories is not UNSET:
         played = f"  {number(metrics.trajectories.turns_mean)} turns, {share(metrics.trajectories.done_share)} done"

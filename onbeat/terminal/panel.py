@@ -133,7 +133,9 @@ def _facts(progress: JobProgress) -> Table:
     if status.batches_hedged:
         table.add_row("hedges", f"{plural(status.batches_hedged, 'copy')} of late batches   {status.hedges_won} won")
     table.add_row("speed", _speed_row(latest))
-    starts = f"   trainer started {plural(progress.num_trainer_starts, 'time')}" if progress.num_trainer_starts else ""
+    starts = ""
+    if progress.num_trainer_starts:
+        starts = f"   trainer started {plural(progress.num_trainer_starts, 'time')}"
     table.add_row("processes", f"{plural(status.live_generators, 'generator')}{starts}")
     return table
 
@@ -159,7 +161,9 @@ def _evaluation_row(before: EvaluationScore | None, latest: EvaluationScore | No
     lines = [f"{'   '.join(parts)}   on {plural(latest.num_prompts, 'prompt')} that are never trained"]
     for name, now in (latest.sets or {}).items():
         first = (before.sets or {}).get(name)
-        rose = f"{score(first.sampled)} → " if first and latest.iteration != before.iteration else ""
+        rose = ""
+        if first and latest.iteration != before.iteration:
+            rose = f"{score(first.sampled)} → "
         lines.append(f"{name}   sampled {rose}{score(now.sampled)}   greedy {score(now.greedy)}")
     return Text("\n".join(lines))
 

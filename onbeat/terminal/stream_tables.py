@@ -36,7 +36,9 @@ def report_tables(report: Mapping[str, Any], *, max_columns: int | None = None) 
     for key, value in report.items():
         if _is_records(value):
             is_process = key in ("generators", "stage_workers")
-            records = [_folded(worker) for worker in value] if is_process else value
+            records = value
+            if is_process:
+                records = [_folded(worker) for worker in value]
             if max_columns is not None and _num_columns(records) > max_columns:
                 yield from _records_in_lines(key, value)
             else:
@@ -46,7 +48,9 @@ def report_tables(report: Mapping[str, Any], *, max_columns: int | None = None) 
 def live_report(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     """The report for a screen of 24 lines that is drawn again and again: what moves, and no long list of numbers."""
     report = _shown(report)
-    opened = f"{report.get('fence_state')} " if report.get("fence_state") else "not open yet "
+    opened = "not open yet "
+    if report.get("fence_state"):
+        opened = f"{report.get('fence_state')} "
     yield Text.assemble(
         (one_line(str(report.get("job_id", ""))), "bold"), one_line(f"  iteration {report.get('iteration')} {opened}")
     )
@@ -55,7 +59,9 @@ def live_report(report: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield Text("   ".join(parts), no_wrap=True, overflow="ellipsis")
     for key, value in report.items():
         if _is_records(value) and key != "redis_keys":
-            rows = [_briefly(generator) for generator in value] if key == "generators" else value
+            rows = value
+            if key == "generators":
+                rows = [_briefly(generator) for generator in value]
             yield _records_table(key, rows[:MAX_LIVE_ROWS])
             if len(value) > MAX_LIVE_ROWS:
                 yield Text(f" and {len(value) - MAX_LIVE_ROWS} more", "dim")

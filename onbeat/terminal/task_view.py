@@ -121,7 +121,9 @@ def follow_task(client: GatewayClient, status: TaskStatus, view: ProgressView) -
 
 def _in_words(status: TaskStatus) -> str:
     """`verify task-0123456789ab queued: waits for …`."""
-    reason = f": {status.reason}" if status.reason and not status.state.is_final else ""
+    reason = ""
+    if status.reason and not status.state.is_final:
+        reason = f": {status.reason}"
     return f"{status.kind.value} {status.task_id} {status.state.value}{reason}"
 
 

@@ -57,7 +57,9 @@ def size(num_bytes: float) -> str:
     """`812 B`, `45.2 KB`, `1.5 MB`: powers of 1024."""
     for unit in ("B", "KB", "MB"):
         if num_bytes < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+            if unit == "B":
+                return f"{num_bytes:.0f} {unit}"
+            return f"{num_bytes:.1f} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:.1f} GB"
 

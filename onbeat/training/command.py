@@ -93,11 +93,18 @@ def summary_panel(summary: DemoSummary) -> Panel:
     if good:
         flag = run_dir_flag(os.environ, Path(summary.run_dir).parent)
         table.add_row("try", Text(f"onbeat export {summary.job_id} my-model{flag}"))
-    title = "succeeded and verified" if good else "not succeeded"
-    style = "red" if not good else "yellow" if summary.health else "green"
+    title = "not succeeded"
+    style = "red"
+    if good:
+        title = "succeeded and verified"
+        style = "green"
+        if summary.health:
+            style = "yellow"
     return Panel(table, title=title, title_align="left", border_style=style, padding=(1, 2))
 
 
 def _shipped(path: Path) -> Path:
     """Finds a file in the working directory, or in the repository."""
-    return path if path.exists() or not (options.REPOSITORY / path).exists() else options.REPOSITORY / path
+    if path.exists() or not (options.REPOSITORY / path).exists():
+        return path
+    return options.REPOSITORY / path

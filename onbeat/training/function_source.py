@@ -79,7 +79,9 @@ class _Module:
                 field=self._field,
                 cure="write both in one file",
             )
-        around = ", ".join(value.__code__.co_freevars) if isinstance(value, FunctionType) else "the names"
+        around = "the names"
+        if isinstance(value, FunctionType):
+            around = ", ".join(value.__code__.co_freevars)
         if around and (isinstance(value, FunctionType) or "<locals>" in value.__qualname__):
             problem = f"uses {around} of the function around it"
             raise InvalidInput(problem, field=self._field, cure="give it a module's level")

@@ -71,7 +71,9 @@ def plan_of_job(
         engine=engine_from(os.environ),
         fresh=True,
     )
-    return replace(plan, generators=2) if generators is None and two_suit(spec, plan) else plan
+    if generators is None and two_suit(spec, plan):
+        return replace(plan, generators=2)
+    return plan
 
 
 def two_suit(spec: JobSpec, plan: StackPlan) -> bool:

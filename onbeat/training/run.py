@@ -83,7 +83,9 @@ class Run:
             if self._driver.error is not None:
                 raise self._driver.error
             return self._driver.progress.status
-        return self._client.job(self.id) if self._client is not None else read_audit(self.folder)[0]
+        if self._client is not None:
+            return self._client.job(self.id)
+        return read_audit(self.folder)[0]
 
     @property
     def metrics(self) -> list[IterationMetrics]:
@@ -113,7 +115,9 @@ class Run:
     def page(self) -> str:
         """The address of the job's page, with the key that opens it; "" where there is no gateway."""
         there = self.gateway
-        return page_address(there.url, there.key, job_id=self.id) if there is not None else ""
+        if there is not None:
+            return page_address(there.url, there.key, job_id=self.id)
+        return ""
 
     def __iter__(self) -> Iterator[IterationMetrics]:
         """Yields each iteration once, in order, as soon as it is committed; those that are committed already at once.
@@ -230,11 +234,15 @@ class Run:
             self._client.__exit__()
 
     def _entries(self) -> list[AuditEntry]:
-        return self._client.audit(self.id) if self._client is not None else read_audit(self.folder)[1]
+        if self._client is not None:
+            return self._client.audit(self.id)
+        return read_audit(self.folder)[1]
 
     def _failed(self) -> JobFailed:
         status = self.status
-        cure = f"see {self.folder.trainer_log}" if self.folder.trainer_log.exists() else None
+        cure = None
+        if self.folder.trainer_log.exists():
+            cure = f"see {self.folder.trainer_log}"
         return JobFailed(f"{status.state.value}: {status.reason or 'no reason given'}", field=self.id, cure=cure)
 
     @property

@@ -151,7 +151,9 @@ def _put_at(access: GatewayAccess) -> Put:
     """To a stack of this machine and user the program's rows and functions go by files, and to no other."""
     stack = read_stack_file(Path(access.run_root))
     is_here = stack is not None and same_origin(stack.gateway_url, access.url)
-    return put_below(inputs_below(Path(access.run_root))) if is_here else put_nowhere
+    if is_here:
+        return put_below(inputs_below(Path(access.run_root)))
+    return put_nowhere
 
 
 def spec_of(spec: Any, tables: Mapping[str, Any], *, put: Put) -> JobSpec:

@@ -68,7 +68,8 @@ class BrokerCalls:
             except BrokerFull as error:
                 # The server answers: how long it may be away begins anew.
                 began_s = now_s = self.clock()
-                full_since_s = now_s if full_since_s is None else full_since_s
+                if full_since_s is None:
+                    full_since_s = now_s
                 left_s = full_since_s + self.full_timeout_s - now_s
                 failure: BrokerFull | BrokerUnavailable = error
             except BrokerUnavailable as error:

@@ -164,7 +164,9 @@ class Player:
             record = made_of(returned)
             encoded = encode(record)
             num_bytes = len(encoded)
-            checked = decode(encoded, type(record)) if num_bytes <= self._reply_bytes else None
+            checked = None
+            if num_bytes <= self._reply_bytes:
+                checked = decode(encoded, type(record))
         except BaseException as error:  # what came back may be an object whose every method is foreign code
             text = self._guard.call(str, error)
             raise Failed("invalid_reply", f"the {what}: {text}") from None

@@ -59,7 +59,9 @@ def factory_of(table: EnvironmentTable) -> tuple[EnvironmentClass, str]:
         _check_offered_once(table.name)
         return _load(table.name, built_in)
     entry_point = find_entry_point(GROUP, table.name, field=NAME_FIELD, where="reward service", built_in=BUILT_IN)
-    version = f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else ""
+    version = ""
+    if entry_point.dist:
+        version = f"{entry_point.dist.name} {entry_point.dist.version}"
     return entry_point.load(), version
 
 

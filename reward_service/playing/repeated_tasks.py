@@ -83,9 +83,13 @@ def _play(number: int, task: Task, turn: int, message: Message | None) -> Play:
 
 def _message(opened: Result, turn: int) -> Message:
     """Returns a tool of the opening in its turn, called without arguments; where there is none, a number."""
-    opening = opened.opening if isinstance(opened, Turned) and isinstance(opened.opening, TaskOpening) else None
+    opening = None
+    if isinstance(opened, Turned) and isinstance(opened.opening, TaskOpening):
+        opening = opened.opening
     tools = opening.tools if opening is not None else ()
-    sampled = SAMPLED if opening is not None and opening.asks_for_tokens is True else UNSET
+    sampled = UNSET
+    if opening is not None and opening.asks_for_tokens is True:
+        sampled = SAMPLED
     if not tools or turn == NUM_TURNS - 1:
         return Message(role="assistant", content=str(turn), sampled=sampled)
     call = ToolCall(name=tools[turn % len(tools)].name, call_id=f"canary-{turn}")
@@ -103,8 +107,12 @@ def _difference(alone: list[Result], in_company: list[Result], *, deterministic:
                 and isinstance(result_in_company, Failure)
                 and result.reason == result_in_company.reason
             ):
-                return f"{what} failed: {failure.reason}: {failure.detail}" if place == 0 else ""
-            return f"{what} failed once: {failure.reason}: {failure.detail}" if place == 0 or deterministic else ""
+                if place == 0:
+                    return f"{what} failed: {failure.reason}: {failure.detail}"
+                return ""
+            if place == 0 or deterministic:
+                return f"{what} failed once: {failure.reason}: {failure.detail}"
+            return ""
         if place == 0 and result.opening != result_in_company.opening:
             return f"{what} differs, which is to be a function of task and seed"
         if place > 0 and deterministic and _digest(result) != _digest(result_in_company):

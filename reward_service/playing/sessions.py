@@ -155,7 +155,9 @@ class End(_Last):
     def prepare(self, *, deterministic: bool) -> Play | Result:
         was_in_child = self.session.is_in_child
         self.session.fail(ENDED)
-        return Play(number=self.session.number, closes=True) if was_in_child else Turned()
+        if was_in_child:
+            return Play(number=self.session.number, closes=True)
+        return Turned()
 
 
 @dataclass(slots=True, frozen=True)

@@ -37,7 +37,8 @@ class Tagged:
             start = self._start(text, position, end)
             if start >= 0:
                 answer = text[start:end].lstrip() if self.strips_left else text[start:end]
-                answer = answer.rstrip() if self.strips_right else answer
+                if self.strips_right:
+                    answer = answer.rstrip()
             position = end + len(self.closing)
         return answer
 

@@ -107,7 +107,9 @@ def deadline_s(components: tuple[RewardComponent, ...], item_timeout_s: float) -
     has_patterns_alone = all(
         isinstance(component, rewards.RegexReward | rewards.FormatReward) for component in isolated
     )
-    return min(item_timeout_s, MAX_PATTERNS_S) if has_patterns_alone else item_timeout_s
+    if has_patterns_alone:
+        return min(item_timeout_s, MAX_PATTERNS_S)
+    return item_timeout_s
 
 
 def only_isolated_name(components: tuple[RewardComponent, ...]) -> str:
@@ -187,6 +189,7 @@ def weighted_sum(
             replaced[name] = outcome.reason
         assert isinstance(value, float)
         breakdown[name] = value
+        # In the order of the spec: a float sum in another order has other last bits. The breakdown is unweighted.
         reward += component.weight * value
     if not is_score(reward):
         return Unscorable(reason="not_finite", detail=f"the weighted sum is {reward}")
@@ -230,6 +233,7 @@ def outcome_of(name: str, outcome: Outcome) -> Outcome:
 
 def is_score(value: float) -> bool:
     """Returns True unless the value is NaN, or so large that a trainer's sums overflow."""
+    # False of NaN as well: no comparison with it is true.
     return abs(value) <= MAX_SCORE
 
 
@@ -247,5 +251,6 @@ def _unscorable(component: str, error: Exception) -> Unscorable:
         reason, detail = "unknown_entry_point", str(error)
     elif isinstance(error, MemoryError):
         reason, detail = "crashed", "out of memory; the reward service's ONBEAT_SCORER_MEMORY_MB bounds it"
+    # A lone surrogate of foreign code would fail where the answer is encoded, and all other items with it.
     encodable = detail.encode("utf-8", "backslashreplace").decode("utf-8")
     return Unscorable(reason=reason, detail=encodable[:MAX_DETAIL_CHARS], component=component)

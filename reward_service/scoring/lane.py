@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from itertools import repeat
 from typing import Literal, TypeVar
 
 from contracts import rewards
@@ -243,8 +242,9 @@ class Lane(CagedLane[Work, ScorerCage]):
             places = [place for place, item in items if name in names and component.scores(item.source)]
             if places:
                 answer = self._said(work, (component,), partial(self._groups_scored, work, component, places))
-                scores = repeat(answer) if isinstance(answer, Unscorable) else answer
-                for place, score in zip(places, scores, strict=False):  # a refusal repeats without an end
+                if isinstance(answer, Unscorable):
+                    answer = [answer] * len(places)
+                for place, score in zip(places, answer, strict=False):
                     work.group_outcomes[place][name] = rubric.outcome_of(name, score)
 
     def _groups_scored(
@@ -272,9 +272,9 @@ class Lane(CagedLane[Work, ScorerCage]):
         while len(self._starters) > MAX_STARTERS:
             self._starters.popitem(last=False)
         may_be_slow = work.has_plugins and bool(work.request.job_id) and starter in (_Starter.UNKNOWN, _Starter.SLOW)
-        first_s = (
-            self._first_call_s if may_be_slow and not scorer.num_items and work.item_s < self._first_call_s else None
-        )
+        first_s = None
+        if may_be_slow and not scorer.num_items and work.item_s < self._first_call_s:
+            first_s = self._first_call_s
         started_s = time.monotonic()
         try:
             yield first_s, scorer
@@ -389,7 +389,9 @@ class Lane(CagedLane[Work, ScorerCage]):
             if refusal is not None or self._may_go_on(work):
                 return refusal
             cage.fresh_scorer()
-            warm = cage.warm_up_scorer(work.components) if work.has_plugins else None
+            warm = None
+            if work.has_plugins:
+                warm = cage.warm_up_scorer(work.components)
             if isinstance(warm, Unscorable):
                 return warm
             self._scorers[key] = _Scorer(owner=work.owner)

@@ -186,7 +186,9 @@ class ScorerPool:
     def lost(self, owner: str, result: Unscorable) -> None:
         """Takes note of a scorer process that was lost. Called by lanes."""
         with self._changed:
-            number = self._losses.pop(owner).number if owner in self._losses else 0
+            number = 0
+            if owner in self._losses:
+                number = self._losses.pop(owner).number
             self._losses[owner] = Loss(number=number + 1, at_s=time.monotonic(), last=result)
             while len(self._losses) > MAX_LOSSES:
                 self._losses.popitem(last=False)

@@ -47,7 +47,9 @@ class ScorerCage(CagedProcess):
         deadline_s = self.start_ends_s()
         self._send(ScorerTask(components=components), deadline_s, doing=self.importing)
         answer = self._receive(deadline_s, doing=self.importing)
-        return answer.result if isinstance(answer.result, Unscorable) else frozenset(answer.see_groups)
+        if isinstance(answer.result, Unscorable):
+            return answer.result
+        return frozenset(answer.see_groups)
 
     def score_groups(
         self,
@@ -115,7 +117,9 @@ class ScorerCage(CagedProcess):
 
 
 def _deadline_in_words(limit_s: float, first_s: float | None) -> str:
-    return f"{limit_s:g} s" if first_s is None else f"the {limit_s:g} s of a first call"
+    if first_s is None:
+        return f"{limit_s:g} s"
+    return f"the {limit_s:g} s of a first call"
 
 
 def _is_plausible(result: Result, components: tuple[RewardComponent, ...], item: RewardItem) -> bool:

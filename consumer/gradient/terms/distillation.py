@@ -16,7 +16,9 @@ TEACHER_TOKENS = "tokens_of_teacher"
 
 
 def _mean_k3(step: StepSums) -> float | None:
-    return step.per_trained_token(TEACHER_K3) if step.total(TEACHER_TOKENS) else None
+    if step.total(TEACHER_TOKENS):
+        return step.per_trained_token(TEACHER_K3)
+    return None
 
 
 KL_TO_TEACHER = Metric(

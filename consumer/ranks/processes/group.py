@@ -94,6 +94,7 @@ class RankGroup(Ranks):
         if batch is not None:
             self._num_training += 1
             self._round.append(batch)
+            # In lockstep a batch for each rank goes out at once: a rank without one would pass along idly.
             if self.learner.lockstep is None or len(self._round) == self._world_size:
                 self._hand_out()
         with contextlib.suppress(queue.Empty):
@@ -144,6 +145,7 @@ class RankGroup(Ranks):
         for batch in self._round:
             self._expected.handed_out(self._exchange.order(orders.TrainBatch(batch=batch)))
         if self.learner.lockstep is not None:
+            # A round has as many orders as ranks, so that each rank takes exactly one of them.
             self._exchange.order(orders.Idle(), copies=self._world_size - len(self._round))
         self._round.clear()
 
@@ -153,6 +155,7 @@ class RankGroup(Ranks):
         Raises the error that ended the order on any rank, what `check` raises, and Unavailable past answer_s.
         """
         self._expected.told_all(self._exchange.order(order, copies=self._world_size))
+        # By rank, and not a count: two answers of one rank don't stand for another's.
         missing = set(range(self._world_size))
         waiting = Waiting("the ranks", deadline_s=self._answer_s, cure="raise timeouts.ranks_s")
         value = 0.0
@@ -168,7 +171,8 @@ class RankGroup(Ranks):
                 waiting.progress()
                 if done is not None:
                     missing.discard(done.rank)
-                    value = done.value if done.rank == 0 else value
+                    if done.rank == 0:
+                        value = done.value
         return value
 
     def _take(self, answer: orders.AnyAnswer | BaseException) -> orders.Done | None:

@@ -67,9 +67,13 @@ class Seat(Record, frozen=True, kw_only=True):
     def opened(self, queue: str, message: bytes) -> bytes | None:
         """The payload; None of what no rank of this group has signed for this queue."""
         signature, payload = message[:SIGNATURE_BYTES], message[SIGNATURE_BYTES:]
-        return payload if hmac.compare_digest(signature, self._signature(queue, payload)) else None
+        if hmac.compare_digest(signature, self._signature(queue, payload)):
+            return payload
+        return None
 
     def _signature(self, queue: str, payload: bytes) -> bytes:
+        # The queue and the group's number are signed along: a message of one queue, or of the group before, opens in no
+        # other.
         return blake3(f"{queue} {self.sealed} ".encode() + payload, key=bytes.fromhex(self.key)).digest()
 
 
@@ -200,6 +204,8 @@ class Failed(Answer, tag="failed", frozen=True, kw_only=True):
     @classmethod
     def of(cls, rank: int, order: int, error: OnbeatError) -> Failed:
         # A class of another module stands there by the name of its base.
+        # The most derived class that the other end knows too: only those of contracts/errors.py can be made again
+        # there.
         kind = next(base.__name__ for base in type(error).__mro__ if base.__module__ == errors.__name__)
         return cls(rank=rank, order=order, kind=kind, problem=error.problem, field=error.field, cure=error.cure)
 
@@ -262,6 +268,7 @@ class Expected:
 
 def idle_patience_s(spec: JobSpec) -> float:
     """Longest time that a rank waits for an order: while an iteration is generated there may be none."""
+    # Seconds: the longest iteration, and behind it the longest order of all.
     return spec.timeouts.iteration_s + spec.timeouts.ranks_s
 
 
@@ -292,6 +299,7 @@ class Exchange:
 
         Raises Unavailable where the launcher is gone, as every method here does.
         """
+        # Numbers go up by one from 1; the copies of an order for every rank share one.
         self._num_ordered += 1
         message = self._signed(ORDERS, encode(NumberedOrder(number=self._num_ordered, order=order)))
         with store_errors():
@@ -305,6 +313,7 @@ class Exchange:
         Raises Unavailable also after timeout_s, and SentAgain for an order that isn't newer than the last one.
         """
         numbered = decode(self._pop(ORDERS, timeout_s), NumberedOrder)
+        # Larger, and not the next one: the orders between went to other ranks.
         if numbered.number <= self.newest_order:
             kind = type(numbered.order).__name__
             raise sent_again(f"order {numbered.number} ({kind}) came behind order {self.newest_order}")
@@ -332,6 +341,7 @@ class Exchange:
         numbered = decode(self._pop(ANSWERS, timeout_s), NumberedAnswer)
         rank = numbered.answer.rank
         due = self._num_taken.get(rank, 0) + 1
+        # The next one exactly: each answer of a rank comes to rank 0.
         if numbered.number != due:
             raise sent_again(f"answer {numbered.number} of rank {rank} came where its answer {due} is due")
         self._num_taken[rank] = due
@@ -339,6 +349,7 @@ class Exchange:
 
     def _pop(self, queue: str, timeout_s: float) -> bytes:
         with store_errors():
+            # The store's own limit: a rank that is gone must not be waited for without end.
             self._store.set_timeout(timedelta(seconds=timeout_s))
             while True:
                 # An order wakes every rank that waits; the slower one finds it gone and waits again.

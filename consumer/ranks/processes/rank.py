@@ -109,6 +109,7 @@ class Rank:
         if isinstance(order, orders.OrderToAll):
             # A rank takes no second copy before all have met, so that each rank gets one.
             with store_errors():
+                # A sum of nothing, for its meeting alone.
                 dist.all_reduce(torch.zeros(1))
         rank, number, value = self._learner.place.rank, self._exchange.newest_order, 0.0
         match order:
@@ -142,12 +143,16 @@ class Rank:
 
     def _shared_checkpoint(self, order: orders.Begin, state: CheckpointState) -> Checkpoint:
         """The checkpoint that rank 0 has read: its tensors come when they are asked for, by all ranks in one order."""
-        mine, device = self.checkpoint, self._learner.policy.model.device
+        device = self._learner.policy.model.device
+        model_tensors = optimizer_tensors = None
+        if self.checkpoint is not None:
+            model_tensors = self.checkpoint.model_tensors
+            optimizer_tensors = self.checkpoint.optimizer_tensors
         return Checkpoint(
             folder=Path("rank 0's checkpoint"),
             state=state,
-            model_tensors=FromRank0(order.model, None if mine is None else mine.model_tensors, device),
-            optimizer_tensors=FromRank0(order.optimizer, None if mine is None else mine.optimizer_tensors, device),
+            model_tensors=FromRank0(order.model, model_tensors, device),
+            optimizer_tensors=FromRank0(order.optimizer, optimizer_tensors, device),
         )
 
     def _save(self, folder: str) -> None:
@@ -194,6 +199,7 @@ class Rank:
         if self._learner.shares_state:
             return
         learner = self._learner
+        # In the same order on every rank, since a tensor's place is part of its checksum.
         mine = checksum([*learner.policy.state_tensors().values(), *learner.optimizer.beside.values()])
         # MAX over (c, -c) gives the largest checksum and minus the smallest one: all are equal where the two cancel.
         extremes = torch.tensor([mine, -mine])
@@ -236,10 +242,13 @@ class FromRank0(StoredTensors):
         else:
             whole = self._stored[name].to(self._device).contiguous()
         with store_errors():
+            # As bytes: not every backend sends bfloat16 and the like, and bits must stay.
             dist.broadcast(whole.view(-1).view(torch.uint8), src=0)
         if not whole.dim():
             return whole
-        return whole[first:] if count is None else whole[first : first + count].clone()
+        if count is None:
+            return whole[first:]
+        return whole[first : first + count].clone()
 
 
 def state_tensors(stored: StoredTensors) -> tuple[orders.StateTensor, ...]:
@@ -253,6 +262,7 @@ def checksum(tensors: Iterable[Tensor]) -> int:
     for number, tensor in enumerate(tensors, start=1):
         words = tensor.detach().contiguous().view(-1).view(WORDS[tensor.element_size()])
         # The factor tells tensors apart that have changed places.
+        # The sum wraps at 2**64 in the same way on every rank; Python's integers don't.
         total += number * int(words.sum(dtype=torch.int64))
     # Below 2**62 both the checksum and its negative fit into int64.
     return total % (1 << 62)

@@ -137,7 +137,9 @@ def restrict_files(
 def close_all_files() -> None:
     """Forbids opening any file from here on, to read it, write it or run it, where the kernel can."""
     rules = _Ruleset(handled_access_fs=ALL_OF_VERSION_1)
-    ruleset = syscall(CREATE_RULESET, ctypes.byref(rules), 8, 0) if kernel.IS_LINUX else -1
+    ruleset = -1
+    if kernel.IS_LINUX:
+        ruleset = syscall(CREATE_RULESET, ctypes.byref(rules), 8, 0)
     if ruleset >= 0:
         syscall(RESTRICT_SELF, ruleset, 0)
         os.close(ruleset)

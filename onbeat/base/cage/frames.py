@@ -80,7 +80,8 @@ class Frames:
                 raise Gone from error
             if not data:
                 raise Gone
-            handle = handles[0] if handles else handle
+            if handles:
+                handle = handles[0]
             self._buffer += data
         return payload, handle
 

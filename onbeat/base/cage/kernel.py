@@ -179,7 +179,8 @@ def end_children(wanted: int, *, scans: bool = True) -> int | None:
                 pid, how = os.waitpid(-1, 0)
             except ChildProcessError:
                 return status
-            status = how if pid == wanted else status
+            if pid == wanted:
+                status = how
 
 
 def children() -> list[int]:

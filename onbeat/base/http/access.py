@@ -265,10 +265,14 @@ class Access:
             is_right |= hmac.compare_digest(sent, self._rules.metrics_key)
         if scheme.lower() == "bearer" and is_right:
             return Caller(name=OPERATOR, scope="admin")
-        named = self._rules.keys.find(sent) if scheme.lower() == "bearer" else None
+        named = None
+        if scheme.lower() == "bearer":
+            named = self._rules.keys.find(sent)
         if named is not None:
             return Caller(name=named[0], scope=named[1])
-        problem = "the key is wrong" if authorizations else "a bearer key is needed"
+        problem = "a bearer key is needed"
+        if authorizations:
+            problem = "the key is wrong"
         raise Problem(HTTPStatus.UNAUTHORIZED, problem, field="Authorization", cure="send `Authorization: Bearer KEY`")
 
 

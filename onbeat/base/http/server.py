@@ -319,7 +319,9 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(QUEUED)  # now, since two servers may both bind a port that neither listens on yet
     except OSError as error:
         listener.close()
-        field = "ONBEAT_PORT" if error.errno != errno.EADDRNOTAVAIL else "ONBEAT_HOST"
+        field = "ONBEAT_HOST"
+        if error.errno != errno.EADDRNOTAVAIL:
+            field = "ONBEAT_PORT"
         raise InvalidInput(
             f"cannot listen on {host}:{port}: {error.strerror}", field=field, cure="choose another"
         ) from error

@@ -41,7 +41,9 @@ class Versions:
     def _tensors(self, weights: Weights) -> Mapping[str, Tensor]:
         tensors = weights if isinstance(weights, Mapping) else dict(weight_tensors(weights))
         for name in sorted(self._layout.keys() ^ tensors.keys()):
-            problem = "is missing" if name in self._layout else "is none of the model's"
+            problem = "is none of the model's"
+            if name in self._layout:
+                problem = "is missing"
             raise InvalidInput(
                 f"tensor {name} {problem}",
                 field="weights",

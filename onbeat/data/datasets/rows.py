@@ -85,7 +85,9 @@ def example_of(row: PlacedRow, spec: RowsTable, *, example_id: str, origin: str,
         read = read_row(row, spec.columns or RowColumns())
         metadata = _metadata(row, spec)
         # Held-out rows have no order.
-        difficulty = _difficulty(row, spec.curriculum.column) if spec.curriculum and field == TRAINED else 0.0
+        difficulty = 0.0
+        if spec.curriculum and field == TRAINED:
+            difficulty = _difficulty(row, spec.curriculum.column)
     except RowFault as fault:
         raise refused(fault, origin=origin, field=field) from fault
     prompt = read.prompt

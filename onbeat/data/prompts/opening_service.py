@@ -48,7 +48,9 @@ class EnvironmentService:
     def _ask(self, environment: EnvironmentSpec, call: Callable[[EnvironmentClient], Awaitable[T]]) -> T:
         async def ask() -> T:
             async with environment_http(self._settings) as http:
-                service = reward_service(http, key=self._settings.reward_key) if self._outlasts else None
+                service = None
+                if self._outlasts:
+                    service = reward_service(http, key=self._settings.reward_key)
                 client = client_for(http, environment, self._settings, deadline_s=self._deadline_s, service=service)
                 try:
                     return await call(client)

@@ -32,7 +32,9 @@ class IterationPlan:
 
     def drawn(self, iteration: int, rewards: Mapping[int, Sequence[float]]) -> tuple[DrawnPrompts, ...]:
         """Returns the draws of training prompts by measured pass rates. rewards: a prompt's index → its group's."""
-        return self._source.walk.drawn(iteration, rewards) if iteration < self._spec.iterations else ()
+        if iteration < self._spec.iterations:
+            return self._source.walk.drawn(iteration, rewards)
+        return ()
 
     def training(self, iteration: int, manifest: WeightManifest) -> tuple[PromptBatch, ...]:
         """Returns the training batches; () where the iteration only evaluates.
@@ -59,7 +61,9 @@ class IterationPlan:
 
     def num_evaluation(self, iteration: int) -> int:
         """Returns the number of evaluation batches, which doesn't depend on the version."""
-        return self._spec.evaluation.num_batches if self._spec.evaluates(iteration) else 0
+        if self._spec.evaluates(iteration):
+            return self._spec.evaluation.num_batches
+        return 0
 
     def evaluation(self, iteration: int, manifest: WeightManifest) -> tuple[PromptBatch, ...]:
         """Returns each set's held-out prompts with its sampling, then greedily; () where the version is not evaluated.

@@ -131,7 +131,9 @@ class PromptSource:
                 whole = token_ids if self._chat_of(example) else [*prefix, *token_ids]
                 try:
                     self._check_length(example, len(whole))
-                    completion = pack_int32(self._given(example, text)) if gives else UNSET
+                    completion = UNSET
+                    if gives:
+                        completion = pack_int32(self._given(example, text))
                 except InvalidInput as error:
                     if not filters or error.field not in TOO_LONG:
                         raise
@@ -178,7 +180,9 @@ class PromptSource:
                 conversations, system=chat.system_prompt, variables=chat.chat_template_kwargs or {}
             )
         except (TemplateRefuses, TemplateEnded) as error:
-            example = examples[error.place] if isinstance(error, TemplateRefuses) else None
+            example = None
+            if isinstance(error, TemplateRefuses):
+                example = examples[error.place]
             raise invalid(error, where=(example.origin or example.example_id) if example else "") from error
 
     def _check_chat(self, source: str, chat: ChatSpec) -> None:

@@ -48,7 +48,8 @@ def check_renderer(
     """
     if has_tokens(messages):
         return
-    renderer = renderer.renderer if isinstance(renderer, GivenTokens) else renderer
+    if isinstance(renderer, GivenTokens):
+        renderer = renderer.renderer
     if isinstance(renderer, TemplateRenderer):
         prove(renderer, tokenizer, messages=messages, tools=tools, end_ids=end_ids)
     elif isinstance(renderer, ProvenRenderer):

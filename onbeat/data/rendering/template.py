@@ -47,7 +47,9 @@ class TemplateRenderer:
 
     def parse(self, prompt: Sequence[int], turn: Sequence[int], tools: Sequence[Tool]) -> Message:
         text = self._tokenizer.decode(list(turn), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return tool_calls.read(str(text)) if tools else Message(role="assistant", content=str(text))
+        if tools:
+            return tool_calls.read(str(text))
+        return Message(role="assistant", content=str(text))
 
     def go_on(
         self, prompt: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool]
@@ -59,7 +61,9 @@ class TemplateRenderer:
             raise PrefixBroken("the model's chat template changes an answer once it is answered", cure=FORMAT_CURE)
         ended = self._tokenizer.convert_tokens_to_ids(self.end)
         # A turn that ended by another token of the model's keeps it, and is closed as the template closes turns.
-        follows = after.removeprefix(self.end) if turn and turn[-1] == ended else after
+        follows = after
+        if turn and turn[-1] == ended:
+            follows = after.removeprefix(self.end)
         return list(self._tokenizer(follows, add_special_tokens=False).input_ids)
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], *, opens_turn: bool = True) -> str:

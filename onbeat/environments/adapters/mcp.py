@@ -51,7 +51,9 @@ class Mcp(Environment):
     ) -> None:
         servers = decode(operators_part, Offered)
         if servers.server is None:
-            known = f"there are: {', '.join(servers.names)}" if servers.names else "there are none"
+            known = "there are none"
+            if servers.names:
+                known = f"there are: {', '.join(servers.names)}"
             raise ValueError(f"{PARAM}: the stack's operator allows no MCP server `{server}` ({VARIABLE}); {known}")
         self._question = Question(answer=answer, system=system)
         if not 1 <= chars <= MAX_CHARS:

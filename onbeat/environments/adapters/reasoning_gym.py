@@ -59,7 +59,9 @@ class ReasoningGym(Environment):
         left = self._tries - turn - 1
         if answer is not None and self._is_right(answer):
             return Reply("That is right.", self._discount**turn, True, {"tries": turn + 1.0})
-        verdict = "That is not right." if answer is not None else "There is no <answer>…</answer> in it."
+        verdict = "There is no <answer>…</answer> in it."
+        if answer is not None:
+            verdict = "That is not right."
         if left == 0:
             return Reply(verdict, done=True, metrics={"tries": turn + 1.0})
         return Reply(

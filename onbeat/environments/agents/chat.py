@@ -222,7 +222,9 @@ def _content(content: Any, where: str) -> Any:
         return content
     texts: list[str] = []
     for place, part in enumerate(content):
-        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        text = None
+        if isinstance(part, dict) and part.get("type") == "text":
+            text = part.get("text")
         if not isinstance(text, str):
             raise Refusal(f"{where}.content[{place}] is no text", param=f"{where}.content[{place}]")
         texts.append(text)

@@ -102,7 +102,9 @@ def _text(value: Fraction) -> str:
         return str(value.numerator)
     context = Context(prec=DIGITS)
     quotient = context.divide(Decimal(value.numerator), Decimal(value.denominator))
-    return format(quotient.normalize(context), "f") if -DIGITS < quotient.adjusted() < DIGITS else str(quotient)
+    if -DIGITS < quotient.adjusted() < DIGITS:
+        return format(quotient.normalize(context), "f")
+    return str(quotient)
 
 
 BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]] = {

@@ -187,4 +187,6 @@ async def _send(into: asyncio.StreamWriter, outgoing: Outgoing) -> None:
 
 
 def _text(error: Exception) -> str:
-    return error.message if isinstance(error, MCPError) else str(error) or type(error).__name__
+    if isinstance(error, MCPError):
+        return error.message
+    return str(error) or type(error).__name__

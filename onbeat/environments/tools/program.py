@@ -345,7 +345,9 @@ def _importing(real: Any) -> Any:
 def _execute(code: str) -> None:
     """Runs a program; where it ends with an expression, its value is shown."""
     tree = ast.parse(code, NAME)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = tree.body.pop()
     scope: dict[str, Any] = {"__name__": "__main__", "id": _counted_ids()}
     exec(compile(tree, NAME, "exec"), scope)
     if isinstance(last, ast.Expr):

@@ -142,7 +142,9 @@ def _schema(kind: Any) -> dict[str, Any]:
         return {"type": NAMES.get(type(arguments[0]), "string"), "enum": list(arguments)}
     if origin in (typing.Union, types.UnionType):
         others = [member for member in arguments if member is not type(None)]
-        return _schema(others[0]) if len(others) == 1 else {"anyOf": [_schema(member) for member in others]}
+        if len(others) == 1:
+            return _schema(others[0])
+        return {"anyOf": [_schema(member) for member in others]}
     if origin in (list, tuple, set) or kind in (list, tuple, set):
         return {"type": "array"} | ({"items": _schema(arguments[0])} if arguments else {})
     return {"type": NAMES.get(origin or kind, "string")}

@@ -82,7 +82,9 @@ def _entropy(history: History) -> str:
 
 def _kl(history: History) -> str:
     now, alarm = history.loss_mean("kl_to_reference"), history.spec.trainer.kl_alarm or math.inf
-    return f"{now:.3g} a token over {WINDOW} iterations, above trainer.kl_alarm of {alarm:g}" if now > alarm else ""
+    if now > alarm:
+        return f"{now:.3g} a token over {WINDOW} iterations, above trainer.kl_alarm of {alarm:g}"
+    return ""
 
 
 def _gradient(history: History) -> str:

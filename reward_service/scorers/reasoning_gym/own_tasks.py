@@ -47,7 +47,9 @@ def countdown(answer: str, entry: Entry) -> float:
 
 def puzzle24(answer: str, entry: Entry) -> float:
     """Returns 1.0 for 24 out of exactly the given numbers, else 0.01."""
-    return 1.0 if _makes(24, sorted(entry["metadata"]["numbers"]), answer) else 0.01
+    if _makes(24, sorted(entry["metadata"]["numbers"]), answer):
+        return 1.0
+    return 0.01
 
 
 def number_sorting(answer: str, entry: Entry) -> float:

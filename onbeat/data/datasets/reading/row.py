@@ -219,7 +219,9 @@ def _content(value: Any, name: str) -> str:
     for place, part in enumerate(value):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if not isinstance(part, Mapping) or kind != "text" or not isinstance(part.get("text"), str):
-            shown = f"of the type {kind[:40]}" if isinstance(kind, str) and kind != "text" else "without a text"
+            shown = "without a text"
+            if isinstance(kind, str) and kind != "text":
+                shown = f"of the type {kind[:40]}"
             raise RowFault(
                 f"`{name}[{place}]` is a part {shown}: only text is read",
                 cure='leave it out, or write it as {"type": "text", "text": "..."}',
