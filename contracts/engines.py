@@ -47,7 +47,7 @@ class EngineOptions(Record, tag_field="type", frozen=True, kw_only=True):
 
     @property
     def has_to_prove_it(self) -> bool:
-        """True where a canary tries that before the first deterministic batch (`GenerationEngine.difference`).
+        """True where a self-test tries that before the first deterministic batch (`GenerationEngine.difference`).
 
         Another library's engine has to; ours has not.
         """

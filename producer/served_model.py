@@ -51,7 +51,7 @@ class LoadedModel:
     """What its engine was told at its last waking; None at first."""
     is_awake: bool = True
     is_proven: bool = False
-    """Whether a canary has shown that its bytes don't depend on what it samples beside a batch."""
+    """Whether a self-test has shown that its bytes don't depend on what it samples beside a batch."""
     hangs: bool = False
     """Whether a call of the engine let its deadline pass: the thread that is in it would keep it from being closed."""
     context_tokens: Counter[str] = field(default_factory=Counter)
@@ -113,14 +113,14 @@ class ServedModel:
     threads_for: Callable[[JobSpec], int | None] = lambda _spec: None
     """Compute threads of a job's engine; None for as many as this process was started with."""
     has_to_prove: bool = False
-    """Whether an engine serves deterministic jobs only after a canary."""
+    """Whether an engine serves deterministic jobs only after a self-test."""
     wait: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def __post_init__(self) -> None:
         self._proven: list[ModelSpec] = []
         """Models whose engines have shown it in this process."""
         self.not_reproducible = ""
-        """What a canary has shown to depend on company, in words; "" while there is nothing."""
+        """What a self-test has shown to depend on company, in words; "" while there is nothing."""
         self.loaded: LoadedModel | None = None
         self.rejected_weights = ""
         """Folder of the version that was refused last, until a version loads; "" while there is none."""
@@ -156,7 +156,7 @@ class ServedModel:
         Raises:
             InvalidInput: The model's folder is bad.
             WeightsRejected: The weights stay bad for a while.
-            BatchFailed: The canary of a deterministic job fails, or anything else that this process can't load.
+            BatchFailed: The self-test of a deterministic job fails, or anything else that this process can't load.
             EngineUnavailable: timeouts.generation_s is over, or the engine has ended.
         """
         self.loading_weights = tuple(step.directory for step in manifest.steps)
@@ -186,7 +186,7 @@ class ServedModel:
 
     async def _prove(self, loaded: LoadedModel, spec: JobSpec) -> None:
         """Raises BatchFailed where the engine's bytes depend on what it samples beside a batch."""
-        async with loaded.within(spec.timeouts.generation_s, "the canary"):
+        async with loaded.within(spec.timeouts.generation_s, "the self-test"):
             difference = await loaded.engine.difference()
         if difference:
             self.not_reproducible = f"a batch has other bytes {difference} than alone"

@@ -206,9 +206,11 @@ async def check(pool: EnvironmentPool, table: service.EnvironmentTable) -> objec
     return loaded.facts
 
 
-@_endpoint("/v1/environments/canary", service.CanaryRequest)
-async def canary(pool: EnvironmentPool, decoded_request: service.CanaryRequest) -> service.CanaryResponse:
-    return service.CanaryResponse(problem=await pool.canary(decoded_request))
+@_endpoint("/v1/environments/repeatability", service.RepeatabilityRequest)
+async def repeatability(
+    pool: EnvironmentPool, decoded_request: service.RepeatabilityRequest
+) -> service.RepeatabilityResponse:
+    return service.RepeatabilityResponse(problem=await pool.repeatability(decoded_request))
 
 
 @router.get("/v1/rewards")

@@ -1,13 +1,21 @@
 """Requests of generators and trainers to the reward service, and its answers: JSON or MessagePack over HTTP.
 
-    POST /v1/openings            OpeningRequest → OpeningResponse   how tasks begin; no session is left behind
-    POST /v1/sessions            OpenRequest    → SessionResponse   sessions begin, or go on where a history ends
-    POST /v1/steps               StepRequest    → SessionResponse   the model's messages in, replies out
-    POST /v1/sessions/renew      RenewRequest   → RenewResponse     they are still needed
-    POST /v1/sessions/close      CloseRequest   → CloseResponse
-    GET  /v1/environments        EnvironmentNames                   what a spec may name
-    POST /v1/environments/check  EnvironmentTable → EnvironmentFacts, or the problem with its parameters
-    POST /v1/environments/canary CanaryRequest → CanaryResponse     is it what it says: the same twice?
+    POST /v1/initial-observations       how tasks begin; no session is left behind
+         InitialObservationRequest → InitialObservationResponse
+    POST /v1/sessions                   sessions begin, or go on where a history ends
+         OpenRequest → SessionResponse
+    POST /v1/steps                      the model's messages in, replies out
+         StepRequest → SessionResponse
+    POST /v1/sessions/renew             they are still needed
+         RenewRequest → RenewResponse
+    POST /v1/sessions/close             they are no longer needed
+         CloseRequest → CloseResponse
+    GET  /v1/environments               the names that a spec may use
+         → EnvironmentNames
+    POST /v1/environments/check         the facts of an environment, or the problem with its parameters
+         EnvironmentTable → EnvironmentFacts
+    POST /v1/environments/repeatability where tasks that are played twice differ
+         RepeatabilityRequest → RepeatabilityResponse
 
 A call holds many sessions, each with a result of its own: one that hangs, dies or lies costs itself. A failure is
 typed, and never a reply (I6).
@@ -48,7 +56,7 @@ raised        its code raised an error
 invalid_reply it answered what is no opening or reply: a reward beyond 1e12 or NaN, an assistant's message, another
               type
 oversize      its answer is larger than a message may be
-bad_task      it refuses the task: a data fault, which no retry mends
+bad_task      it refuses the task: a data fault, which no retry fixes
 unknown       no environment of this name is installed here
 lost          there is no such session (any more): the service was started again, or the session was idle too long
 divergent     a history was replayed, and a reply differs: it is not deterministic, or its code has changed
@@ -249,7 +257,7 @@ class CloseResponse(Record, frozen=True, kw_only=True):
     """Those that were open."""
 
 
-class CanaryRequest(Record, frozen=True, kw_only=True):
+class RepeatabilityRequest(Record, frozen=True, kw_only=True):
     """Do these tasks open and go on the same, twice, in two processes, in other company?"""
 
     environment: EnvironmentTable
@@ -257,7 +265,7 @@ class CanaryRequest(Record, frozen=True, kw_only=True):
     step_timeout_s: Seconds
 
 
-class CanaryResponse(Record, frozen=True, kw_only=True):
+class RepeatabilityResponse(Record, frozen=True, kw_only=True):
     problem: str
     """What differs, with its task and turn; "" where nothing does. Openings are compared of every environment, replies
     of those that say that they are deterministic."""

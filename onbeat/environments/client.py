@@ -68,11 +68,13 @@ class EnvironmentClient:
         """InvalidInput names `environment.name` or `environment.params`."""
         return await self._post("/v1/environments/check", wire.table_of(environment), wire.EnvironmentFacts)
 
-    async def canary(self, environment: EnvironmentSpec, tasks: Sequence[wire.Task]) -> str:
+    async def repeatability(self, environment: EnvironmentSpec, tasks: Sequence[wire.Task]) -> str:
         """Plays the tasks twice, and returns how the two differ; "" where they don't."""
         limit_s = environment.step_timeout_s
-        request = wire.CanaryRequest(environment=wire.table_of(environment), tasks=tuple(tasks), step_timeout_s=limit_s)
-        return (await self._post("/v1/environments/canary", request, wire.CanaryResponse)).problem
+        request = wire.RepeatabilityRequest(
+            environment=wire.table_of(environment), tasks=tuple(tasks), step_timeout_s=limit_s
+        )
+        return (await self._post("/v1/environments/repeatability", request, wire.RepeatabilityResponse)).problem
 
     async def openings(
         self, environment: EnvironmentSpec, tasks: Sequence[wire.Task], *, job_id: str = ""

@@ -38,34 +38,34 @@ async def difference(engine: GenerationEngine) -> str:
     version = engine.policy_version
     if version is None:
         raise AssertionError("an engine without verified weights samples nothing")
-    canary = _batch(version, 0, PROMPT_TOKENS)
-    alone = await engine.generate(canary)
-    if await engine.generate(canary) != alone:
+    tested_batch = _batch(version, 0, PROMPT_TOKENS)
+    alone = await engine.generate(tested_batch)
+    if await engine.generate(tested_batch) != alone:
         return "sampled twice, one after the other"
-    backwards = await engine.generate(replace(canary, prompts=canary.prompts[::-1]))
+    backwards = await engine.generate(replace(tested_batch, prompts=tested_batch.prompts[::-1]))
     if backwards[::-1] != alone:
         return "with its prompts in another order"
-    most = engine.max_concurrent_completions // canary.num_completions - 1
+    most = engine.max_concurrent_completions // tested_batch.num_completions - 1
     for size in (size for size in COMPANIES if size <= most):
         company = [_batch(version, number, (number % 11 + 1,) * (number % 3 + 1)) for number in range(1, size + 1)]
         for place in (0, size // 2, size):
-            if await _in_company(engine, canary, company, place) != alone:
+            if await _in_company(engine, tested_batch, company, place) != alone:
                 return f"beside {size} other batches, {place} of them before it"
     return ""
 
 
 async def _in_company(
-    engine: GenerationEngine, canary: PromptBatch, company: Sequence[PromptBatch], place: int
+    engine: GenerationEngine, tested_batch: PromptBatch, company: Sequence[PromptBatch], place: int
 ) -> Answer:
-    """Samples the canary with other batches in the engine; returns its completions.
+    """Samples the tested batch with other batches in the engine; returns its completions.
 
     Args:
         engine: The engine.
-        canary: The batch that is compared.
+        tested_batch: The batch that is compared.
         company: The other batches.
-        place: The number of other batches that come before the canary.
+        place: The number of other batches that come before the tested batch.
     """
-    batches = [*company[:place], canary, *company[place:]]
+    batches = [*company[:place], tested_batch, *company[place:]]
     async with asyncio.TaskGroup() as tasks:
         answers = [tasks.create_task(engine.generate(batch)) for batch in batches]
     return answers[place].result()
@@ -75,7 +75,7 @@ def _batch(version: VerifiedWeights, number: int, prompt_tokens: Sequence[int]) 
     """Makes a batch that no job has. `number` gives it prompts and a seed of its own."""
     prompts = [
         Prompt(
-            prompt_id=f"canary-{number}-{index}",
+            prompt_id=f"self-test-{number}-{index}",
             index=index,
             token_ids=pack_int32([(number + index + place) % MAX_TOKEN_ID + 1 for place in range(num_tokens)]),
             text="",
@@ -84,7 +84,7 @@ def _batch(version: VerifiedWeights, number: int, prompt_tokens: Sequence[int]) 
         for index, num_tokens in enumerate(prompt_tokens)
     ]
     return PromptBatch(
-        job_id="canary",
+        job_id="self-test",
         batch_id=f"0/train/{number}",
         iteration=0,
         purpose="train",

@@ -115,10 +115,10 @@ class EnvironmentPool:
         (loaded,) = await asyncio.wrap_future(self._kind(table, "").lanes[0].facts())
         return loaded
 
-    async def canary(self, request: service.CanaryRequest) -> str:
+    async def repeatability(self, request: service.RepeatabilityRequest) -> str:
         """Says what differs where tasks are played twice; "" where nothing does. Raises Unavailable."""
         if self._closed or len(self.cages.numbers) + 2 > MAX_CAGES:
-            raise Unavailable("no process can be started for a canary now")
+            raise Unavailable("no process can be started for a repeatability check now")
         return await asyncio.to_thread(compared, request, lambda: self.new_cage(request.environment))
 
     async def openings(self, request: service.OpeningRequest) -> list[service.Result]:

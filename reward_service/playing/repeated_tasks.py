@@ -13,7 +13,15 @@ from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.environments.messages import Message, Sampled, ToolCall
-from contracts.environments.service import CanaryRequest, Failure, Result, Task, TaskOpening, Turned, reply_digest
+from contracts.environments.service import (
+    Failure,
+    RepeatabilityRequest,
+    Result,
+    Task,
+    TaskOpening,
+    Turned,
+    reply_digest,
+)
 from contracts.errors import Unavailable
 from onbeat.base.cage.caged_process import ChildDied, ChildLate
 from reward_service.player.protocol import Loaded, Play
@@ -27,7 +35,7 @@ SAMPLED = Sampled(
 """What a turn was, for an environment that asks for tokens."""
 
 
-def compared(request: CanaryRequest, new_cage: Callable[[], PlayCage]) -> str:
+def compared(request: RepeatabilityRequest, new_cage: Callable[[], PlayCage]) -> str:
     """Says what differs; "" where nothing does. Both processes are the calling thread's. Raises Unavailable."""
     first, second = new_cage(), new_cage()
     try:
@@ -56,7 +64,7 @@ def _loaded(cage: PlayCage) -> Loaded:
     return loaded
 
 
-def _played(cage: PlayCage, task: Task, request: CanaryRequest, *, company: bool) -> list[Result]:
+def _played(cage: PlayCage, task: Task, request: RepeatabilityRequest, *, company: bool) -> list[Result]:
     """Results of the opening and of each turn, up to the last or a failure."""
     others = replace(task, seed=(task.seed + 1) % MAX_SEED)
     results: list[Result] = []
@@ -92,7 +100,7 @@ def _message(opened: Result, turn: int) -> Message:
         sampled = SAMPLED
     if not tools or turn == NUM_TURNS - 1:
         return Message(role="assistant", content=str(turn), sampled=sampled)
-    call = ToolCall(name=tools[turn % len(tools)].name, call_id=f"canary-{turn}")
+    call = ToolCall(name=tools[turn % len(tools)].name, call_id=f"repeat-{turn}")
     return Message(role="assistant", tool_calls=(call,), sampled=sampled)
 
 

@@ -179,7 +179,7 @@ def step_of(model: PreTrainedModel) -> RowStep:
 
 @pytest.mark.parametrize(("name", "threads"), THREADS, indirect=["threads"])
 def test_a_batch_has_the_same_bytes_alone_and_in_any_company_that_comes_and_goes(name: str, threads: int) -> None:
-    """Where more threads give rows other bits, the canary lets no company come: the lone batch has its bytes again."""
+    """Where more threads give rows other bits, the self-test admits no company: the lone batch has its bytes again."""
     model = untrained_model((LEAN | OWN)[name])
     step = step_of(model)
     assert isinstance(step, LeanStep if name in LEAN else OwnStep)

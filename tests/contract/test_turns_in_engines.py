@@ -206,7 +206,7 @@ def test_a_kept_past_and_one_that_is_fed_again_give_the_same_bytes_alone_and_in_
 
 @pytest.mark.parametrize("group_size", [1, 2, 9, 20])
 def test_any_number_of_rows_has_them(group_size: int) -> None:
-    """Up to 80 rows: more than are fed at once, and than the canary compared at the start."""
+    """Up to 80 rows: more than are fed at once, and than the self-test compared at the start."""
     expected, _ = decoded("qwen3", opening_of(group_size), nothing)
     assert decoded("qwen3", opening_of(group_size), every_third, company=companies())[0] == expected
 

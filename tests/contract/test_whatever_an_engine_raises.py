@@ -196,7 +196,7 @@ def test_an_engine_whose_thread_can_not_begin_answers_by_name(engines: Engines) 
     engines.close()
 
 
-@pytest.mark.parametrize("place", ["a read", "the canary"])
+@pytest.mark.parametrize("place", ["a read", "the self-test"])
 def test_a_load_that_raises_anything_is_an_error_by_name(engines: Engines, place: str) -> None:
     rig = engines.rig()
     manifest = rig.load()

@@ -14,10 +14,10 @@ import pytest
 from msgspec.structs import replace
 
 from contracts.environments.service import (
-    CanaryRequest,
     EnvironmentTable,
     Failure,
     OpeningRequest,
+    RepeatabilityRequest,
     Reply,
     Step,
     Task,
@@ -87,21 +87,23 @@ async def test_what_is_lost_with_a_process_is_typed_where_it_cannot_be_played_ag
         assert reason_of(begun) == "lost", "no history brings it back"
 
 
-async def test_an_environment_that_lies_about_itself_is_found_when_it_is_played_again_and_by_the_canary() -> None:
+async def test_an_environment_that_lies_about_itself_is_found_by_a_replay_and_by_the_repeatability_check() -> None:
     async with asked() as ask:
         await ask.open("clock", new(0))
         first = (await ask.step(0, {0: "a"}))[0]
         (again,) = await ask.open("clock", new(0, history=[played("a", first)]))
         assert reason_of(again) == "divergent"
-        problems = {name: await canary(ask.pool, name) for name in ("clock", "shared", "echo", "own_random")}
+        problems = {name: await repeatability(ask.pool, name) for name in ("clock", "shared", "echo", "own_random")}
         assert "the reply of turn 0 differs" in problems["clock"]
         assert "the reply of turn 0 differs" in problems["shared"], "alone it repeats itself"
-        assert problems["echo"] == problems["own_random"] == await canary(ask.pool, "honest_clock") == ""
+        assert problems["echo"] == problems["own_random"] == await repeatability(ask.pool, "honest_clock") == ""
 
 
-async def canary(pool: EnvironmentPool, name: str) -> str:
+async def repeatability(pool: EnvironmentPool, name: str) -> str:
     table = EnvironmentTable(name=name)
-    return await pool.canary(CanaryRequest(environment=table, tasks=(Task(task="{}", seed=3),), step_timeout_s=10.0))
+    return await pool.repeatability(
+        RepeatabilityRequest(environment=table, tasks=(Task(task="{}", seed=3),), step_timeout_s=10.0)
+    )
 
 
 async def test_a_session_goes_on_where_its_history_ends() -> None:

@@ -148,8 +148,8 @@ async def test_the_client_says_what_an_environment_is_and_what_is_wrong_with_a_r
             await client.facts(EnvironmentSpec(name="strict", params={"level": "odd"}))
         assert refused.value.field == "environment.params"
         tasks = [Task(task="{}", seed=seed) for seed in (3, 4)]
-        assert await client.canary(ECHO, tasks) == ""
-        assert "turn 0 differs" in await client.canary(EnvironmentSpec(name="clock"), tasks)
+        assert await client.repeatability(ECHO, tasks) == ""
+        assert "turn 0 differs" in await client.repeatability(EnvironmentSpec(name="clock"), tasks)
         shown = await client.openings(ECHO, tasks, job_id="job-1")
         assert [getattr(one, "messages", ())[0].content for one in shown] == ["say 3", "say 4"]
 

@@ -42,8 +42,8 @@ class EnvironmentService:
     def openings(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> list[TaskOpening | Failure]:
         return self._ask(environment, lambda client: client.openings(environment, tasks, job_id=self._job_id))
 
-    def canary(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> str:
-        return self._ask(environment, lambda client: client.canary(environment, tasks))
+    def repeatability(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> str:
+        return self._ask(environment, lambda client: client.repeatability(environment, tasks))
 
     def _ask(self, environment: EnvironmentSpec, call: Callable[[EnvironmentClient], Awaitable[T]]) -> T:
         async def ask() -> T:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 OPENED_AT_ONCE = 1024
-NUM_CANARIES = 4
+NUM_REPEATED_TASKS = 4
 """Tasks that are played twice before the job starts."""
 UNDETERMINED_CURE = "its class has to say deterministic = False, and the job deterministic = false"
 
@@ -46,7 +46,7 @@ class OpeningService(Protocol):
         """Answers one for each task, in order."""
         ...
 
-    def canary(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> str:
+    def repeatability(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> str:
         """Plays the tasks twice, and says what was different the second time; "" where nothing was."""
         ...
 
@@ -106,7 +106,7 @@ class OpenedPrompts:
             chunk = examples[start : start + OPENED_AT_ONCE]
             tasks = [self._task(example, held_out=held_out) for example in chunk]
             if not self._is_tried:
-                self._try(tasks[:NUM_CANARIES])
+                self._try(tasks[:NUM_REPEATED_TASKS])
             with environment_at(self._field):
                 openings = self._opened(chunk, tasks)
                 for example, task, opening in zip(chunk, tasks, openings, strict=True):
@@ -132,7 +132,7 @@ class OpenedPrompts:
     def _try(self, tasks: Sequence[Task]) -> None:
         """Has a few tasks played twice. Raises InvalidInput for an environment that isn't what it says of itself."""
         self._is_tried = True
-        problem = self._service.canary(self._environment, tasks)
+        problem = self._service.repeatability(self._environment, tasks)
         if problem:
             raise InvalidInput(
                 f"environment `{self._environment.name}` does not do the same twice: {problem}",

@@ -1,6 +1,6 @@
 """The embedded engine: any Hugging Face causal LM folder, decoded by a loop of our own.
 
-    generate ─▶ decode_loop.py ─▶ shared_decoding.py: rows of several batches share steps  where the canary allows it
+    generate ─▶ decode_loop.py ─▶ shared_decoding.py: rows of several batches share steps  where the self-test allows it
                                  decoding.py: one batch by itself                        elsewhere (row_independence.py)
 
 Batches join and leave the steps at any token, and what is computed of a batch is a function of that batch alone, so
@@ -55,7 +55,7 @@ STARTED_THREADS = torch.get_num_threads()
 """The launcher's number: torch gives every new thread the number that was set last, in whatever thread."""
 
 MOST_ROWS = 512
-"""The canary compares each number of rows up to it, so several batches never have more in one step."""
+"""The self-test compares each number of rows up to it, so several batches never have more in one step."""
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -86,7 +86,7 @@ class LeanStep:
         Args:
             model: The model.
             packing: The way of its products.
-            num_layers: The number of first layers that are used, all by default; the canary uses few.
+            num_layers: The number of first layers that are used, all by default; the self-test uses few.
         """
         self._decoder = model.model
         self.is_on_gpu: bool = model.device.type == "cuda"

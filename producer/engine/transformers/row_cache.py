@@ -5,7 +5,7 @@
 
 A row's bits must depend neither on its place, nor on the rows beside it, nor on how many columns are read (I7). So rows
 begin at column 0, whatever they are padded to elsewhere; the columns that are read are a multiple of COLUMNS; and what
-no row has written is finite, since a mask hides numbers and not NaN. The canary (row_independence.py) holds the
+no row has written is finite, since a mask hides numbers and not NaN. The self-test (row_independence.py) holds the
 arithmetic to it.
 """
 

@@ -5,10 +5,10 @@
     manifest ─ pause (drain), load_version, resume ─────────────────────────────────────────┘
 
 The prompts of several batches decode together, so the last bits of a completion's numbers depend on what else ran: jobs
-with `deterministic = true` aren't served (I7), unless vLLM computes with its batch-invariant kernels, and a canary has
-shown that they are (producer/engine/batch_independence.py). Seeds are a sample's own either way. A dead core
-never answers its clients, so each call has a deadline; one that passes, or a core that died, raises EngineUnavailable,
-which ends this process: its launcher starts another, and its leases expire (I5).
+with `deterministic = true` aren't served (I7), unless vLLM computes with its batch-invariant kernels, and a self-test
+(producer/engine/batch_independence.py) has shown that they are independent. Seeds are a sample's own either
+way. A dead core never answers its clients, so each call has a deadline. A deadline that passes, or a core that died,
+raises EngineUnavailable, which ends this process: its launcher starts another, and its leases expire (I5).
 Left out: a model on more than one GPU (run a server, and the openai engine), quantised and multimodal models.
 """
 

@@ -1,7 +1,7 @@
 """A stand-in for the vllm package, and for a GPU: what `VllmEngine` asks of them, with numbers that are hashes.
 
 Its log-probs depend on how many requests run beside one, unless the batch-invariant kernels are on; a broken one's
-always do. So it shows what the canary has to catch, and what it must let pass.
+always do. So it shows what the self-test has to catch, and what it must let pass.
 """
 
 from __future__ import annotations

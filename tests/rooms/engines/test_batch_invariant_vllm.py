@@ -1,4 +1,4 @@
-"""vLLM with batch-invariant kernels: what it is started with, where it is refused, and what the canary says of it."""
+"""vLLM with batch-invariant kernels: how it is started, where it is refused, and what the self-test finds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tried(root: Path, monkeypatch: pytest.MonkeyPatch, options: VllmOptions, *, 
     return asyncio.run(engine.difference())
 
 
-def test_an_engine_whose_bytes_do_not_depend_on_company_passes_its_canary(
+def test_an_engine_whose_bytes_do_not_depend_on_company_passes_its_self_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tried(tmp_path, monkeypatch, INVARIANT) == ""
@@ -55,7 +55,7 @@ def test_an_engine_whose_bytes_do_not_depend_on_company_passes_its_canary(
     [(VllmOptions(timeout_s=60.0), False), (INVARIANT, True)],
     ids=["ordinary kernels", "kernels that are not what they say"],
 )
-def test_an_engine_whose_bytes_depend_on_company_is_caught_by_its_canary(
+def test_an_engine_whose_bytes_depend_on_company_is_caught_by_its_self_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: VllmOptions, is_broken: bool
 ) -> None:
     assert tried(tmp_path, monkeypatch, options, is_broken=is_broken) == "beside 1 other batches, 0 of them before it"

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from contracts.environments.messages import Message, ToolCall
 from contracts.environments.service import (
-    CanaryRequest,
     EnvironmentTable,
     NewSession,
     OpenRequest,
+    RepeatabilityRequest,
     Reply,
     Step,
     Task,
@@ -101,8 +101,10 @@ async def test_a_built_in_environment_is_played_to_its_end_and_twice_the_same(na
         assert replies[-1].done
         assert sum(reply.reward for reply in replies) == pytest.approx(reward)
         assert replies[0].messages[0].content.startswith(first)
-        canary = CanaryRequest(environment=table, tasks=(Task(task=json.dumps(task), seed=3),), step_timeout_s=60.0)
-        assert await ask.pool.canary(canary) == ""
+        repeatability = RepeatabilityRequest(
+            environment=table, tasks=(Task(task=json.dumps(task), seed=3),), step_timeout_s=60.0
+        )
+        assert await ask.pool.repeatability(repeatability) == ""
 
 
 def test_a_call_that_cannot_be_read_or_names_no_tool_is_answered_as_a_message() -> None:

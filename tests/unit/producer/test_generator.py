@@ -725,13 +725,13 @@ async def test_an_engine_that_has_to_prove_it_is_tried_before_the_first_determin
     async with stack.running():
         await stack.changes.until(lambda: len(side.published) == 2)
     first = next(index for index, event in enumerate(stack.shop.log) if event.startswith("generate job"))
-    tried = [event for event in stack.shop.log[:first] if event.startswith("generate canary")]
+    tried = [event for event in stack.shop.log[:first] if event.startswith("generate self-test")]
     assert len(tried) > 3
-    assert not [event for event in stack.shop.log[first:] if event.startswith("generate canary")]
+    assert not [event for event in stack.shop.log[first:] if event.startswith("generate self-test")]
     assert stack.jobs.beats[-1].not_reproducible == ""
 
 
-async def test_an_engine_that_fails_its_canary_claims_no_deterministic_batch_and_says_why(
+async def test_an_engine_that_fails_its_self_test_claims_no_deterministic_batch_and_says_why(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack = Stack(tmp_path, has_to_prove=True)

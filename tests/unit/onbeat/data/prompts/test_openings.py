@@ -38,7 +38,7 @@ class Service:
         self.tools: tuple[Tool, ...] = ()
         self.failures: list[FailureReason] = []
         self.tasks: list[Task] = []
-        self.canaries: list[Task] = []
+        self.repeated_tasks: list[Task] = []
 
     def facts(self, environment: EnvironmentSpec) -> EnvironmentFacts:
         if environment.name != "known":
@@ -49,8 +49,8 @@ class Service:
         self.tasks += tasks
         return [self._opening(task) for task in tasks]
 
-    def canary(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> str:
-        self.canaries += tasks
+    def repeatability(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> str:
+        self.repeated_tasks += tasks
         return self.problem
 
     def _opening(self, task: Task) -> TaskOpening | Failure:
@@ -142,11 +142,11 @@ def test_an_environment_that_is_not_deterministic_is_refused_in_a_deterministic_
     assert all_prompts(source(Service(deterministic=False), deterministic=False))
 
 
-def test_a_canary_that_dies_is_named_before_anything_is_opened() -> None:
+def test_a_repeated_task_that_dies_is_named_before_anything_is_opened() -> None:
     service = Service(problem="the opening of train/0 differs")
     with pytest.raises(InvalidInput, match="does not do the same twice: the opening of train/0 differs"):
         source(service)
-    assert (len(service.canaries), service.tasks) == (4, [])
+    assert (len(service.repeated_tasks), service.tasks) == (4, [])
 
 
 @pytest.mark.parametrize(
