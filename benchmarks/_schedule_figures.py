@@ -67,26 +67,26 @@ def draw_timelines(path: Path, runs: Mapping[str, Run], first: int) -> None:
     all_axes = grid[:, 0]
     longest_s = 0.0
     for axes, (name, run) in zip(all_axes, runs.items(), strict=True):
-        longest_s = max(longest_s, _draw_lanes(axes, run, first))
+        longest_s = max(longest_s, _draw_rows(axes, run, first))
         axes.set_title(name, loc="left", fontsize=10)
     all_axes[-1].set(xlabel="seconds", xlim=(0.0, longest_s))
     figure.savefig(path, dpi=DOTS_PER_INCH)
     pyplot.close(figure)
 
 
-def _draw_lanes(axes: Axes, run: Run, first: int) -> float:
+def _draw_rows(axes: Axes, run: Run, first: int) -> float:
     """Returns the seconds from the end of iteration first - 1 to the end of the last one that is shown."""
     shown = range(first, first + SHOWN_ITERATIONS)
     origin_s, end_s = run.announced_s(first - 1), run.announced_s(shown[-1])
-    lanes = {"train": 0, "step": 0, "generate": 1}
+    rows = {"train": 0, "step": 0, "generate": 1}
     tones = (("#e0762f", "#f0b07f"), ("#3b7dd8", "#9ec5f4"))
     for span in run.spans:
-        if span.what in lanes and span.ended_s > origin_s and span.started_s < end_s:
-            lane = lanes[span.what]
-            color = "#b3261e" if span.what == "step" else tones[lane][span.iteration % 2]
+        if span.what in rows and span.ended_s > origin_s and span.started_s < end_s:
+            row = rows[span.what]
+            color = "#b3261e" if span.what == "step" else tones[row][span.iteration % 2]
             left = max(span.started_s, origin_s) - origin_s
             axes.barh(
-                lane,
+                row,
                 min(span.ended_s, end_s) - origin_s - left,
                 left=left,
                 height=0.8,

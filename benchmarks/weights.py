@@ -69,7 +69,7 @@ Times = dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lane:
+class Transport:
     """One transport over one kind of storage."""
 
     name: str
@@ -94,27 +94,29 @@ class Clock:
 
 
 async def publish_and_load(
-    lane: Lane, model: Model, *, side: TrainerSide, chunks: Callable[[str], WeightChunks], rounds: int
+    transport: Transport, model: Model, *, side: TrainerSide, chunks: Callable[[str], WeightChunks], rounds: int
 ) -> Times:
     """Best times of some versions; the one before them, which is whole for every transport, is not counted."""
     loop = asyncio.get_running_loop()
-    engine = model.engine(lane.root, chunks)
+    engine = model.engine(transport.root, chunks)
     pending: list[Any] = []
 
     def announce(shard: WeightShard) -> None:
         side.announce_shard(shard)
         pending.append(asyncio.run_coroutine_threadsafe(engine.load_weights(shard), loop))
 
-    publisher = make_publisher(job(lane), RunFolder(lane.root, JOB), chunks=side, announce=announce, pause=time.sleep)
+    publisher = make_publisher(
+        job(transport), RunFolder(transport.root, JOB), chunks=side, announce=announce, pause=time.sleep
+    )
     taken = []
     for version in range(rounds + 1):
-        taken.append(await one_version(version, model, engine, publisher, side, streams=lane.streams))
+        taken.append(await one_version(version, model, engine, publisher, side, streams=transport.streams))
         await asyncio.gather(*map(asyncio.wrap_future, pending))
         pending.clear()
         publisher.remove_before(version)
     await engine.aclose()
     publisher.remove_before(sys.maxsize)
-    shutil.rmtree(lane.root / JOB, ignore_errors=True)
+    shutil.rmtree(transport.root / JOB, ignore_errors=True)
     return best(taken[1:])
 
 
@@ -192,14 +194,14 @@ def best(taken: list[Times]) -> Times:
     return {name: min(times[name] for times in taken) for name in taken[0]}
 
 
-def job(lane: Lane) -> JobSpec:
+def job(transport: Transport) -> JobSpec:
     return JobSpec(
         name="bench",
         iterations=1,
         model=ModelSpec(path="model", dtype="bfloat16"),
         dataset=AdditionDataset(),
         reward=RewardSpec(components=(ExactReward(),)),
-        weights=lane.weights,
+        weights=transport.weights,
     )
 
 
@@ -212,19 +214,19 @@ def measure(size: str, rounds: int, *, shm: Path, disk: Path, redis_url: str) ->
             return {"left_out": f"{free / 1e9:.1f} GB free, {NEEDED_COPIES * model.num_bytes / 1e9:.1f} needed"}
         folders = {"tmpfs": shm, "disk": disk}
         broker = connect(StackSettings(redis_url=redis_url))
-        job_id, _ = JobStore(broker).create(job(Lane(name="", weights=FileWeights(), root=shm)))
+        job_id, _ = JobStore(broker).create(job(Transport(name="", weights=FileWeights(), root=shm)))
         side = TrainerSide(broker, job_id, owner="bench", lease_s=3600.0)
         side.acquire()
-        lanes = [
-            Lane(name="file_after_tmpfs", weights=FileWeights(), root=shm, streams=False),
-            Lane(name="file_tmpfs", weights=FileWeights(), root=shm),
-            Lane(name="delta_tmpfs", weights=DeltaWeights(snapshot_every_versions=100), root=shm),
-            Lane(name="file_after_disk", weights=FileWeights(), root=disk, streams=False),
-            Lane(name="file_disk", weights=FileWeights(), root=disk),
-            Lane(name="delta_disk", weights=DeltaWeights(snapshot_every_versions=100), root=disk),
+        compared = [
+            Transport(name="file_after_tmpfs", weights=FileWeights(), root=shm, streams=False),
+            Transport(name="file_tmpfs", weights=FileWeights(), root=shm),
+            Transport(name="delta_tmpfs", weights=DeltaWeights(snapshot_every_versions=100), root=shm),
+            Transport(name="file_after_disk", weights=FileWeights(), root=disk, streams=False),
+            Transport(name="file_disk", weights=FileWeights(), root=disk),
+            Transport(name="delta_disk", weights=DeltaWeights(snapshot_every_versions=100), root=disk),
         ]
         if model.num_bytes < 256 * 1024**2:
-            lanes.append(Lane(name="redis", weights=RedisWeights(), root=shm))
+            compared.append(Transport(name="redis", weights=RedisWeights(), root=shm))
         result: dict[str, Any] = {
             "parameters": model.num_parameters,
             "bytes": model.num_bytes,
@@ -232,12 +234,12 @@ def measure(size: str, rounds: int, *, shm: Path, disk: Path, redis_url: str) ->
             "baselines": baselines(model, folders, rounds),
         }
         result["transports"] = {
-            lane.name: asyncio.run(
+            transport.name: asyncio.run(
                 publish_and_load(
-                    lane, model, side=side, chunks=lambda _job: WeightChunks(broker, job_id), rounds=rounds
+                    transport, model, side=side, chunks=lambda _job: WeightChunks(broker, job_id), rounds=rounds
                 )
             )
-            for lane in lanes
+            for transport in compared
         }
         side.release()
         return result | {"ratios": ratios(result)}
@@ -253,11 +255,11 @@ def ratios(result: dict[str, Any]) -> dict[str, float]:
     """What the targets are about; `sync` is everything but the first token."""
     plain, transports = result["baselines"], result["transports"]
 
-    def sync(lane: str, unit: str = "s") -> float:
-        return transports[lane][f"total_{unit}"] - transports[lane][f"first_token_{unit}"]
+    def sync(name: str, unit: str = "s") -> float:
+        return transports[name][f"total_{unit}"] - transports[name][f"first_token_{unit}"]
 
-    def slowdown(lane: str) -> float:
-        return max(0.0, transports[lane]["step_s"] - plain["step_alone"]["step_alone_s"])
+    def slowdown(name: str) -> float:
+        return max(0.0, transports[name]["step_s"] - plain["step_alone"]["step_alone_s"])
 
     ratios: dict[str, float] = {}
     for kind in ("tmpfs", "disk"):

@@ -3,9 +3,9 @@
 POST ─ onbeat/base/http/access.py (Host, origin, key)
    └─ endpoints.py
         ├─▶ RewardRequest ─ scoring/pool.py ─┬─ linear-time rubric ─▶ scorers/ in a thread
-        │                                    └─ anything else ─▶ lanes ═ caged scorer process
+        │                                    └─ anything else ─▶ threads ═ caged scorer process
         │       one Scored or Unscorable per item, in order ◀──────────┘
-        └─▶ OpenRequest, StepRequest ─▶ playing/pool.py ─▶ lanes ═ caged children: player/player.py ─ environments
+        └─▶ OpenRequest, StepRequest ─▶ playing/pool.py ─▶ threads ═ caged children: player/player.py ─ environments
                 one Turned or Failure per session, in order ◀─┘
 """
 
@@ -32,9 +32,9 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 
 
 def create_app(
-    settings: StackSettings, *, num_lanes: int | None = None, max_body_bytes: int = MAX_BODY_BYTES
+    settings: StackSettings, *, num_threads: int | None = None, max_body_bytes: int = MAX_BODY_BYTES
 ) -> FastAPI:
-    """Returns an app with its own pools and metrics. `num_lanes` None: one scorer process per usable core.
+    """Returns an app with its own pools and metrics. `num_threads` None: one scorer process per usable core.
 
     Raises InvalidInput for settings without a key, and for an operator's part in an environment that can't be read.
     """
@@ -47,7 +47,7 @@ def create_app(
     app.state.metrics = RewardMetrics(app.state.registry)
     app.state.environment_metrics = EnvironmentMetrics(app.state.registry)
     app.state.scorers = ScorerPool(
-        num_lanes=num_lanes,
+        num_threads=num_threads,
         warm_up_timeout_s=settings.scorer_start_s,
         memory_mb=settings.scorer_memory_mb,
         network=settings.scorer_network == "host",

@@ -1,6 +1,6 @@
-"""The parts of a pool: lanes, which are threads, and the cages that each owns.
+"""The parts of a pool: its threads, and the cages that each of them owns.
 
-    asks ─▶ lane ═ cage ═ child ─▶ results ─▶ Future of all, in order
+    asks ─▶ thread ═ cage ═ child ─▶ results ─▶ Future of all, in order
 
 Scoring and playing have one each. Its cages are numbered, so that no two have a user in common, and are in one folder,
 under the operator's rules.
@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 @dataclass(eq=False)
 class Cages:
-    """Thread-safe: the pool's lanes ask for the rules of the cages that they start."""
+    """Thread-safe: the pool's threads ask for the rules of the cages that they start."""
 
     service: Literal["rewards", "environments"]
     _: KW_ONLY
@@ -47,7 +47,7 @@ class Cages:
     readable: Sequence[str]
     """Files and folders of the operator that each may read."""
     on_restart: Callable[[], None]
-    """Called by lanes for each child that was lost."""
+    """Called by threads for each child that was lost."""
 
     def __post_init__(self) -> None:
         self._hidden = tuple(self.hidden)
@@ -95,12 +95,12 @@ class Cages:
         else:
             log.info("%ss are caged%s", noun, network)
 
-    def end(self, lanes: Sequence[CagedLane[Any, Any]]) -> None:
-        """Kills what is in them, and returns when no process is left. lanes: all of the pool's."""
-        for lane in lanes:
-            lane.stop()
-        for lane in lanes:
-            lane.join()
+    def end(self, threads: Sequence[CageThread[Any, Any]]) -> None:
+        """Kills what is in them, and returns when no process is left. threads: all of the pool's."""
+        for thread in threads:
+            thread.stop()
+        for thread in threads:
+            thread.join()
         if self.folder:
             with contextlib.suppress(OSError):
                 os.rmdir(self.folder)
@@ -108,11 +108,11 @@ class Cages:
 
 @dataclass(kw_only=True, eq=False)
 class Asked(Generic[A, R]):
-    """A request on its way through lanes, with a result for each of its asks; without asks it has a single one."""
+    """A request on its way through threads, with a result for each of its asks; without asks it has a single one."""
 
     asks: Sequence[A]
     cage_key: str = ""
-    """Which of a lane's cages it needs."""
+    """Which of a thread's cages it needs."""
     future: Future[tuple[R, ...]] = field(default_factory=Future)
     _results: dict[int, R] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
@@ -136,7 +136,7 @@ W = TypeVar("W", bound=Asked[Any, Any])
 C = TypeVar("C", bound=CagedProcess)
 
 
-class CagedLane(Thread, ABC, Generic[W, C]):
+class CageThread(Thread, ABC, Generic[W, C]):
     """Cages are started by this thread, because Linux ends them together with the thread that started them."""
 
     def __init__(self, *, name: str, cages: Cages, new_cage: Callable[[], C]) -> None:
@@ -151,7 +151,7 @@ class CagedLane(Thread, ABC, Generic[W, C]):
 
     @abstractmethod
     def _next(self) -> tuple[W, Sequence[int]] | None:
-        """A request, and the places of those of its asks that this lane is to answer; None where the lane ends."""
+        """A request, and the places of those of its asks that this thread is to answer; None where the thread ends."""
 
     @abstractmethod
     def _answer(self, work: W, places: Sequence[int]) -> None:
@@ -162,9 +162,9 @@ class CagedLane(Thread, ABC, Generic[W, C]):
             work, places = turn
             try:
                 self._answer(work, places)
-            except Exception as error:  # our own fault, not a child's: the request learns it, the lane lives on
-                log.exception("lane %s failed", self.name)
-                work.fail(RuntimeError(f"lane {self.name} failed: {error!r}"))  # asyncio can't carry a StopIteration
+            except Exception as error:  # our own fault, not a child's: the request learns it, the thread lives on
+                log.exception("thread %s failed", self.name)
+                work.fail(RuntimeError(f"thread {self.name} failed: {error!r}"))  # asyncio can't carry a StopIteration
                 self._end(work.cage_key)
         for key in list(self._cages):
             self._end(key)

@@ -14,7 +14,7 @@ OUTLIVES = "processes that fork on and on may be left behind"
 
 def look(settings: StackSettings) -> Finding:
     pool = ScorerPool(
-        num_lanes=1,
+        num_threads=1,
         warm_up_timeout_s=settings.scorer_start_s,
         memory_mb=settings.scorer_memory_mb,
         network=settings.scorer_network == "host",

@@ -177,9 +177,9 @@ def _draw_window(
         started_s, ended_s, samplers = window[iteration]
         start_s = max(0.0, started_s - origin_s)
         end_s = min(right_s, ended_s - origin_s)
-        lane = next((number for number, free in enumerate(free_s) if free <= start_s), len(free_s))
-        free_s[lane:] = [end_s, *free_s[lane + 1 :]]
-        row = rows.setdefault(f"open {lane + 1}", len(rows))
+        place = next((number for number, free in enumerate(free_s) if free <= start_s), len(free_s))
+        free_s[place:] = [end_s, *free_s[place + 1 :]]
+        row = rows.setdefault(f"open {place + 1}", len(rows))
         axes.barh(row, end_s - start_s, left=start_s, height=0.7, color="#eeeeee", edgecolor="#444444", linewidth=0.8)
         axes.text(start_s, row, f" {iteration} ← {samplers}", va="center", fontsize=7, clip_on=True)
     for span in spans:

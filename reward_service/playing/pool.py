@@ -1,7 +1,7 @@
 """Sessions of many environments, spread over caged children: one that hangs, dies or lies costs itself.
 
-    open, step, close ─▶ kind of environment ─┬▶ lane 1 ═ cage ═ child: its sessions, one call after the other
-                         (and job)            └▶ lane N ═ cage ═ child
+    open, step, close ─▶ kind of environment ─┬▶ thread 1 ═ cage ═ child: its sessions, one call after the other
+                         (and job)            └▶ thread N ═ cage ═ child
 
 A kind is an environment with its parameters, of one job; no child holds two of them. A kind without sessions stays as
 long as no other one needs its place.
@@ -30,8 +30,8 @@ from contracts.settings import StackSettings, usable_cores
 from reward_service.cages import Cages
 from reward_service.player import registry
 from reward_service.player.protocol import Loaded
-from reward_service.playing.lane import Lane
 from reward_service.playing.play_cage import PlayCage
+from reward_service.playing.playing_thread import PlayingThread
 from reward_service.playing.repeated_tasks import compared
 from reward_service.playing.sessions import Advance, Ask, Begin, End, Session, Show
 from reward_service.playing.shares import Shares
@@ -40,34 +40,34 @@ MAX_KINDS = 8
 MAX_CAGES = 240
 """Each has a user of its own, of 256."""
 MAX_WAITING = 2**17
-"""Asks that wait in all lanes; one more call is refused."""
+"""Asks that wait in all threads; one more call is refused."""
 NO_SESSION = service.Failure(reason="lost", detail="the reward service has no such session")
 
 
 @dataclass(kw_only=True, eq=False)
 class Kind:
-    """The lanes of one environment of one job."""
+    """The threads of one environment of one job."""
 
-    lanes: list[Lane]
+    threads: list[PlayingThread]
 
     @property
     def is_busy(self) -> bool:
-        return any(lane.is_busy for lane in self.lanes)
+        return any(thread.is_busy for thread in self.threads)
 
-    def least_loaded(self, number: int) -> list[Lane]:
-        """Lanes for that many new sessions: always the one that has the fewest."""
-        heap = [(lane.num_sessions + lane.num_waiting, place) for place, lane in enumerate(self.lanes)]
+    def least_loaded(self, number: int) -> list[PlayingThread]:
+        """Threads for that many new sessions: always the one that has the fewest."""
+        heap = [(thread.num_sessions + thread.num_waiting, place) for place, thread in enumerate(self.threads)]
         heapq.heapify(heap)
-        chosen: list[Lane] = []
+        chosen: list[PlayingThread] = []
         for _ in range(number):
             load, place = heap[0]
-            chosen.append(self.lanes[place])
+            chosen.append(self.threads[place])
             heapq.heapreplace(heap, (load + 1, place))
         return chosen
 
 
 class EnvironmentPool:
-    """Owns kinds and sessions. Its methods are for one event loop; lanes call back from their threads."""
+    """Owns kinds and sessions. Its methods are for one event loop; the children's threads call back from outside it."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class EnvironmentPool:
         )
         self._on_result = on_result
         self._kinds: OrderedDict[bytes, Kind] = OrderedDict()
-        self._sessions: dict[str, tuple[Session, Lane]] = {}
+        self._sessions: dict[str, tuple[Session, PlayingThread]] = {}
         self._guards_sessions = Lock()
         self._shares = Shares(settings.environment_sessions)
         """The jobs' shares of the sessions."""
@@ -101,18 +101,18 @@ class EnvironmentPool:
 
     @property
     def is_alive(self) -> bool:
-        return not self._closed and all(lane.is_alive() for lane in self._lanes())
+        return not self._closed and all(thread.is_alive() for thread in self._threads())
 
     @property
     def num_sessions(self) -> int:
         return len(self._sessions)
 
     def num_waiting(self) -> int:
-        return sum(lane.num_waiting for lane in self._lanes())
+        return sum(thread.num_waiting for thread in self._threads())
 
     async def facts(self, table: service.EnvironmentTable) -> Loaded:
         """Raises Unavailable."""
-        (loaded,) = await asyncio.wrap_future(self._kind(table, "").lanes[0].facts())
+        (loaded,) = await asyncio.wrap_future(self._kind(table, "").threads[0].facts())
         return loaded
 
     async def repeatability(self, request: service.RepeatabilityRequest) -> str:
@@ -124,12 +124,12 @@ class EnvironmentPool:
     async def openings(self, request: service.OpeningRequest) -> list[service.Result]:
         """Raises Unavailable."""
         kind = self._kind(request.environment, request.job_id)
-        lanes, limit_s = kind.least_loaded(len(request.tasks)), request.step_timeout_s
+        threads, limit_s = kind.least_loaded(len(request.tasks)), request.step_timeout_s
         asks = [
-            Show(Session(session_id="", task=task, number=lane.next_number(), call_timeout_s=limit_s, idle_s=limit_s))
-            for task, lane in zip(request.tasks, lanes, strict=True)
+            Show(Session(session_id="", task=task, number=thread.next_number(), call_timeout_s=limit_s, idle_s=limit_s))
+            for task, thread in zip(request.tasks, threads, strict=True)
         ]
-        return await self._asked(asks, lanes)
+        return await self._asked(asks, threads)
 
     async def open(self, request: service.OpenRequest) -> list[service.Result]:
         """Begins sessions; one that has the id of another ends that one. Raises Unavailable, InvalidInput."""
@@ -142,9 +142,9 @@ class EnvironmentPool:
                 "half of them where another job wants some",
                 cure="start another reward service, or raise ONBEAT_ENVIRONMENT_SESSIONS",
             )
-        lanes = kind.least_loaded(len(request.sessions))
-        asks = [self._begun(new, lane, request) for new, lane in zip(request.sessions, lanes, strict=True)]
-        return await self._asked(asks, lanes)
+        threads = kind.least_loaded(len(request.sessions))
+        asks = [self._begun(new, thread, request) for new, thread in zip(request.sessions, threads, strict=True)]
+        return await self._asked(asks, threads)
 
     async def step(self, steps: Sequence[service.Step]) -> list[service.Result]:
         """Raises Unavailable, InvalidInput."""
@@ -169,18 +169,18 @@ class EnvironmentPool:
         open_entries = [entry for entry in entries if entry is not None]
         for session, _ in open_entries:
             self._shares.give_back(session.job_id, 1)
-        by_lane: dict[Lane, list[Ask]] = {}
-        for session, lane in open_entries:
-            by_lane.setdefault(lane, []).append(End(session))
-        for lane, asks in by_lane.items():
+        by_thread: dict[PlayingThread, list[Ask]] = {}
+        for session, thread in open_entries:
+            by_thread.setdefault(thread, []).append(End(session))
+        for thread, asks in by_thread.items():
             with contextlib.suppress(Unavailable):
-                lane.ask(asks)
+                thread.ask(asks)
         return len(open_entries)
 
     def shut(self) -> None:
         """Kills the children, fails what is not finished, and returns when no process is left."""
         self._closed = True
-        self.cages.end(self._lanes())
+        self.cages.end(self._threads())
 
     def new_cage(self, table: service.EnvironmentTable) -> PlayCage:
         """Called by the thread that will own it."""
@@ -196,34 +196,34 @@ class EnvironmentPool:
             on_empty=on_empty,
         )
 
-    async def _asked(self, asks: Sequence[Ask], lanes: Sequence[Lane]) -> list[service.Result]:
+    async def _asked(self, asks: Sequence[Ask], threads: Sequence[PlayingThread]) -> list[service.Result]:
         """Results in order; cancelling it withdraws what isn't played yet."""
         if self.num_waiting() + len(asks) > MAX_WAITING:
             raise Unavailable(f"{self.num_waiting()} steps wait already", cure="start another reward service")
-        places: dict[Lane, list[int]] = {}
-        for place, lane in enumerate(lanes):
-            places.setdefault(lane, []).append(place)
-        futures = [asyncio.wrap_future(lane.ask([asks[place] for place in mine])) for lane, mine in places.items()]
+        places: dict[PlayingThread, list[int]] = {}
+        for place, thread in enumerate(threads):
+            places.setdefault(thread, []).append(place)
+        futures = [asyncio.wrap_future(thread.ask([asks[place] for place in mine])) for thread, mine in places.items()]
         by_place: dict[int, service.Result] = {}
         for mine, results in zip(places.values(), await asyncio.gather(*futures), strict=True):
             by_place |= zip(mine, results, strict=True)
         return [by_place[place] for place in range(len(asks))]
 
-    def _begun(self, new: service.NewSession, lane: Lane, request: service.OpenRequest) -> Begin:
+    def _begun(self, new: service.NewSession, thread: PlayingThread, request: service.OpenRequest) -> Begin:
         session = Session(
             session_id=new.session_id,
             task=new.task,
-            number=lane.next_number(),
+            number=thread.next_number(),
             call_timeout_s=request.step_timeout_s,
             idle_s=request.idle_s,
             job_id=request.job_id,
         )
         with self._guards_sessions:
-            self._sessions[new.session_id] = session, lane
+            self._sessions[new.session_id] = session, thread
         return Begin(session, new)
 
     def _forget(self, session: Session) -> None:
-        """Called by lanes."""
+        """Called by threads."""
         with self._guards_sessions:
             entry = self._sessions.get(session.session_id)
             if entry is not None and entry[0] is session:
@@ -231,26 +231,26 @@ class EnvironmentPool:
                 self._shares.give_back(session.job_id, 1)
 
     def _has_room(self) -> bool:
-        return sum(lane.num_bytes for lane in self._lanes()) <= self._settings.environment_kept_mb * 2**20
+        return sum(thread.num_bytes for thread in self._threads()) <= self._settings.environment_kept_mb * 2**20
 
-    def _lanes(self) -> list[Lane]:
-        return [lane for kind in list(self._kinds.values()) for lane in kind.lanes]
+    def _threads(self) -> list[PlayingThread]:
+        return [thread for kind in list(self._kinds.values()) for thread in kind.threads]
 
     def _kind(self, table: service.EnvironmentTable, job_id: str) -> Kind:
-        """Returns the environment's lanes for a job, which is made where there are none. Raises Unavailable."""
+        """Returns the environment's threads for a job, which is made where there are none. Raises Unavailable."""
         if self._closed:
             raise Unavailable("the environment pool is closed")
         key = encode((table.name, sorted(table.params.items()), table.source, job_id))
         kind = self._kinds.get(key)
         if kind is None:
             self._make_room()
-            kind = Kind(lanes=[self._lane(table, number) for number in range(self.num_children)])
+            kind = Kind(threads=[self._thread(table, number) for number in range(self.num_children)])
             self._kinds[key] = kind
         self._kinds.move_to_end(key)
         return kind
 
-    def _lane(self, table: service.EnvironmentTable, number: int) -> Lane:
-        lane = Lane(
+    def _thread(self, table: service.EnvironmentTable, number: int) -> PlayingThread:
+        thread = PlayingThread(
             name=f"environment-{table.name[:32]}-{number + 1}",
             cages=self.cages,
             new_cage=lambda: self.new_cage(table),
@@ -258,8 +258,8 @@ class EnvironmentPool:
             forget=self._forget,
             has_room=self._has_room,
         )
-        lane.start()
-        return lane
+        thread.start()
+        return thread
 
     def _make_room(self) -> None:
         """Ends the kind that was asked longest ago, of those without sessions. Raises Unavailable where there is none.
@@ -274,8 +274,8 @@ class EnvironmentPool:
                     f"{len(self._kinds)} environments have sessions, and no more fit in",
                     cure="start another reward service, or wait for a job's end",
                 )
-            for lane in self._kinds.pop(key).lanes:
-                lane.stop()
+            for thread in self._kinds.pop(key).threads:
+                thread.stop()
 
 
 def _no_twice(names: Sequence[str]) -> None:

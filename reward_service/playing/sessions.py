@@ -28,7 +28,7 @@ ENDED = Failure(reason="lost", detail="the session was ended")
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Session:
-    """Its state is its lane's; `session_id` and the lane never change."""
+    """Its state is its thread's; `session_id` and the thread never change."""
 
     session_id: str
     task: Task

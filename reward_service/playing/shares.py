@@ -12,7 +12,7 @@ WANTED_S = 60.0
 
 
 class Shares:
-    """So many places, which jobs take and give back. Thread-safe: lanes give back from their threads."""
+    """So many places, which jobs take and give back. Thread-safe: playing threads give places back."""
 
     def __init__(self, most: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most

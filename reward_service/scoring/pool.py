@@ -1,13 +1,13 @@
 """Caged scorer processes with a hard deadline per item: one that hangs or dies costs its own item and nothing else.
 
     score ─ linear-time rubric ─▶ scored in a thread
-      └───▶ submit(rubric, items) ─▶ turns ─▶ lane 1 ═ cage ═ scorer process ─▶ results ─▶ Future of all, in order
-                                     └────▶ lane N ═ cage ═ scorer process
+      └───▶ submit(rubric, items) ─▶ turns ─▶ thread 1 ═ cage ═ scorer process ─▶ results ─▶ Future of all, in order
+                                     └────▶ thread N ═ cage ═ scorer process
 
-A lane (lane.py) is a thread with cages (scorer_cage.py) of its own. Requests take turns, half a second at a time, so
-that one of 4096 items does not hold up one of 8; jobs have lanes by the time that they used (turns.py), so that one
-whose items take minutes does not hold up another. Past its deadline a scorer process is killed, with all that it
-started.
+A scoring thread (scoring_thread.py) has cages (scorer_cage.py) of its own. Requests take turns, half a second at a
+time, so that one of 4096 items does not hold up one of 8; jobs have threads by the time that they used (turns.py), so
+that one whose items take minutes does not hold up another. Past its deadline a scorer process is killed, with all that
+it started.
 
 Consumes:     rubrics that need isolation, with their items.
 Waits for:    the scorer process's answer, at most `item_timeout_s`; a start or a warm-up at most `warm_up_timeout_s`.
@@ -42,15 +42,15 @@ from contracts.rewards import (
 from contracts.settings import StackSettings, usable_cores
 from reward_service.cages import Cages
 from reward_service.scorers import rubric
-from reward_service.scoring.lane import Lane, Results, Work
 from reward_service.scoring.scorer_cage import ScorerCage
+from reward_service.scoring.scoring_thread import Results, ScoringThread, Work
 from reward_service.scoring.turns import Turns
 
 DEFAULTS = StackSettings()
 SELF_TEST = RewardRequest(
     components=(FormatReward(pattern="on.*beat"),), items=(RewardItem(prompt="", completion="on\nbeat", reference=""),)
 )
-LEAST_LANES = 2
+LEAST_THREADS = 2
 """With a single one, the job that has it would have all of them."""
 LOOK_S = 0.5
 """Between two looks for a turn that is to be taken back, or may begin by now."""
@@ -75,12 +75,12 @@ class Loss(NamedTuple):
 
 
 class ScorerPool:
-    """Owns the lanes. Thread-safe. Starts at the first submission; `close` ends every process."""
+    """Owns the threads. Thread-safe. Starts at the first submission; `close` ends every process."""
 
     def __init__(
         self,
         *,
-        num_lanes: int | None = None,
+        num_threads: int | None = None,
         warm_up_timeout_s: float = DEFAULTS.scorer_start_s,
         memory_mb: int = DEFAULTS.scorer_memory_mb,
         network: bool = False,
@@ -88,22 +88,22 @@ class ScorerPool:
         readable: Sequence[str] = (),
         on_restart: Callable[[], None] = lambda: None,
     ) -> None:
-        """`num_lanes` None: one per usable core, and two at least. `on_restart` is called for each lost scorer process.
+        """`num_threads` None: one per usable core, and two at least. on_restart: called for each lost scorer process.
 
         memory_mb, network: what a scorer may have. hidden: folders that no scorer may read. readable: files and folders
         of the operator that it may read.
         """
-        self.num_lanes = num_lanes or max(LEAST_LANES, usable_cores())
+        self.num_threads = num_threads or max(LEAST_THREADS, usable_cores())
         self._warm_up_timeout_s = warm_up_timeout_s
         self.cages = Cages(
             "rewards", memory_mb=memory_mb, network=network, hidden=hidden, readable=readable, on_restart=on_restart
         )
         self._changed = Condition()
-        self._turns: Turns[Work] = Turns(self.num_lanes)
+        self._turns: Turns[Work] = Turns(self.num_threads)
         self._stopped = Event()
         self._losses: OrderedDict[str, Loss] = OrderedDict()
         """By job, the one that lost its last process longest ago first."""
-        self._lanes: list[Lane] = []
+        self._threads: list[ScoringThread] = []
         self._closed = False
         self._numbers = itertools.count()
 
@@ -115,8 +115,8 @@ class ScorerPool:
         with self._changed:
             if self._closed:
                 raise Unavailable("the scorer pool is closed")
-            if not self._lanes:
-                self._start_lanes()
+            if not self._threads:
+                self._start_threads()
             owner = request.job_id or f"request {next(self._numbers)}"
             asks = [request.items[place] for place in request.places]
             work = Work(request=request, asks=asks, group_outcomes=[{} for _ in request.items], owner=owner)
@@ -127,7 +127,7 @@ class ScorerPool:
     @property
     def is_alive(self) -> bool:
         """Returns whether it may score: one that is unused yet may, a closed one may not."""
-        return not self._closed and all(lane.is_alive() for lane in self._lanes)
+        return not self._closed and all(thread.is_alive() for thread in self._threads)
 
     def num_waiting_items(self) -> int:
         """Items that no scorer process has begun."""
@@ -144,21 +144,21 @@ class ScorerPool:
             self._changed.notify_all()
         for work in unfinished:
             work.fail(Unavailable(self.cages.was_closed))
-        self.cages.end(self._lanes)
+        self.cages.end(self._threads)
 
-    def next_turn(self, lane: Lane, stays_with: Work | None) -> tuple[Work, Sequence[int]] | None:
-        """Items of a request that this lane scores next, the one to stay with if that may be; None when closed.
+    def next_turn(self, thread: ScoringThread, stays_with: Work | None) -> tuple[Work, Sequence[int]] | None:
+        """Items of a request that this thread scores next, the one to stay with if that may be; None when closed.
 
-        Called by lanes, whose last turn it ends.
+        Called by threads, whose last turn it ends.
         """
         with self._changed:
-            self._turns.end(lane)
+            self._turns.end(thread)
             if stays_with is not None and stays_with.sight == "begun":
                 stays_with.sight = "done"
             if self._turns.waiting:
                 self._changed.notify_all()
             while not self._closed:
-                turn = self._turns.take(lane, stays_with)
+                turn = self._turns.take(thread, stays_with)
                 if turn is not None:
                     return turn
                 # A request that may not begin now may later, without another change.
@@ -166,7 +166,7 @@ class ScorerPool:
         return None
 
     def put_back(self, work: Work, places: Sequence[int], *, sees_groups: bool) -> None:
-        """Lets items wait again that a lane has begun and not scored. sees_groups: the call for whole groups, too."""
+        """Lets items wait again that a thread has begun and not scored. sees_groups: the call for whole groups, too."""
         with self._changed:
             work.waiting.extendleft(reversed(places))
             if sees_groups:
@@ -184,7 +184,7 @@ class ScorerPool:
         return ScorerLosses(num_lost=loss.number, last_ago_s=time.monotonic() - loss.at_s, last=loss.last)
 
     def lost(self, owner: str, result: Unscorable) -> None:
-        """Takes note of a scorer process that was lost. Called by lanes."""
+        """Takes note of a scorer process that was lost. Called by threads."""
         with self._changed:
             number = 0
             if owner in self._losses:
@@ -194,19 +194,19 @@ class ScorerPool:
                 self._losses.popitem(last=False)
 
     def _take_back_overdue(self) -> None:
-        """Frees a lane, again and again, for a job that others hold up. Runs in a thread until the pool is closed."""
+        """Frees threads for jobs that others hold up, until the pool is closed; runs in a thread of its own."""
         while not self._stopped.wait(LOOK_S):
             with self._changed:
                 overdue = self._turns.overdue()
             if overdue is not None:
-                lane, turn = overdue
-                assert isinstance(lane, Lane)
-                lane.give_up(turn.request)
+                thread, turn = overdue
+                assert isinstance(thread, ScoringThread)
+                thread.give_up(turn.request)
 
-    def _start_lanes(self) -> None:
-        for number in range(self.num_lanes):
-            lane = Lane(
-                name=f"scorer-lane-{number + 1}",
+    def _start_threads(self) -> None:
+        for number in range(self.num_threads):
+            thread = ScoringThread(
+                name=f"scorer-thread-{number + 1}",
                 cages=self.cages,
                 new_cage=self._new_cage,
                 next_turn=self.next_turn,
@@ -214,10 +214,10 @@ class ScorerPool:
                 on_loss=self.lost,
                 first_call_s=min(FIRST_CALL_S, self._warm_up_timeout_s),
             )
-            self._lanes.append(lane)
-            lane.start()
+            self._threads.append(thread)
+            thread.start()
         Thread(target=self._take_back_overdue, name="scorer-turns", daemon=True).start()
-        log.info("%d scorer processes", self.num_lanes)
+        log.info("%d scorer processes", self.num_threads)
 
     def _new_cage(self) -> ScorerCage:
         rules, on_empty = self.cages.one_more()

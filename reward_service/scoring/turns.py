@@ -1,12 +1,12 @@
-"""Whose items a lane scores next: fair among jobs by the time of lanes that they used, whatever an item takes.
+"""Whose items a thread scores next: fair among jobs by the time of threads that they used, whatever an item takes.
 
-    submit ─▶ waiting requests ─ take ─▶ a lane's turn ─ end ─▶ its time is booked with its job
+    submit ─▶ waiting requests ─ take ─▶ a thread's turn ─ end ─▶ its time is booked with its job
                       ▲                        │
                       └────── put back ◀── taken back: another job waits, and this one has more than its share
 
-A job that waits alone may have every lane. Where another one waits too, no job begins a turn beyond half of the lanes,
-and the job that used least comes first. An item may take ten minutes, so a turn that began earlier is taken back after
-a while; its items are scored again later, and for some time its job stays within half of the lanes.
+A job that waits alone may have every thread. Where another one waits too, no job begins a turn beyond half of the
+threads, and the job that used least comes first. An item may take ten minutes, so a turn that began earlier is taken
+back after a while; its items are scored again later, and for some time its job stays within half of the threads.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 PATIENCE_S = 5.0
-"""A job may wait so long for a lane before a turn of another job is taken back; and a turn lasts so long at least."""
+"""A job may wait so long for a thread before a turn of another job is taken back; and a turn lasts so long at least."""
 CONFINED_S = 60.0
-"""A job of which a turn was taken back has at most half of the lanes for so long, also where no other job waits: else
+"""A job of which a turn was taken back has at most half of the threads for so long, also where no other job waits: else
 the next request of the other one would cost it the same again."""
 
 
@@ -39,7 +39,7 @@ class Request(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """True where a lane may begin with it now."""
+        """True where a thread may begin with it now."""
         ...
 
     @property
@@ -52,7 +52,7 @@ R = TypeVar("R", bound=Request)
 
 @dataclass(kw_only=True, eq=False)
 class Turn(Generic[R]):
-    """A lane that scores items of one request."""
+    """A thread that scores items of one request."""
 
     request: R
     since_s: float
@@ -60,18 +60,18 @@ class Turn(Generic[R]):
 
 
 class Turns(Generic[R]):
-    """The requests that wait, and the lanes' turns. Its owner guards it by a lock."""
+    """The requests that wait, and the threads' turns. Its owner guards it by a lock."""
 
-    def __init__(self, num_lanes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._num_lanes = num_lanes
-        self._half = max(1, (num_lanes + 1) // 2)
-        """The most lanes of a job while another one waits."""
+    def __init__(self, num_threads: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._num_threads = num_threads
+        self._half = max(1, (num_threads + 1) // 2)
+        """The most threads of a job while another one waits."""
         self._clock = clock
         self._waiting: deque[R] = deque()
         self._turns: dict[Hashable, Turn[R]] = {}
-        """Lane → its turn."""
+        """Thread → its turn."""
         self._used_s: dict[str, float] = {}
-        """Job → the time of lanes that it used, from that of the least of the others on."""
+        """Job → the time of threads that it used, from that of the least of the others on."""
         self._confined_until_s: dict[str, float] = {}
 
     def __contains__(self, request: object) -> bool:
@@ -96,8 +96,8 @@ class Turns(Generic[R]):
         if request not in self:
             self.add(request)
 
-    def take(self, lane: Hashable, stays_with: R | None) -> tuple[R, Sequence[int]] | None:
-        """Begins a lane's turn; None where no request may have one. stays_with: a request that comes first if it may.
+    def take(self, thread: Hashable, stays_with: R | None) -> tuple[R, Sequence[int]] | None:
+        """Begins a thread's turn; None where no request may have one. stays_with: a request that comes first if it may.
 
         A request of which something is left waits behind the others of its job.
         """
@@ -107,18 +107,18 @@ class Turns(Generic[R]):
             return None
         staying = [candidate for candidate in eligible if candidate is stays_with]
         request = staying[0] if staying else min(eligible, key=lambda candidate: self._used(candidate.owner))
-        places = request.take(request.num_waiting // (2 * self._num_lanes))
+        places = request.take(request.num_waiting // (2 * self._num_threads))
         request.waits_since_s = self._clock()
         if request is not stays_with or not request.num_waiting:
             self._waiting = deque(other for other in self._waiting if other is not request)
             if request.num_waiting:
                 self._waiting.append(request)
-        self._turns[lane] = Turn(request=request, since_s=self._clock())
+        self._turns[thread] = Turn(request=request, since_s=self._clock())
         return request, places
 
-    def end(self, lane: Hashable) -> None:
-        """Ends a lane's turn, if it has one, and books its time."""
-        turn = self._turns.pop(lane, None)
+    def end(self, thread: Hashable) -> None:
+        """Ends a thread's turn, if it has one, and books its time."""
+        turn = self._turns.pop(thread, None)
         if turn is None:
             return
         owner = turn.request.owner
@@ -127,29 +127,29 @@ class Turns(Generic[R]):
         self._forget_idle()
 
     def overdue(self) -> tuple[Hashable, Turn[R]] | None:
-        """Takes back the turn that another job has waited for too long, and returns it with its lane; None of none."""
+        """Takes back the turn that another job has waited for too long. Returns it with its thread; None for none."""
         now_s = self._clock()
         for request in self._waiting:
             if not request.is_open or request.is_over or now_s - request.waits_since_s < PATIENCE_S:
                 continue
-            own_lanes = self._num_lanes_of(request.owner)
+            own_threads = self._num_threads_of(request.owner)
             victims = [
-                (lane, turn)
-                for lane, turn in self._turns.items()
+                (thread, turn)
+                for thread, turn in self._turns.items()
                 if turn.request.owner != request.owner
                 and not turn.is_taken_back
                 and now_s - turn.since_s >= PATIENCE_S
-                and self._has_more_than_its_share(turn.request.owner, others_lanes=own_lanes)
+                and self._has_more_than_its_share(turn.request.owner, others_threads=own_threads)
             ]
-            if victims and own_lanes < self._half:
-                # The youngest turn of the job with most lanes: the least work is done again.
-                lane, turn = max(
-                    victims, key=lambda victim: (self._num_lanes_of(victim[1].request.owner), victim[1].since_s)
+            if victims and own_threads < self._half:
+                # The youngest turn of the job with most threads: the least work is done again.
+                thread, turn = max(
+                    victims, key=lambda victim: (self._num_threads_of(victim[1].request.owner), victim[1].since_s)
                 )
                 turn.is_taken_back = True
                 self._confined_until_s[turn.request.owner] = now_s + CONFINED_S
                 request.waits_since_s = now_s  # for its own next one it waits as long again
-                return lane, turn
+                return thread, turn
         return None
 
     def _eligible(self) -> list[R]:
@@ -159,16 +159,16 @@ class Turns(Generic[R]):
 
         def may_begin(owner: str) -> bool:
             is_limited = len(owners) > 1 or self._confined_until_s.get(owner, 0.0) > now_s
-            return not is_limited or self._num_lanes_of(owner) < self._half
+            return not is_limited or self._num_threads_of(owner) < self._half
 
         return [request for request in waiting if may_begin(request.owner)]
 
-    def _has_more_than_its_share(self, owner: str, *, others_lanes: int) -> bool:
-        """others_lanes: of a job that waits; without any, it may have one of a job that has two."""
-        num_lanes = self._num_lanes_of(owner)
-        return num_lanes > self._half or (others_lanes == 0 and num_lanes > 1)
+    def _has_more_than_its_share(self, owner: str, *, others_threads: int) -> bool:
+        """others_threads: of a job that waits; without any, it may have one of a job that has two."""
+        num_threads = self._num_threads_of(owner)
+        return num_threads > self._half or (others_threads == 0 and num_threads > 1)
 
-    def _num_lanes_of(self, owner: str) -> int:
+    def _num_threads_of(self, owner: str) -> int:
         return sum(turn.request.owner == owner and not turn.is_taken_back for turn in self._turns.values())
 
     def _used(self, owner: str) -> float:

@@ -147,7 +147,7 @@ class Tries:
         os.environ["HOME"] = str(self.home)
         # The walk opens a file of the folder `outside`, to find out what a handle of it lets a caged process do.
         readable = (str(self.added_file.parent), str(folder / "outside"))
-        self.pool = ScorerPool(num_lanes=1, memory_mb=MEMORY_MB, hidden=(str(hidden),), readable=readable)
+        self.pool = ScorerPool(num_threads=1, memory_mb=MEMORY_MB, hidden=(str(hidden),), readable=readable)
 
     def ask(
         self,

@@ -174,14 +174,14 @@ async def test_no_process_has_sessions_of_two_jobs_and_a_kind_without_any_gives_
     async with asked() as ask:
         await ask.open("echo", new(0), job_id="a")
         await ask.open("echo", new(1), job_id="b")
-        assert len([pid for lane in ask.pool._lanes() for pid in lane.pids()]) == 2
+        assert len([pid for thread in ask.pool._threads() for pid in thread.pids()]) == 2
         with pytest.raises(Unavailable, match="2 environments have sessions"):
             await ask.open("echo", new(2), job_id="c")
         assert ask.pool.close(["s0", "s9"]) == 1
         await until(lambda: ask.pool.num_waiting() == 0)
         await ask.open("echo", new(2), job_id="c")
         assert reason_of((await ask.step(0, {1: "x"}))[1]) == "turned", "b's session stays"
-        assert len([pid for lane in ask.pool._lanes() for pid in lane.pids()]) == 2
+        assert len([pid for thread in ask.pool._threads() for pid in thread.pids()]) == 2
 
 
 async def test_sessions_bytes_and_idle_time_are_bounded() -> None:
@@ -242,7 +242,7 @@ async def test_a_child_that_is_killed_from_outside_costs_nothing_but_time() -> N
     async with asked() as ask:
         await ask.open("echo", *(new(one) for one in range(4)))
         await ask.step(0, dict.fromkeys(range(4), "a"))
-        (keeper,) = [pid for lane in ask.pool._lanes() for pid in lane.pids()]
+        (keeper,) = [pid for thread in ask.pool._threads() for pid in thread.pids()]
         for process in descendants(keeper):
             with contextlib.suppress(psutil.NoSuchProcess):  # a child ends with the one that forked it
                 process.kill()

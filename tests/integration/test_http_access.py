@@ -42,7 +42,7 @@ def make_reward_service() -> Iterator[MakeApp]:
     made: list[FastAPI] = []
 
     def make(settings: StackSettings) -> FastAPI:
-        made.append(create_reward_service(settings, num_lanes=1))
+        made.append(create_reward_service(settings, num_threads=1))
         return made[-1]
 
     yield make

@@ -42,8 +42,8 @@ from contracts.settings import StackSettings
 from onbeat.base.process.waiting import Waiting
 from onbeat.stack.ports import free_port
 from reward_service.app import create_app
-from reward_service.scoring import lane as scorer_lane
 from reward_service.scoring import pool as scorer_pool
+from reward_service.scoring import scoring_thread
 from reward_service.scoring.pool import ScorerPool
 from tests.served import serving
 
@@ -124,8 +124,8 @@ def submit(pool: ScorerPool, components: Any, items: Any, **options: Any) -> Fut
 
 
 @contextmanager
-def open_pool(num_lanes: int = 1) -> Iterator[ScorerPool]:
-    pool = ScorerPool(num_lanes=num_lanes)
+def open_pool(num_threads: int = 1) -> Iterator[ScorerPool]:
+    pool = ScorerPool(num_threads=num_threads)
     try:
         yield pool
     finally:
@@ -193,9 +193,9 @@ def with_argument(argument: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("num_lanes"), [1, 2])
-def test_hanging_and_dying_scorers_cost_only_their_own_items(plugins: Path, num_lanes: int) -> None:
-    with open_pool(num_lanes) as pool:
+@pytest.mark.parametrize(("num_threads"), [1, 2])
+def test_hanging_and_dying_scorers_cost_only_their_own_items(plugins: Path, num_threads: int) -> None:
+    with open_pool(num_threads) as pool:
         completions = ("a", "hang", "bb", "die", "ccc", "exit", "raise", "dddd")
         work = submit(pool, (PluginReward(entry_point="hostile"),), items_of(*completions), item_timeout_s=ITEM_S)
         results = work.result()
@@ -244,8 +244,8 @@ def share(completions, prompts, metadata, finish_reasons, completion_ids, group_
 """
 
 
-@pytest.mark.parametrize("num_lanes", [1, 2])
-def test_a_function_that_names_completions_is_called_once_for_whole_groups(plugins: Path, num_lanes: int) -> None:
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_function_that_names_completions_is_called_once_for_whole_groups(plugins: Path, num_threads: int) -> None:
     def items(prompt: str) -> tuple[RewardItem, ...]:
         told = {"finish_reason": "stop", "token_ids": pack_int32([7, 8]), "reference": "", "prompt": prompt}
         texts = ("a", "die", "bb", "bb", "raise", "cc")
@@ -254,7 +254,7 @@ def test_a_function_that_names_completions_is_called_once_for_whole_groups(plugi
     share = PluginReward(entry_point="share", file="share.py", source=SHARES)
     rubric, asked = (PluginReward(entry_point="hostile", weight=0.0), share), (1, 2, 3, 5)
     options = {"to_score": asked, "group_size": 2, "item_timeout_s": ITEM_S}
-    with open_pool(num_lanes) as pool:
+    with open_pool(num_threads) as pool:
         results = submit(pool, rubric, items(""), **options).result()
         assert reasons(results) == ["crashed", "scored", "scored", "scored"], "who dies, dies alone"
         assert rewards(results) == [100.5, 100.5, 100 + 2 / 7], "of one call, with those that are not asked for"
@@ -277,7 +277,7 @@ def test_plugin_that_dies_at_import_fails_its_request_and_not_the_next(plugins: 
 
 
 def test_plugin_that_hangs_at_import_is_killed_after_the_time_to_start(plugins: Path) -> None:
-    pool = ScorerPool(num_lanes=1, warm_up_timeout_s=3.0)
+    pool = ScorerPool(num_threads=1, warm_up_timeout_s=3.0)
     try:
         hanging = submit(pool, (PluginReward(entry_point="hangs_at_import"),), items_of("a", "b"), item_timeout_s=1.0)
         assert reasons(hanging.result()) == ["timeout", "timeout"]
@@ -288,7 +288,7 @@ def test_plugin_that_hangs_at_import_is_killed_after_the_time_to_start(plugins: 
 
 def test_unknown_plugin_is_told_without_losing_a_process(plugins: Path) -> None:
     restarts: list[int] = []
-    pool = ScorerPool(num_lanes=1, on_restart=lambda: restarts.append(1))
+    pool = ScorerPool(num_threads=1, on_restart=lambda: restarts.append(1))
     try:
         work = submit(pool, (PluginReward(entry_point="absent"),), items_of("a", "b"), item_timeout_s=20.0)
         assert reasons(work.result()) == ["unknown_entry_point", "unknown_entry_point"]
@@ -332,7 +332,7 @@ def rewards(results: tuple[Scored | Unscorable, ...]) -> list[float]:
 
 
 def test_requests_take_turns(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scorer_lane, "TURN_S", 0.0)
+    monkeypatch.setattr(scoring_thread, "TURN_S", 0.0)
     gate = Gate(plugins)
     with open_pool() as pool:
         long = submit_gated(pool, gate.closed_item(), OPEN_ITEM, OPEN_ITEM)
@@ -354,10 +354,10 @@ def test_cancelled_request_leaves_its_remaining_items_unscored(plugins: Path) ->
 
 def test_closing_the_pool_ends_running_work_and_every_process(plugins: Path) -> None:
     gate = Gate(plugins)
-    pool = ScorerPool(num_lanes=1)
+    pool = ScorerPool(num_threads=1)
     running = submit_gated(pool, gate.closed_item(), OPEN_ITEM)
     gate.wait_for_entry()
-    (keeper,) = [pid for lane in pool._lanes for pid in lane.pids()]
+    (keeper,) = [pid for thread in pool._threads for pid in thread.pids()]
     pids = family(keeper)
     assert len(pids) == 3, "keeper, nursery, scorer process"
     pool.close()
@@ -385,7 +385,7 @@ def test_processes_that_a_scorer_started_are_killed_with_it(plugins: Path) -> No
 
 
 def test_catastrophic_regex_is_stopped_over_http_and_its_neighbours_are_scored() -> None:
-    with serve(create_app(SETTINGS, num_lanes=1)) as client:
+    with serve(create_app(SETTINGS, num_threads=1)) as client:
         response = post(client, RegexReward(pattern=BACKTRACKS), items=items_of("aa", "a" * 50 + "b", "b"))
         assert reasons(response.results) == ["scored", "timeout", "scored"]
         assert [result.reward for result in response.results if isinstance(result, Scored)] == [1.0, 0.0]
@@ -427,7 +427,7 @@ def test_what_hangs_gets_the_score_that_is_stated_for_it_once_nobody_will_ask_ag
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    with serve(create_app(SETTINGS, num_lanes=1, max_body_bytes=100_000)) as client:
+    with serve(create_app(SETTINGS, num_threads=1, max_body_bytes=100_000)) as client:
         yield client
 
 
@@ -553,7 +553,7 @@ def test_unknown_path_and_method_are_problems_too(client: httpx.Client) -> None:
 
 def test_health_answers_while_a_scorer_hangs(plugins: Path) -> None:
     gate = Gate(plugins)
-    with serve(create_app(SETTINGS, num_lanes=1)) as client, ThreadPoolExecutor(1) as threads:
+    with serve(create_app(SETTINGS, num_threads=1)) as client, ThreadPoolExecutor(1) as threads:
         request = RewardRequest(components=GATED, items=(gate.closed_item(),))
         waiting = threads.submit(client.post, "/v1/score", content=encode(request), headers=MSGPACK)
         gate.wait_for_entry()
@@ -565,7 +565,7 @@ def test_health_answers_while_a_scorer_hangs(plugins: Path) -> None:
 
 def test_client_that_goes_away_frees_its_place(plugins: Path) -> None:
     gate = Gate(plugins)
-    with serve(create_app(SETTINGS, num_lanes=1)) as client:
+    with serve(create_app(SETTINGS, num_threads=1)) as client:
         body = encode(RewardRequest(components=GATED, items=(gate.closed_item(), OPEN_ITEM), job_id="job-1"))
         head = (
             f"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"

@@ -29,7 +29,7 @@ SLOW = "(?i)" + "[\u0100-\U0010ffff]" * 800
 
 @pytest.fixture
 def rewards(settings: StackSettings) -> Iterator[StackSettings]:
-    with serving(reward_app.create_app(settings, num_lanes=2)) as url:
+    with serving(reward_app.create_app(settings, num_threads=2)) as url:
         yield msgspec.structs.replace(settings, reward_url=url)
 
 

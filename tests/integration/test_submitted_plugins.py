@@ -32,7 +32,7 @@ def rewards(settings: StackSettings, tmp_path: Path, monkeypatch: pytest.MonkeyP
     (info / "entry_points.txt").write_text("[onbeat.rewards]\nbrevity = brief:brevity\nlost = not_there:lost\n")
     (tmp_path / "site" / "brief.py").write_text("def brevity(**_): raise ValueError('an empty completion')\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    with serving(create_app(settings, num_lanes=1)) as url:
+    with serving(create_app(settings, num_threads=1)) as url:
         yield replace(settings, reward_url=url)
 
 
@@ -70,7 +70,7 @@ def test_a_job_names_the_version_of_an_installed_reward_and_another_version_scor
     (tmp_path / "site" / "brief-1.0.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: brief\nVersion: 1.1\n"
     )
-    with serving(create_app(rewards, num_lanes=1)) as url:
+    with serving(create_app(rewards, num_threads=1)) as url:
         upgraded = replace(rewards, reward_url=url)
         with pytest.raises(InvalidInput, match=r"`brevity` is of brief 1\.1 .* accepted with brief 1\.0") as caught:
             check_plugins(spec, upgraded)

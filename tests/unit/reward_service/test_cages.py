@@ -1,4 +1,4 @@
-"""What lanes of both pools do: results in order, a fault of their own, the end."""
+"""What threads of both pools do: results in order, a fault of their own, the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from onbeat.base.cage.caged_process import ChildDied
-from reward_service.cages import Asked, CagedLane, Cages
+from reward_service.cages import Asked, Cages, CageThread
 
 CAGES = Cages("rewards", memory_mb=64, network=False, hidden=(), readable=(), on_restart=lambda: None)
 DEADLINE_S = 60.0
@@ -29,7 +29,7 @@ class FakeCage:
         self.said.append("end")
 
 
-class Doubles(CagedLane[Asked[int, int], Any]):
+class Doubles(CageThread[Asked[int, int], Any]):
     """Answers twice each number, and fails at a negative one."""
 
     def __init__(self) -> None:
@@ -53,31 +53,31 @@ class Doubles(CagedLane[Asked[int, int], Any]):
             work.deliver(place, 2 * work.asks[place])
 
 
-def test_a_fault_of_a_lane_costs_its_request_and_its_cage_and_the_lane_lives_on() -> None:
-    lane = Doubles()
-    lane.start()
+def test_a_fault_of_a_thread_costs_its_request_and_its_cage_and_the_thread_lives_on() -> None:
+    thread = Doubles()
+    thread.start()
     fine, broken, after = (
         Asked[int, int](asks=asks, cage_key=key) for asks, key in (((1, 2), "a"), ((3, -1), "b"), ((4,), "b"))
     )
     for asked in (fine, broken, after, None):
-        lane.queue.put(asked)
-    lane.join(DEADLINE_S)
+        thread.queue.put(asked)
+    thread.join(DEADLINE_S)
     assert fine.future.result(DEADLINE_S) == (2, 4)
-    with pytest.raises(RuntimeError, match=r"lane doubles-1 failed: StopIteration"):
+    with pytest.raises(RuntimeError, match=r"thread doubles-1 failed: StopIteration"):
         broken.future.result(DEADLINE_S)
     assert after.future.result(DEADLINE_S) == (8,)
-    assert [cage.said for cage in lane.made] == [["end"], ["end"], ["end"]]
-    assert lane.pids() == []
+    assert [cage.said for cage in thread.made] == [["end"], ["end"], ["end"]]
+    assert thread.pids() == []
 
 
-def test_a_stopped_lane_has_killed_its_cages_and_starts_no_other() -> None:
-    lane = Doubles()
-    lane._answer(Asked(asks=(1,)), (0,))
-    assert lane.pids() == [7]
-    lane.stop()
+def test_a_stopped_thread_has_killed_its_cages_and_starts_no_other() -> None:
+    thread = Doubles()
+    thread._answer(Asked(asks=(1,)), (0,))
+    assert thread.pids() == [7]
+    thread.stop()
     with pytest.raises(ChildDied, match="the scorer pool was closed"):
-        lane._answer(Asked(asks=(1,)), (0,))
-    assert [cage.said for cage in lane.made] == [["kill"]]
+        thread._answer(Asked(asks=(1,)), (0,))
+    assert [cage.said for cage in thread.made] == [["kill"]]
 
 
 def test_what_many_threads_deliver_is_one_answer_in_order() -> None:

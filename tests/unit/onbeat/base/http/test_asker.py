@@ -155,7 +155,7 @@ def test_a_host_whose_name_no_header_can_carry_is_not_named(monkeypatch: pytest.
 def test_the_reward_service_logs_no_line_for_a_score_and_no_operator(
     settings: StackSettings, lines: io.StringIO
 ) -> None:
-    service: FastAPI = create_app(settings, num_lanes=1)
+    service: FastAPI = create_app(settings, num_threads=1)
     try:
         headers = {"Authorization": f"Bearer {settings.reward_key}"} | asker_headers(replace(settings, name="g-1"))
         body = b'{"components":[{"type":"exact"}],"items":[{"prompt":"p","completion":"c","reference":"c"}]}'

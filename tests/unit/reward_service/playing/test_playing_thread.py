@@ -1,4 +1,4 @@
-"""A lane between two calls: whom it ends, and whom it answers."""
+"""A thread between two calls: whom it ends, and whom it answers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from contracts.environments.messages import Message
 from contracts.environments.service import Step, Task
 from reward_service.cages import Cages
-from reward_service.playing.lane import Lane
 from reward_service.playing.play_cage import PlayCage
+from reward_service.playing.playing_thread import PlayingThread
 from reward_service.playing.sessions import Advance, End, Session
 
 LONG_AGO_S = 100.0
@@ -18,9 +18,9 @@ def no_cage() -> PlayCage:
     raise AssertionError("nothing is played here")
 
 
-def lane_without_thread(forgotten: list[Session]) -> Lane:
-    return Lane(
-        name="lane",
+def thread_not_started(forgotten: list[Session]) -> PlayingThread:
+    return PlayingThread(
+        name="thread",
         cages=Cages("environments", memory_mb=64, network=False, hidden=(), readable=(), on_restart=lambda: None),
         new_cage=no_cage,
         on_result=lambda result: None,
@@ -29,32 +29,32 @@ def lane_without_thread(forgotten: list[Session]) -> Lane:
     )
 
 
-def session_of(lane: Lane, name: str, *, idle_s: float) -> Session:
+def session_of(thread: PlayingThread, name: str, *, idle_s: float) -> Session:
     session = Session(
         session_id=name,
         task=Task(task="{}", seed=0),
-        number=lane.next_number(),
+        number=thread.next_number(),
         call_timeout_s=1.0,
         idle_s=idle_s,
         history=[],
         used_s=time.monotonic() - LONG_AGO_S,
     )
-    lane._sessions.add(session)
+    thread._sessions.add(session)
     return session
 
 
 def test_idle_sessions_end_however_many_calls_wait_and_one_that_is_asked_for_is_not_idle() -> None:
     forgotten: list[Session] = []
-    lane = lane_without_thread(forgotten)
-    idle, asked = (session_of(lane, name, idle_s=LONG_AGO_S / 2) for name in ("idle", "asked"))
-    session_of(lane, "in use", idle_s=2 * LONG_AGO_S)
-    lane.ask([Advance(asked, Step(session_id="asked", turn=0, message=Message(role="assistant")))])
-    lane._sweep()
+    thread = thread_not_started(forgotten)
+    idle, asked = (session_of(thread, name, idle_s=LONG_AGO_S / 2) for name in ("idle", "asked"))
+    session_of(thread, "in use", idle_s=2 * LONG_AGO_S)
+    thread.ask([Advance(asked, Step(session_id="asked", turn=0, message=Message(role="assistant")))])
+    thread._sweep()
     assert forgotten == [idle]
-    assert [list(call.asks) for call in list(lane._calls)[1:]] == [[End(idle)]]
+    assert [list(call.asks) for call in list(thread._calls)[1:]] == [[End(idle)]]
 
 
-def test_a_caller_of_facts_that_is_gone_costs_the_lane_nothing() -> None:
-    lane = lane_without_thread([])
-    assert lane.facts().cancel()
-    lane._answer(lane._calls[0], ())
+def test_a_caller_of_facts_that_is_gone_costs_the_thread_nothing() -> None:
+    thread = thread_not_started([])
+    assert thread.facts().cancel()
+    thread._answer(thread._calls[0], ())

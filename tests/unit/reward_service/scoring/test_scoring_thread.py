@@ -1,4 +1,4 @@
-"""What a lane does with a fault of its own, and what its cages leave behind."""
+"""What a thread does with a fault of its own, and what its cages leave behind."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import sys
 import pytest
 
 from contracts.rewards import FormatReward, PluginReward, RewardItem, RewardRequest
-from reward_service.scoring.lane import Lane
 from reward_service.scoring.pool import ScorerPool
+from reward_service.scoring.scoring_thread import ScoringThread
 
 
 async def test_a_fault_that_asyncio_can_not_carry_ends_its_request_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fails(lane: Lane, work: object, places: object) -> None:
+    def fails(thread: ScoringThread, work: object, places: object) -> None:
         raise StopIteration
 
-    monkeypatch.setattr(Lane, "_score", fails)
-    pool = ScorerPool(num_lanes=1)
+    monkeypatch.setattr(ScoringThread, "_score", fails)
+    pool = ScorerPool(num_threads=1)
     item = RewardItem(prompt="", completion="c", reference="")
     asked = pool.submit(RewardRequest(components=(FormatReward(pattern="c"),), items=(item,)))
     with pytest.raises(RuntimeError, match="StopIteration"):
@@ -34,8 +34,8 @@ async def test_a_fault_that_asyncio_can_not_carry_ends_its_request_all_the_same(
 def test_no_two_cages_that_live_have_a_number_in_common_and_a_number_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("reward_service.scoring.lane.MAX_CAGES", 2)
-    pool = ScorerPool(num_lanes=1)
+    monkeypatch.setattr("reward_service.scoring.scoring_thread.MAX_CAGES", 2)
+    pool = ScorerPool(num_threads=1)
     item = RewardItem(prompt="", completion="c", reference="")
     numbers: list[set[int]] = []
     for job in ("a", "b", "c", "d"):
@@ -53,10 +53,10 @@ def test_a_killed_service_leaves_no_folder() -> None:
 import os
 from contracts.rewards import FormatReward, RewardItem, RewardRequest
 from reward_service.scoring.pool import ScorerPool
-pool = ScorerPool(num_lanes=1)
+pool = ScorerPool(num_threads=1)
 item = RewardItem(prompt="", completion="c", reference="")
 pool.submit(RewardRequest(components=(FormatReward(pattern="c"),), items=(item,))).result()
-print(pool.cages.folder, pool._lanes[0].pids()[0], flush=True)
+print(pool.cages.folder, pool._threads[0].pids()[0], flush=True)
 os.kill(os.getpid(), 9)
 """
     folder, keeper = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()

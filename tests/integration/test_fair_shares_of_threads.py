@@ -1,4 +1,4 @@
-"""Lanes of real scorer processes: one job's long items hold up no other job, and a first call may load what is slow."""
+"""Threads with real scorer processes: one job's long items hold up no other job; a first call may load what is slow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from contracts.settings import StackSettings
 from onbeat.base.http.outgoing import make_async_client
 from onbeat.scoring.reward_client import RewardClient
 from reward_service.app import create_app
-from reward_service.scoring import lane, pool
+from reward_service.scoring import pool, scoring_thread
 from reward_service.scoring.pool import ScorerPool
 from tests.builders import job_spec
 from tests.served import serving
@@ -69,8 +69,8 @@ BACKTRACKS = RegexReward(pattern=r"(?=a)(a+)+$")
 
 
 @contextmanager
-def lanes(num_lanes: int = 2) -> Iterator[ScorerPool]:
-    opened = ScorerPool(num_lanes=num_lanes)
+def threads(num_threads: int = 2) -> Iterator[ScorerPool]:
+    opened = ScorerPool(num_threads=num_threads)
     try:
         yield opened
     finally:
@@ -89,9 +89,9 @@ def of_file(source: str, name: str) -> PluginReward:
     return PluginReward(entry_point=name, file=f"{name}.py", source=source)
 
 
-def until_every_lane_is_busy(scorers: ScorerPool) -> None:
+def until_every_thread_is_busy(scorers: ScorerPool) -> None:
     ends_s = time.monotonic() + DEADLINE_S
-    while len(scorers._turns._turns) < scorers.num_lanes:
+    while len(scorers._turns._turns) < scorers.num_threads:
         assert time.monotonic() < ends_s
         time.sleep(0.05)
 
@@ -105,12 +105,12 @@ def scores(results: tuple[Result, ...]) -> list[float | str]:
     [(of_file(SLEEPS, "sleeps"), "600"), (BACKTRACKS, "a" * 60 + "b")],
     ids=["plug-in", "pattern"],
 )
-def test_an_honest_job_is_scored_while_another_jobs_items_would_hold_every_lane_for_ten_minutes(
+def test_an_honest_job_is_scored_while_another_jobs_items_would_hold_every_thread_for_ten_minutes(
     component: RewardComponent, text: str
 ) -> None:
-    with lanes() as scorers:
+    with threads() as scorers:
         hog = submit(scorers, *[text] * 64, component=component, job_id="hog")
-        until_every_lane_is_busy(scorers)
+        until_every_thread_is_busy(scorers)
         for _ in range(2):
             honest = submit(scorers, "on time", component=FormatReward(pattern="on.*"), job_id="honest")
             assert scores(honest.result(DEADLINE_S)) == [1.0]
@@ -122,10 +122,10 @@ def test_what_was_taken_back_from_a_job_is_scored_later_and_counts_as_no_failure
 ) -> None:
     monkeypatch.setattr("reward_service.scoring.turns.PATIENCE_S", 1.0)
     restarts: list[int] = []
-    scorers = ScorerPool(num_lanes=2, on_restart=lambda: restarts.append(1))
+    scorers = ScorerPool(num_threads=2, on_restart=lambda: restarts.append(1))
     try:
         slow = submit(scorers, "6", "6", "6", component=of_file(SLEEPS, "sleeps"), job_id="slow")
-        until_every_lane_is_busy(scorers)
+        until_every_thread_is_busy(scorers)
         honest = submit(scorers, "on time", component=FormatReward(pattern="on.*"), job_id="honest")
         assert scores(honest.result(DEADLINE_S)) == [1.0]
         assert not slow.done()
@@ -137,7 +137,7 @@ def test_what_was_taken_back_from_a_job_is_scored_later_and_counts_as_no_failure
 
 def test_a_pattern_has_its_own_bound_whatever_the_job_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reward_service.scorers.rubric.MAX_PATTERNS_S", 2.0)
-    with lanes() as scorers:
+    with threads() as scorers:
         (result,) = submit(scorers, "a" * 60 + "b", component=BACKTRACKS, job_id="job").result(DEADLINE_S)
     assert isinstance(result, Unscorable)
     assert (result.reason, result.component) == ("timeout", "regex")
@@ -146,7 +146,7 @@ def test_a_pattern_has_its_own_bound_whatever_the_job_says(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("source", "name"), [(LAZY, "lazy"), (GROUPS, "of_groups")])
 def test_the_first_call_in_a_fresh_process_may_load_what_takes_longer_than_an_item(source: str, name: str) -> None:
-    with lanes() as scorers:
+    with threads() as scorers:
         lazy = submit(
             scorers, "long", "longer", "long", component=of_file(source, name), job_id="lazy", item_timeout_s=1.0
         )
@@ -157,7 +157,7 @@ def test_a_first_call_that_hangs_has_the_longer_time_once_and_a_later_one_never(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pool, "FIRST_CALL_S", 4.0)
-    with lanes(num_lanes=1) as scorers:
+    with threads(num_threads=1) as scorers:
         component = of_file(SLEEPS, "sleeps")
         hung = submit(scorers, "600", "600", component=component, job_id="hung", item_timeout_s=1.0).result(DEADLINE_S)
         assert [isinstance(result, Unscorable) and result.detail.partition(";")[0] for result in hung] == [
@@ -170,7 +170,7 @@ def test_a_first_call_that_hangs_has_the_longer_time_once_and_a_later_one_never(
         assert {result.detail.partition(";")[0] for result in later[1:] if isinstance(result, Unscorable)} == {
             "scoring the item took more than 1 s"
         }
-        assert scorers._lanes[0]._starters["quick"] is lane._Starter.QUICK
+        assert scorers._threads[0]._starters["quick"] is scoring_thread._Starter.QUICK
 
 
 async def test_what_a_long_request_meets_is_said_with_its_key_before_the_request_ends(
@@ -181,7 +181,7 @@ async def test_what_a_long_request_meets_is_said_with_its_key_before_the_request
     monkeypatch.setattr("onbeat.scoring.reward_client.WATCH_EVERY_S", 0.5)
     reward = RewardSpec(components=(of_file(SLEEPS, "sleeps"),), item_timeout_s=1.0)
     items = [RewardItem(prompt="", completion="600", reference="") for _ in range(256)]
-    with serving(create_app(settings, num_lanes=2)) as url:
+    with serving(create_app(settings, num_threads=2)) as url:
         async with make_async_client(url) as http:
             client = RewardClient(http, key=settings.reward_key)
             scoring = asyncio.ensure_future(client.score(reward, items, job_id="job-1", tries=4, dependency_s=60.0))

@@ -1,4 +1,4 @@
-"""A lane: a thread that plays the sessions of one environment, in a cage that it owns, one call after the other."""
+"""The thread that plays the sessions of one environment, in a cage that it owns, one call after the other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contracts.environments.service import EnvironmentFacts, Failure, FailureRea
 from contracts.errors import Unavailable
 from onbeat.base.cage.caged_process import ChildDied, ChildLate
 from onbeat.base.process.crash_points import reach
-from reward_service.cages import Asked, CagedLane, Cages
+from reward_service.cages import Asked, Cages, CageThread
 from reward_service.player.protocol import Loaded, Play
 from reward_service.playing.play_cage import Interrupted, PlayCage
 from reward_service.playing.sessions import ENDED, Ask, Begin, End, Session
@@ -39,14 +39,14 @@ T = TypeVar("T", bound="Call | _Facts")
 
 
 class Call(Asked[Ask, Result]):
-    """The share of an HTTP call that a lane answers."""
+    """The share of an HTTP call that a thread answers."""
 
 
 class _Facts(Asked[Ask, Loaded]):
     """Asks for a loaded child, and nothing of a session."""
 
 
-class Lane(CagedLane[Call | _Facts, PlayCage]):
+class PlayingThread(CageThread[Call | _Facts, PlayCage]):
     """Has one cage, and answers one call after the other."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A lane: a thread that scores turn by turn, in cages that it owns.
+"""The thread that scores turn by turn, in cages that it owns.
 
 A completion may meet a hole in a scorer, and change the process that it is scored in. So no scorer process sees
 completions of two jobs, and one that parses answers (math_verify, reasoning_gym) is replaced after a few hundred items:
@@ -21,14 +21,14 @@ from typing import Literal, TypeVar
 from contracts import rewards
 from contracts.rewards import Outcome, Result, RewardComponent, RewardItem, Unscorable
 from onbeat.base.cage.caged_process import ChildDied, ChildLate
-from reward_service.cages import Asked, CagedLane, Cages
+from reward_service.cages import Asked, Cages, CageThread
 from reward_service.scorers import rubric
 from reward_service.scoring.scorer_cage import ScorerCage
 
 Results = tuple[Result, ...]
 
 TURN_S = 0.5
-"""How long a lane stays with one request while others wait."""
+"""How long a thread stays with one request while others wait."""
 QUICK_S = 0.01
 """Items that took no longer together are sent twice as many at a time."""
 MAX_ITEMS_AT_ONCE = 32
@@ -37,10 +37,10 @@ MAX_BYTES_AT_ONCE = 48 * 1024
 MAX_ITEMS_OF_PROCESS = 256
 """Completions that a scorer process parses before a fresh one takes its place: a fork costs as much as some of them."""
 MAX_CAGES = 4
-"""A lane has one for each kind of built-in scorers, and for each job with plug-ins; the one unused longest goes."""
+"""A thread has one for each kind of built-in scorers, and for each job with plug-ins; the one unused longest goes."""
 
 MAX_STARTERS = 256
-"""Jobs of which a lane remembers what their first calls were like."""
+"""Jobs of which a thread remembers what their first calls were like."""
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class _Scorer:
 
 @dataclass(kw_only=True, eq=False)
 class Work(Asked[RewardItem, Result]):
-    """A request with the items that it asks for: a pool creates it, and its lanes score it."""
+    """A request with the items that it asks for: a pool creates it, and its threads score it."""
 
     request: rewards.RewardRequest
     owner: str
@@ -79,9 +79,9 @@ class Work(Asked[RewardItem, Result]):
     group_outcomes: list[dict[str, Outcome]]
     """Outcomes of each of the request's items, by breakdown name, from plug-ins that see whole groups."""
     sight: Literal["due", "begun", "done"] = "done"
-    """Whether a lane has had them called; no other lane begins items before. Guarded by the pool's condition, too."""
+    """Whether a thread has had them called; no other begins items before. Guarded by the pool's condition, too."""
     waiting: deque[int] = field(default_factory=deque)
-    """Places, among `asks`, of the items that no lane has begun. Guarded by the pool's condition, as is the rest."""
+    """Places, among `asks`, of the items that no thread has begun. Guarded by the pool's condition, as is the rest."""
     num_at_once: int = 1
     waits_since_s: float = 0.0
     refusal: Unscorable | None = None
@@ -115,7 +115,7 @@ class Work(Asked[RewardItem, Result]):
 
     @property
     def is_open(self) -> bool:
-        """Returns whether a lane may have a turn with it."""
+        """Returns whether a thread may have a turn with it."""
         return self.sight != "begun"
 
     @property
@@ -149,7 +149,7 @@ class Work(Asked[RewardItem, Result]):
         self.num_at_once = min(2 * self.num_at_once, MAX_ITEMS_AT_ONCE) if elapsed_s < QUICK_S else 1
 
 
-class Lane(CagedLane[Work, ScorerCage]):
+class ScoringThread(CageThread[Work, ScorerCage]):
     """It stays with one request for a while, where others wait."""
 
     def __init__(
@@ -158,7 +158,7 @@ class Lane(CagedLane[Work, ScorerCage]):
         name: str,
         cages: Cages,
         new_cage: Callable[[], ScorerCage],
-        next_turn: Callable[[Lane, Work | None], tuple[Work, Sequence[int]] | None],
+        next_turn: Callable[[ScoringThread, Work | None], tuple[Work, Sequence[int]] | None],
         put_back: Callable[..., None],
         on_loss: Callable[[str, Unscorable], None],
         first_call_s: float,
@@ -188,7 +188,7 @@ class Lane(CagedLane[Work, ScorerCage]):
         return self._next_turn(self, self._stays_with)
 
     def give_up(self, work: Work) -> None:
-        """Ends this lane's turn with a request, if it still has it: its items wait again. Another thread calls it."""
+        """Ends this thread's turn with a request, if it still has it: its items wait again. Other threads call it."""
         with self._guards_cages:
             if self._work is not work:
                 return
