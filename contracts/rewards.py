@@ -94,7 +94,7 @@ class RegexReward(Component, tag="regex", frozen=True, kw_only=True):
     @property
     def compares(self) -> bool:
         """True if the pattern seems to have a group `answer`, read as text: a decode compiles nothing."""
-        opening = "(?P<answer>"
+        prefix = "(?P<answer>"
         at = 0
         class_begins = -1  # where a bracket would end the class that is open here; -1 outside classes
         while at < len(self.pattern):
@@ -110,7 +110,7 @@ class RegexReward(Component, tag="regex", frozen=True, kw_only=True):
                 class_begins = at + 2
             elif self.pattern[at] == "[":
                 class_begins = at + 1
-            elif self.pattern.startswith(opening, at):
+            elif self.pattern.startswith(prefix, at):
                 return True
             at += 1
         return False

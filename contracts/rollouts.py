@@ -45,8 +45,9 @@ class PromptTask(Record, frozen=True, kw_only=True):
     task: str
     """`Task.task`."""
     seed: Annotated[int, Meta(ge=0, lt=2**62)]
-    opening_digest: Digest
-    """`messages_digest` of the opening that the prompt was rendered of: every session must begin with it."""
+    observation_digest: Digest
+    """`messages_digest` of the initial observation that the prompt was rendered of: every session must begin with
+    it."""
 
 
 class Prompt(Record, frozen=True, kw_only=True):

@@ -191,7 +191,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
     environment_sessions: Annotated[int, Meta(ge=1, le=2**20)] = 16384
     """Most sessions that the reward service holds at a time; beyond them it refuses new ones."""
     environment_reply_kb: Annotated[int, Meta(ge=1, le=2**14)] = 256
-    """Longest opening or reply of an environment in KiB; a longer one fails its session."""
+    """Longest initial observation or reply of an environment in KiB; a longer one fails its session."""
     environment_kept_mb: Annotated[int, Meta(ge=1, le=2**20)] = 2048
     """Memory in MiB for the histories of all sessions, from which they are played again; beyond it sessions fail."""
     environment_start_s: Start = 120.0

@@ -58,8 +58,8 @@ from onbeat.base.http.problems import Problem
 from onbeat.base.machine_kernels import matmul_of_machine
 from onbeat.data.datasets.loading import job_examples
 from onbeat.data.datasets.references import check_job
-from onbeat.data.prompts.opening_service import EnvironmentService
-from onbeat.data.prompts.openings import check_determinism
+from onbeat.data.prompts.environment_prompts import check_determinism
+from onbeat.data.prompts.environment_service import EnvironmentService
 from onbeat.scoring.patterns import takes_re2
 from onbeat.weights.model_path import check_files
 

@@ -22,7 +22,7 @@ from contracts.errors import EngineUnavailable
 from contracts.settings import StackSettings, engine_from
 from onbeat.base.metrics.process_metrics import metrics_of
 from onbeat.base.process.ending import Ending
-from onbeat.data.prompts.opening_service import environment_http
+from onbeat.data.prompts.environment_service import environment_http
 from onbeat.scoring.reward_client import RewardClient, reward_http
 from onbeat.work.program import Serve, calls_of, run_worker, until_signal
 from producer import wiring

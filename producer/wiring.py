@@ -21,7 +21,7 @@ from contracts.spec.datasets import environment_field
 from contracts.spec.environment import EnvironmentSpec, environment_at
 from contracts.spec.job import JobSpec, ModelSpec
 from onbeat.base.process.dependency import Dependency
-from onbeat.data.prompts.opening_service import client_for
+from onbeat.data.prompts.environment_service import client_for
 from onbeat.data.rendering.base import Renderer
 from onbeat.environments.client import EnvironmentClient
 from onbeat.weights.chunks import ChunkReader

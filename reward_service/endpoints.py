@@ -170,9 +170,13 @@ def _endpoint(path: str, kind: type[T]) -> Callable[[Call[T]], Call[T]]:
     return serves
 
 
-@_endpoint("/v1/openings", service.OpeningRequest)
-async def openings(pool: EnvironmentPool, decoded_request: service.OpeningRequest) -> service.OpeningResponse:
-    return service.OpeningResponse(openings=tuple(map(_opening, await pool.openings(decoded_request))))
+@_endpoint("/v1/initial-observations", service.InitialObservationRequest)
+async def observations(
+    pool: EnvironmentPool, decoded_request: service.InitialObservationRequest
+) -> service.InitialObservationResponse:
+    return service.InitialObservationResponse(
+        observations=tuple(map(_observation, await pool.observations(decoded_request)))
+    )
 
 
 @_endpoint("/v1/sessions", service.OpenRequest)
@@ -226,8 +230,8 @@ def environments() -> Response:
     return json_answer(service.EnvironmentNames(environments=registry.environment_names()))
 
 
-def _opening(result: service.Result) -> service.TaskOpening | service.Failure:
+def _observation(result: service.Result) -> service.InitialObservation | service.Failure:
     if isinstance(result, service.Failure):
         return result
-    assert isinstance(result.opening, service.TaskOpening)
-    return result.opening
+    assert isinstance(result.observation, service.InitialObservation)
+    return result.observation

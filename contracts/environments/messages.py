@@ -13,7 +13,7 @@ from contracts.errors import ContractViolation
 
 MAX_MESSAGE_CHARACTERS = 2**22
 MAX_MESSAGES = 1024
-"""In one opening or one reply."""
+"""In one initial observation or one reply."""
 
 EnvironmentNumbers = Annotated[dict[Line, float], Meta(max_length=64)]
 """What an environment counts; each name is a curve, a gauge and a column of its own."""
@@ -35,7 +35,7 @@ class ToolCall(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Sampled(Record, frozen=True, kw_only=True):
-    """The tokens of a message that the model sampled, for an environment whose opening asks for them."""
+    """The tokens of a message that the model sampled, for an environment whose initial observation asks for them."""
 
     token_ids: bytes
     """int32[S], little-endian; the end-of-sequence token with them."""
@@ -64,7 +64,7 @@ class Message(Record, frozen=True, kw_only=True, omit_defaults=True):
     token_ids: bytes | UnsetType = UNSET
     """int32[T] that stand for the message, of an environment that writes tokens: no renderer has a part in them."""
     sampled: Sampled | UnsetType = UNSET
-    """Only the assistant's, and only where the opening asks for it."""
+    """Only the assistant's, and only where the initial observation asks for it."""
 
 
 class Tool(Record, frozen=True, kw_only=True):

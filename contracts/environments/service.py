@@ -53,8 +53,8 @@ FailureReason = Literal[
 """timeout       a step, or a reset, took longer than its deadline; its process was killed
 crashed       its process died: a signal, memory, an exit of its own
 raised        its code raised an error
-invalid_reply it answered what is no opening or reply: a reward beyond 1e12 or NaN, an assistant's message, another
-              type
+invalid_reply it answered something else than an initial observation or a reply: a reward beyond 1e12 or NaN, an
+              assistant's message, another type
 oversize      its answer is larger than a message may be
 bad_task      it refuses the task: a data fault, which no retry fixes
 unknown       no environment of this name is installed here
@@ -77,18 +77,18 @@ def is_of_message(reason: FailureReason) -> TypeGuard[StatedReason]:
 
 
 class Task(Record, frozen=True, kw_only=True):
-    """The task of a trajectory, of which an environment makes its opening."""
+    """The task of a trajectory, of which an environment makes its initial observation."""
 
     task: Text
     """JSON of an object: {"question", "reference", "entry"} of an example, or {"split", "index"} where the environment
     has tasks of its own."""
     seed: Annotated[int, Meta(ge=0, lt=2**62)]
-    """The same for all trajectories of a group: an opening is a function of task and seed."""
+    """The same for all trajectories of a group: an initial observation is a function of task and seed."""
     sampling: SamplingParams | UnsetType = UNSET
     """How the model's turns are drawn, for an agent that asks for what it can't have; no part of what it is about."""
 
 
-class TaskOpening(Record, frozen=True, kw_only=True, tag="opening"):
+class InitialObservation(Record, frozen=True, kw_only=True, tag="initial_observation"):
     """How a task begins: what the model sees before its first turn."""
 
     messages: Messages
@@ -135,9 +135,9 @@ class Failure(Record, frozen=True, kw_only=True, tag="failure"):
 
 
 class Turned(Record, frozen=True, kw_only=True, tag="turned"):
-    """A session after an opening or a step."""
+    """A session after an initial observation or a step."""
 
-    opening: TaskOpening | UnsetType = UNSET
+    observation: InitialObservation | UnsetType = UNSET
     """Only of a session that was opened."""
     reply: Reply | UnsetType = UNSET
     """To the last message of the history or the step; unset at the very beginning."""
@@ -186,7 +186,7 @@ JobName = Annotated[str, Meta(max_length=64)]
 """The job that asks: no process holds sessions of two jobs. "" is a job, too."""
 
 
-class OpeningRequest(Record, frozen=True, kw_only=True, omit_defaults=True):
+class InitialObservationRequest(Record, frozen=True, kw_only=True, omit_defaults=True):
     """How do these tasks begin?"""
 
     environment: EnvironmentTable
@@ -195,8 +195,8 @@ class OpeningRequest(Record, frozen=True, kw_only=True, omit_defaults=True):
     job_id: JobName = ""
 
 
-class OpeningResponse(Record, frozen=True, kw_only=True):
-    openings: tuple[TaskOpening | Failure, ...]
+class InitialObservationResponse(Record, frozen=True, kw_only=True):
+    observations: tuple[InitialObservation | Failure, ...]
 
 
 class NewSession(Record, frozen=True, kw_only=True):
@@ -267,5 +267,5 @@ class RepeatabilityRequest(Record, frozen=True, kw_only=True):
 
 class RepeatabilityResponse(Record, frozen=True, kw_only=True):
     problem: str
-    """What differs, with its task and turn; "" where nothing does. Openings are compared of every environment, replies
-    of those that say that they are deterministic."""
+    """What differs, with its task and turn; "" where nothing does. Initial observations are compared of every
+    environment, replies of those that say that they are deterministic."""

@@ -3,5 +3,5 @@
 Consumes:     tasks, and the model's messages.
 Waits for:    the reward service, a number of attempts with a deadline each.
 Unblocked by: its answer.
-Produces:     openings, replies and typed failures, one for each session.
+Produces:     initial observations, replies and typed failures, one for each session.
 """

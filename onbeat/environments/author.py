@@ -1,14 +1,14 @@
 """The names that the author of an environment or of an agent imports: nothing else of Onbeat is needed.
 
-    from onbeat.environments.author import Environment, Opening, Reply
+    from onbeat.environments.author import Environment, InitialObservation, Reply
 
     class GuessTheNumber(Environment):
         def __init__(self, *, largest: int = 100) -> None:
             self.largest = largest
 
-        def reset(self, task: dict, seed: int) -> Opening:
+        def reset(self, task: dict, seed: int) -> InitialObservation:
             self.number = seed % self.largest
-            return Opening(f"Guess my number, from 0 to {self.largest - 1}.")
+            return InitialObservation(f"Guess my number, from 0 to {self.largest - 1}.")
 
         def step(self, message: Message, turn: int) -> Reply:
             if message.content.strip() == str(self.number):
@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 from contracts.environments.messages import Message, Tool, ToolCall
 from contracts.sampling import SamplingParams
 
-__all__ = ["BadTask", "Environment", "Episode", "Message", "Opening", "Outcome", "Reply", "Tool", "ToolCall"]
+__all__ = ["BadTask", "Environment", "Episode", "InitialObservation", "Message", "Outcome", "Reply", "Tool", "ToolCall"]
 
 Said = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
 """A text of the user's, or one message or several, as records or as dicts with `role` and `content`."""
@@ -41,7 +41,7 @@ class BadTask(Exception):
 
 
 class NoAnswer(Exception):
-    """An environment returned something else than an opening or a reply; no retry fixes it."""
+    """An environment returned something else than an initial observation or a reply; no retry fixes it."""
 
 
 class RewrittenHistory(Exception):
@@ -49,7 +49,7 @@ class RewrittenHistory(Exception):
 
 
 @dataclass(slots=True)
-class Opening:
+class InitialObservation:
     """The messages that the model sees before its first turn, and the tools that it may call."""
 
     messages: Said
@@ -94,12 +94,14 @@ class Environment:
     takes_sampling: ClassVar[bool] = False
     """Whether `sampling` is set before `reset`."""
     sampling: SamplingParams | None = None
-    """How the model's turns are drawn; None where only an opening is asked for."""
+    """How the model's turns are drawn; None where only an initial observation is asked for."""
     threads: bool = False
     """Whether it may leave threads running between two calls; it is refused for it otherwise."""
 
-    def reset(self, task: dict[str, Any], seed: int) -> Opening | Said | Awaitable[Opening | Said]:
-        """Begins. The opening is a function of task and seed, also where `deterministic` is False.
+    def reset(
+        self, task: dict[str, Any], seed: int
+    ) -> InitialObservation | Said | Awaitable[InitialObservation | Said]:
+        """Begins. The initial observation is a function of task and seed, also where `deterministic` is False.
 
         task: {"question", "reference", "entry"} of an example, or {"split", "index"} of a job without a data set.
         """

@@ -1,4 +1,6 @@
-"""Asks the reward service: for openings, sessions, steps. A failure of the service is no failure of a session.
+"""Asks the reward service for initial observations, sessions and steps.
+
+A failure of the service is no failure of a session.
 
     POST {reward_url}/v1/… (MessagePack) ─▶ a result for each session: Turned, or a typed Failure
              ▲                                ├▶ InvalidInput: the request itself is wrong; no retry
@@ -44,7 +46,7 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class EnvironmentClient:
-    """The reward service, for one process: a generator's turns, a trainer's openings, a gateway's check.
+    """The reward service, for one process: a generator's turns, a trainer's initial observations, a gateway's check.
 
     Every method raises EnvironmentUnavailable where no usable answer comes in `max_attempts` requests or by the
     deadline, and InvalidInput where the service refuses the request, with the service's own field and cure.
@@ -76,20 +78,22 @@ class EnvironmentClient:
         )
         return (await self._post("/v1/environments/repeatability", request, wire.RepeatabilityResponse)).problem
 
-    async def openings(
+    async def observations(
         self, environment: EnvironmentSpec, tasks: Sequence[wire.Task], *, job_id: str = ""
-    ) -> list[wire.TaskOpening | wire.Failure]:
-        """Returns the openings of the tasks, in their order."""
-        openings: list[wire.TaskOpening | wire.Failure] = []
+    ) -> list[wire.InitialObservation | wire.Failure]:
+        """Returns the initial observations of the tasks, in their order."""
+        observations: list[wire.InitialObservation | wire.Failure] = []
         for part in _parts(tasks, lambda task: len(task.task)):
-            request = wire.OpeningRequest(
+            request = wire.InitialObservationRequest(
                 environment=wire.table_of(environment),
                 tasks=tuple(part),
                 step_timeout_s=environment.step_timeout_s,
                 job_id=job_id,
             )
-            openings += (await self._post("/v1/openings", request, wire.OpeningResponse, number=len(part))).openings
-        return openings
+            observations += (
+                await self._post("/v1/initial-observations", request, wire.InitialObservationResponse, number=len(part))
+            ).observations
+        return observations
 
     async def open(
         self, environment: EnvironmentSpec, sessions: Sequence[wire.NewSession], *, idle_s: float, job_id: str = ""
@@ -191,7 +195,9 @@ def _refusal(path: str, answer: httpx.Response) -> InvalidInput:
 
 def _as_many(answer: A, number: int) -> A:
     """Raises EnvironmentUnavailable for an answer with more or fewer results than there are questions."""
-    results = answer.openings if isinstance(answer, wire.OpeningResponse) else getattr(answer, "results", ())
+    results = (
+        answer.observations if isinstance(answer, wire.InitialObservationResponse) else getattr(answer, "results", ())
+    )
     if len(results) != number:
         problem = f"the reward service answered {len(results)} results for {number} sessions"
         raise in_doubt(EnvironmentUnavailable(problem))

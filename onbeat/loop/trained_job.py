@@ -38,7 +38,7 @@ from onbeat.base.process.crash_points import reach
 from onbeat.base.process.folders import make_private, usable, written_whole
 from onbeat.base.telemetry.observing import observed
 from onbeat.data.datasets.loading import job_examples
-from onbeat.data.prompts.opening_service import EnvironmentService
+from onbeat.data.prompts.environment_service import EnvironmentService
 from onbeat.data.prompts.source import PromptSource
 from onbeat.loop.chain import check_same_environment, check_same_run, commit_record, needs_rewind, rewind_record
 from onbeat.loop.chain_file import ChainFile, read_chain, restored

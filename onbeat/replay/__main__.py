@@ -28,7 +28,7 @@ from contracts.settings import StackSettings, engine_from, settings_from
 from contracts.spec.job import JobSpec
 from onbeat.base.process.signals import exit_cleanly_on_signals
 from onbeat.base.telemetry.logs import configure
-from onbeat.data.prompts.opening_service import environment_http
+from onbeat.data.prompts.environment_service import environment_http
 from onbeat.recording.files import write_record
 from onbeat.recording.records import RecordedBatch
 from onbeat.replay.difference import first_difference

@@ -288,21 +288,21 @@ class _Reader:
             raise _OnlyPython
         named = GROUP.match(self._text, self._at)
         if named:
-            opening = named[0]
+            prefix = named[0]
             if named[1] in self._groups:  # an error of `re`
                 raise _OnlyPython
             self._groups.add(named[1])
         elif self._text.startswith("(?:", self._at):
-            opening = "(?:"
+            prefix = "(?:"
         elif self._text.startswith("(?", self._at):
             raise _OnlyPython
         else:
-            opening = "("
-        self._at += len(opening)
+            prefix = "("
+        self._at += len(prefix)
         text, is_empty = self._alternatives(depth + 1)
         if not self._takes(")"):
             raise _OnlyPython
-        return f"{opening}{text})", is_empty
+        return f"{prefix}{text})", is_empty
 
     def _repeat(self) -> tuple[str, int] | None:
         """Returns the operator, and how often it repeats at least; None where nothing is repeated here."""

@@ -34,7 +34,7 @@ JSON_KEY = "score"
 LOOKED_AT_CHARACTERS = 2**16
 """As much of the end of an answer is searched for a pattern."""
 MOST_BRACES = 256
-"""As many of the last opening braces of an answer are looked at for a JSON object."""
+"""As many of the last left braces of an answer are looked at for a JSON object."""
 OBJECTS = json.JSONDecoder()
 SHOWN_CHARACTERS = 200
 """Longest part of an answer in a reason."""

@@ -58,7 +58,7 @@ class Trajectories:
     The player of turns creates it; the engine puts pasts in and takes them out.
     """
 
-    opening: PromptBatch
+    prompt_batch: PromptBatch
     """The batch of their first turn; row p·G + g of it is sample g of prompt p."""
     pasts: dict[int, Any] = field(default_factory=dict)
     """Row → its past, in the form of the engine that put it there; to other engines it means nothing."""
@@ -70,7 +70,7 @@ class Turn:
 
     trajectories: Trajectories
     rows: Sequence[int] | None = None
-    """The row of each prompt, which has one completion then; None for the first turn, whose batch is the opening."""
+    """The row of each prompt, which has one completion then; None for the first turn, which has whole groups."""
     num_kept_tokens: int = 0
     """Tokens of those prompts that don't go through the model again."""
 
@@ -105,9 +105,9 @@ class GenerationEngine(ABC):
         """Samples the completions of a batch.
 
         The same batch under the same weights gives the same bytes, whatever ran before (I7), unless `is_reproducible`
-        of its options is False. The bytes of a turn are a function of the opening and of the rows' tokens, whatever an
-        engine has kept of earlier turns. A call that is cancelled ends at its next token, and doesn't harm the next
-        call.
+        of its options is False. The bytes of a turn are a function of the prompt batch and of the rows' tokens,
+        whatever an engine has kept of earlier turns. A call that is cancelled ends at its next token, and doesn't harm
+        the next call.
 
         Args:
             batch: The batch.

@@ -57,7 +57,7 @@ class PlayedTrajectory:
     """Start of the turn that has no reply yet, and why it ended."""
     _message: Message | None = None
     _reply: Reply | None = None
-    _opening: list[int] = field(default_factory=list)
+    _fresh_context: list[int] = field(default_factory=list)
     """The tokens of the reply's messages, where it begins anew."""
     _stop: StopReason | None = None
     _failure: StatedReason | None = None
@@ -127,12 +127,12 @@ class PlayedTrajectory:
         Raises:
             InvalidInput: The context can't begin anew with the reply's messages; nothing is recorded then.
         """
-        opening: list[int] = []
+        fresh_context: list[int] = []
         if reply.begins_anew and not reply.done:
-            opening = self.renderer.open(reply.messages, self.tools)
-            if not opening:
+            fresh_context = self.renderer.open(reply.messages, self.tools)
+            if not fresh_context:
                 raise InvalidInput("the messages with which it begins anew have no tokens", field="messages")
-        self._opening = opening
+        self._fresh_context = fresh_context
         digest = reply_digest(reply)
         self._close_turn(reward=reply.reward, digest=digest)
         self._reply = reply
@@ -174,7 +174,7 @@ class PlayedTrajectory:
         messages = self._reply.messages
         if self._reply.begins_anew:
             begins = len(self.context)
-            observation = self._opening
+            observation = self._fresh_context
         else:
             observation = self.renderer.go_on(self.context[begins:start], self.context[start:], messages, self.tools)
         added = len(observation) + self.max_new_tokens

@@ -165,7 +165,7 @@ class TurnPlayer:
                         played=played,
                     )
                 )
-        trajectories = Trajectories(opening=batch)
+        trajectories = Trajectories(prompt_batch=batch)
         async with self._living(sessions):
             # The first turn needs nothing of a session: both are asked at the same time.
             completions: list[Completion] = []
@@ -190,7 +190,7 @@ class TurnPlayer:
             reach("producer.after_turn")
             for session, completion in zip(alive, sampled, strict=True):
                 session.played.take(completion)
-            failed = await self._step(alive, trajectories.opening.job_id)
+            failed = await self._step(alive, trajectories.prompt_batch.job_id)
             again += failed
             reach("producer.after_step")
             alive = await asyncio.to_thread(_going_on, [session for session in alive if session not in failed])
@@ -199,7 +199,7 @@ class TurnPlayer:
             sampled = await self._sample(trajectories, alive)
 
     async def _begin_again(self, trajectories: Trajectories, sessions: list[Session]) -> list[Session]:
-        batch = trajectories.opening
+        batch = trajectories.prompt_batch
         for session in sessions:
             played = session.played
             prompt = session.prompt
@@ -212,7 +212,7 @@ class TurnPlayer:
 
     async def _sample(self, trajectories: Trajectories, alive: Sequence[Session]) -> list[Completion]:
         """Samples a turn of each session, as batches whose prompts are all tokens before it."""
-        batch = trajectories.opening
+        batch = trajectories.prompt_batch
         rows = [session.row for session in alive]
         for row in trajectories.pasts.keys() - rows:
             del trajectories.pasts[row]
@@ -269,7 +269,7 @@ class TurnPlayer:
                 self._count(session, result)
                 failed.append(session)
             else:
-                _check_opening(session, result)
+                _check_observation(session, result)
         return failed
 
     async def _step(self, sessions: Sequence[Session], job_id: str) -> list[Session]:
@@ -424,15 +424,15 @@ def _recorded(session: Session, result: service.Result) -> service.Result | None
     return None
 
 
-def _check_opening(session: Session, result: service.Turned) -> None:
+def _check_observation(session: Session, result: service.Turned) -> None:
     """Raises BatchFailed for a session that begins otherwise than the prompt says (I2 of what the model reads)."""
-    if result.opening is UNSET or session.prompt.environment is UNSET:
-        raise BatchFailed(f"{session.prompt.prompt_id} has no opening of an environment")
-    digest = messages_digest(result.opening.messages, result.opening.tools)
-    if digest != session.prompt.environment.opening_digest:
+    if result.observation is UNSET or session.prompt.environment is UNSET:
+        raise BatchFailed(f"{session.prompt.prompt_id} has no initial observation of an environment")
+    digest = messages_digest(result.observation.messages, result.observation.tools)
+    if digest != session.prompt.environment.observation_digest:
         raise BatchFailed(
             f"the environment opens {session.prompt.prompt_id} otherwise than when its prompt was made",
-            cure="its opening has to be a function of task and seed, and its code the same for the whole job",
+            cure="make the initial observation a function of task and seed, and its code the same for the whole job",
         )
-    session.played.tools = result.opening.tools
-    session.played.asks_for_tokens = result.opening.asks_for_tokens is True
+    session.played.tools = result.observation.tools
+    session.played.asks_for_tokens = result.observation.asks_for_tokens is True

@@ -9,21 +9,21 @@ from msgspec import UNSET
 
 from contracts.encoding.wire import convert
 from contracts.environments.messages import Message, Tool
-from contracts.environments.service import Reply, TaskOpening
+from contracts.environments.service import InitialObservation, Reply
 from contracts.errors import OnbeatError
 from onbeat.environments import author
 from onbeat.environments.author import NoAnswer
 
 
-def opening_of(returned: Any) -> TaskOpening:
+def observation_of(returned: Any) -> InitialObservation:
     """Raises NoAnswer."""
-    if isinstance(returned, author.Opening):
-        return TaskOpening(
+    if isinstance(returned, author.InitialObservation):
+        return InitialObservation(
             messages=_messages(returned.messages),
             tools=tuple(map(_tool, _several(returned.tools))),
             asks_for_tokens=True if returned.asks_for_tokens is True else UNSET,
         )
-    return TaskOpening(messages=_messages(returned))
+    return InitialObservation(messages=_messages(returned))
 
 
 def reply_of(returned: Any) -> Reply:

@@ -31,7 +31,7 @@ from onbeat.base.cage import nursery
 from onbeat.base.cage.frames import Frames, Gone
 from onbeat.environments.built_in import EnvironmentClass
 from reward_service.player import registry
-from reward_service.player.answers import opening_of, reply_of
+from reward_service.player.answers import observation_of, reply_of
 from reward_service.player.guard import Failed, Guard
 from reward_service.player.protocol import AT_REST, MAX_WORK_BYTES, Answers, Load, Loaded, Place, Play, Work
 
@@ -106,12 +106,12 @@ class Player:
             return service.Failure(reason=failed.reason, detail=failed.detail)
 
     def _played(self, play: Play) -> service.Turned:
-        opening: service.TaskOpening | None = None
+        observation: service.InitialObservation | None = None
         reply: service.Reply | None = None
         if play.task is not None:
-            opening = self._begin(play.number, play.task)
-            if play.opening_digest not in (None, messages_digest(opening.messages, opening.tools)):
-                raise Failed("divergent", "its opening is another one than before")
+            observation = self._begin(play.number, play.task)
+            if play.observation_digest not in (None, messages_digest(observation.messages, observation.tools)):
+                raise Failed("divergent", "its initial observation is another one than before")
         for turn, played in enumerate(play.history):
             self._come_to_next_call()
             reply = self._step(play.number, played.message, turn)
@@ -125,10 +125,10 @@ class Player:
             if play.task is not None:
                 self._come_to_next_call()
             self._close(play.number)
-        shown = opening if opening is not None and play.shows_opening else UNSET
-        return service.Turned(opening=shown, reply=UNSET if reply is None else reply)
+        shown = observation if observation is not None and play.shows_observation else UNSET
+        return service.Turned(observation=shown, reply=UNSET if reply is None else reply)
 
-    def _begin(self, number: int, task: service.Task) -> service.TaskOpening:
+    def _begin(self, number: int, task: service.Task) -> service.InitialObservation:
         try:
             known = json.loads(task.task)
         except (ValueError, RecursionError) as error:
@@ -139,7 +139,7 @@ class Player:
         self._sessions[number] = session
         if self._takes_sampling and task.sampling is not UNSET:
             self._guard.call(setattr, session.environment, "sampling", task.sampling)
-        return self._checked(opening_of, self._in(session, "reset", known, task.seed), "opening")
+        return self._checked(observation_of, self._in(session, "reset", known, task.seed), "initial observation")
 
     def _step(self, number: int, message: Message, turn: int) -> service.Reply:
         session = self._sessions.get(number)

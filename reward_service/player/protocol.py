@@ -49,9 +49,9 @@ class Play(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The session's, in this child."""
     task: Task | None = None
     """It begins."""
-    opening_digest: Digest | None = None
-    """Its opening must be this one."""
-    shows_opening: bool = False
+    observation_digest: Digest | None = None
+    """Its initial observation must be this one."""
+    shows_observation: bool = False
     history: tuple[Played, ...] = ()
     message: Message | None = None
     turn: int = 0

@@ -121,7 +121,7 @@ class EnvironmentPool:
             raise Unavailable("no process can be started for a repeatability check now")
         return await asyncio.to_thread(compared, request, lambda: self.new_cage(request.environment))
 
-    async def openings(self, request: service.OpeningRequest) -> list[service.Result]:
+    async def observations(self, request: service.InitialObservationRequest) -> list[service.Result]:
         """Raises Unavailable."""
         kind = self._kind(request.environment, request.job_id)
         threads, limit_s = kind.least_loaded(len(request.tasks)), request.step_timeout_s

@@ -15,10 +15,10 @@ from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.environments.messages import Message, Sampled, ToolCall
 from contracts.environments.service import (
     Failure,
+    InitialObservation,
     RepeatabilityRequest,
     Result,
     Task,
-    TaskOpening,
     Turned,
     reply_digest,
 )
@@ -65,7 +65,7 @@ def _loaded(cage: PlayCage) -> Loaded:
 
 
 def _played(cage: PlayCage, task: Task, request: RepeatabilityRequest, *, company: bool) -> list[Result]:
-    """Results of the opening and of each turn, up to the last or a failure."""
+    """Results of the initial observation and of each turn, up to the last or a failure."""
     others = replace(task, seed=(task.seed + 1) % MAX_SEED)
     results: list[Result] = []
     for turn in range(-1, NUM_TURNS):
@@ -85,18 +85,19 @@ def _played(cage: PlayCage, task: Task, request: RepeatabilityRequest, *, compan
 
 def _play(number: int, task: Task, turn: int, message: Message | None) -> Play:
     if turn < 0:
-        return Play(number=number, task=task, shows_opening=True)
+        return Play(number=number, task=task, shows_observation=True)
     return Play(number=number, message=message, turn=turn)
 
 
 def _message(opened: Result, turn: int) -> Message:
-    """Returns a tool of the opening in its turn, called without arguments; where there is none, a number."""
-    opening = None
-    if isinstance(opened, Turned) and isinstance(opened.opening, TaskOpening):
-        opening = opened.opening
-    tools = opening.tools if opening is not None else ()
+    """Returns a tool of the initial observation in its turn, called without arguments; where there is none, a
+    number."""
+    observation = None
+    if isinstance(opened, Turned) and isinstance(opened.observation, InitialObservation):
+        observation = opened.observation
+    tools = observation.tools if observation is not None else ()
     sampled = UNSET
-    if opening is not None and opening.asks_for_tokens is True:
+    if observation is not None and observation.asks_for_tokens is True:
         sampled = SAMPLED
     if not tools or turn == NUM_TURNS - 1:
         return Message(role="assistant", content=str(turn), sampled=sampled)
@@ -106,7 +107,7 @@ def _message(opened: Result, turn: int) -> Message:
 
 def _difference(alone: list[Result], in_company: list[Result], *, deterministic: bool) -> str:
     for place, (result, result_in_company) in enumerate(zip(alone, in_company, strict=False)):
-        what = "the opening" if place == 0 else f"the reply of turn {place - 1}"
+        what = "the initial observation" if place == 0 else f"the reply of turn {place - 1}"
         if isinstance(result, Failure) or isinstance(result_in_company, Failure):
             failure = result if isinstance(result, Failure) else result_in_company
             assert isinstance(failure, Failure)
@@ -121,7 +122,7 @@ def _difference(alone: list[Result], in_company: list[Result], *, deterministic:
             if place == 0 or deterministic:
                 return f"{what} failed once: {failure.reason}: {failure.detail}"
             return ""
-        if place == 0 and result.opening != result_in_company.opening:
+        if place == 0 and result.observation != result_in_company.observation:
             return f"{what} differs, which is to be a function of task and seed"
         if place > 0 and deterministic and _digest(result) != _digest(result_in_company):
             return f"{what} differs, and the environment says that it is deterministic"

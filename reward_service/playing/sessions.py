@@ -1,4 +1,5 @@
-"""A session as the service knows it, and what a call may ask of it: begin, one step, end, or only show an opening.
+"""A session as the service knows it, and what a call may ask of it: begin, one step, end, or only show an initial
+observation.
 
               begin ──▶ in its child ──step──▶ in its child ── … ──▶ ended
                              │ the child is gone: another session's fault, or the service retired it
@@ -37,7 +38,7 @@ class Session:
     idle_s: float
     job_id: str = ""
     history: list[Played] = field(default_factory=list)
-    opening_digest: str | None = None
+    observation_digest: str | None = None
     last_reply: Reply | None = None
     failure: Failure | None = None
     """Why it is over; told again to a caller whose answer was lost."""
@@ -59,12 +60,12 @@ class Session:
 
     def again(self, play: Play) -> Play:
         """Returns a play that begins it and brings it where it is, before the step of this play."""
-        return replace(play, task=self.task, opening_digest=self.opening_digest, history=tuple(self.history))
+        return replace(play, task=self.task, observation_digest=self.observation_digest, history=tuple(self.history))
 
 
 @dataclass(slots=True, frozen=True)
 class Begin:
-    """Has one result: the opening, and the reply to the last message of its history."""
+    """Has one result: the initial observation, and the reply to the last message of its history."""
 
     session: Session
     new: NewSession
@@ -77,14 +78,16 @@ class Begin:
         if len(self.new.history) > MAX_TURNS:
             return Failure(reason="not_in_turn", detail=f"its history has more than {MAX_TURNS} turns")
         self.session.is_in_child = True
-        return Play(number=self.session.number, task=self.new.task, shows_opening=True, history=tuple(self.new.history))
+        return Play(
+            number=self.session.number, task=self.new.task, shows_observation=True, history=tuple(self.new.history)
+        )
 
     def settle(self, result: Result) -> None:
         if isinstance(result, Failure):
             self.session.fail(result)
             return
-        assert result.opening is not UNSET
-        self.session.opening_digest = messages_digest(result.opening.messages, result.opening.tools)
+        assert result.observation is not UNSET
+        self.session.observation_digest = messages_digest(result.observation.messages, result.observation.tools)
         self.session.history = list(self.new.history)
         self.session.last_reply = None if result.reply is UNSET else result.reply
         self.session.num_bytes = sum(_size(played.message) for played in self.new.history)
@@ -162,10 +165,10 @@ class End(_Last):
 
 @dataclass(slots=True, frozen=True)
 class Show(_Last):
-    """Only the opening of a task."""
+    """Only the initial observation of a task."""
 
     def prepare(self, *, deterministic: bool) -> Play | Result:
-        return Play(number=self.session.number, task=self.session.task, shows_opening=True, closes=True)
+        return Play(number=self.session.number, task=self.session.task, shows_observation=True, closes=True)
 
 
 Ask = Begin | Advance | End | Show

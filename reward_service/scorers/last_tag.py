@@ -23,7 +23,7 @@ SHAPE = re.compile(
 class Tagged:
     """A pattern of that shape."""
 
-    opening: str
+    start_tag: str
     closing: str
     over_lines: bool
     strips_left: bool
@@ -49,9 +49,9 @@ class Tagged:
             before, line_break, _ = content.rpartition("\n")
             if line_break:  # the answer stands on one line: its tag opens after the break, but for white space
                 content_before = before.rstrip() if self.strips_left else before + line_break
-                position = max(position, position + len(content_before) - len(self.opening))
-        opening = text.find(self.opening, position, end)
-        return opening + len(self.opening) if opening >= 0 else -1
+                position = max(position, position + len(content_before) - len(self.start_tag))
+        found_at = text.find(self.start_tag, position, end)
+        return found_at + len(self.start_tag) if found_at >= 0 else -1
 
 
 def last_answer(pattern: str, text: str) -> str | None:
@@ -71,7 +71,7 @@ def _tagged(pattern: str) -> Tagged | None:
     if shape is None:
         return None
     return Tagged(
-        opening=f"<{shape['tag']}>",
+        start_tag=f"<{shape['tag']}>",
         closing=f"</{shape['tag']}>",
         over_lines=shape["over_lines"] is not None,
         strips_left=shape["strips_left"] is not None,

@@ -72,14 +72,14 @@ def readable(completion: str) -> str:
     return "\n".join(_closed(line, r"\(", r"\)") for line in text.split("\n"))
 
 
-def _closed(text: str, opening: str, closing: str) -> str:
-    """Keeps only the first opening before each closing: no other can begin a match."""
-    *segments, rest = text.split(closing)
+def _closed(text: str, start_tag: str, end_tag: str) -> str:
+    """Keeps only the first start tag before each end tag: no other can begin a match."""
+    *segments, rest = text.split(end_tag)
     parts = []
     for segment in segments:
-        before, tag, after = segment.partition(opening)
-        parts.append(before + tag + after.replace(opening, NOTHING))
-    return closing.join([*parts, rest.replace(opening, NOTHING)])
+        before, tag, after = segment.partition(start_tag)
+        parts.append(before + tag + after.replace(start_tag, NOTHING))
+    return end_tag.join([*parts, rest.replace(start_tag, NOTHING)])
 
 
 def _is_equal(right: Any, answer: Any) -> bool:

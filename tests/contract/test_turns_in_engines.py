@@ -68,13 +68,13 @@ async def every_third(trajectories: Trajectories, turn: int) -> None:
 class Game:
     """What an environment would have the rows of a batch see: a function of row, turn and what was sampled."""
 
-    opening: PromptBatch
+    prompt_batch: PromptBatch
     contexts: dict[int, list[int]] = field(default_factory=dict)
     """Row → all its tokens, of those that go on."""
     turn: int = 0
 
     def __post_init__(self) -> None:
-        prompts = [prompt for prompt in self.opening.prompts for _ in range(self.opening.group_size)]
+        prompts = [prompt for prompt in self.prompt_batch.prompts for _ in range(self.prompt_batch.group_size)]
         self.contexts = {row: unpack_int32(prompt.token_ids) for row, prompt in enumerate(prompts)}
 
     def take(self, completions: Sequence[Sequence[Completion]]) -> None:
@@ -89,26 +89,34 @@ class Game:
                 del self.contexts[row]
 
     def next_batch(self) -> PromptBatch:
-        group_size = self.opening.group_size
+        group_size = self.prompt_batch.group_size
         prompts = [
             replace(
-                self.opening.prompts[row // group_size],
+                self.prompt_batch.prompts[row // group_size],
                 token_ids=pack_int32(context),
                 sampler_seed=turn_seed(
-                    self.opening, self.opening.prompts[row // group_size], sample=row % group_size, turn=self.turn
+                    self.prompt_batch,
+                    self.prompt_batch.prompts[row // group_size],
+                    sample=row % group_size,
+                    turn=self.turn,
                 ),
             )
             for row, context in self.contexts.items()
         ]
-        return replace(self.opening, group_size=1, prompts=tuple(prompts))
+        return replace(self.prompt_batch, group_size=1, prompts=tuple(prompts))
 
 
 async def played(
-    engine: Generates, opening: PromptBatch, forget: Forget = nothing, *, play: type[Game] = Game, num_turns: int = 4
+    engine: Generates,
+    prompt_batch: PromptBatch,
+    forget: Forget = nothing,
+    *,
+    play: type[Game] = Game,
+    num_turns: int = 4,
 ) -> tuple[list[list[list[Completion]]], int]:
     """All turns, and the number of tokens before them that were kept."""
-    game, trajectories, num_kept = play(opening), Trajectories(opening=opening), 0
-    batch, turn = opening, Turn(trajectories=trajectories)
+    game, trajectories, num_kept = play(prompt_batch), Trajectories(prompt_batch=prompt_batch), 0
+    batch, turn = prompt_batch, Turn(trajectories=trajectories)
     sampled = []
     while True:
         sampled.append(await engine.generate(batch, turn))
@@ -146,9 +154,9 @@ class Decoder:
 
 
 def decoded(
-    name: str, opening: PromptBatch, forget: Forget, *, play: type[Game] = Game, **options: Any
+    name: str, prompt_batch: PromptBatch, forget: Forget, *, play: type[Game] = Game, **options: Any
 ) -> tuple[list[list[list[Completion]]], int]:
-    return asyncio.run(played(Decoder(name, **options), opening, forget, play=play))
+    return asyncio.run(played(Decoder(name, **options), prompt_batch, forget, play=play))
 
 
 @torch.inference_mode()
@@ -169,7 +177,7 @@ def completions_of(
     return growing.completions
 
 
-def opening_of(group_size: int = 3, **changes: Any) -> PromptBatch:
+def prompt_batch_of(group_size: int = 3, **changes: Any) -> PromptBatch:
     return prompt_batch(PROMPTS, group_size=group_size, sampling=SAMPLING, **changes)
 
 
@@ -192,23 +200,23 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", [*LEAN, *OWN])
 def test_a_kept_past_and_one_that_is_fed_again_give_the_same_bytes_alone_and_in_any_company(name: str) -> None:
-    expected, num_kept = decoded(name, opening_of(), nothing)
+    expected, num_kept = decoded(name, prompt_batch_of(), nothing)
     assert num_kept > 0
-    assert decoded(name, opening_of(), all_of_it) == (expected, 0)
-    some, _ = decoded(name, opening_of(), every_third)
+    assert decoded(name, prompt_batch_of(), all_of_it) == (expected, 0)
+    some, _ = decoded(name, prompt_batch_of(), every_third)
     assert some == expected
     for forget in (nothing, every_third):
-        together, _ = decoded(name, opening_of(), forget, company=companies())
+        together, _ = decoded(name, prompt_batch_of(), forget, company=companies())
         assert together == expected
-    lone, _ = decoded(name, opening_of(), every_third, most_rows=0)
+    lone, _ = decoded(name, prompt_batch_of(), every_third, most_rows=0)
     assert lone == expected
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 9, 20])
 def test_any_number_of_rows_has_them(group_size: int) -> None:
     """Up to 80 rows: more than are fed at once, and than the self-test compared at the start."""
-    expected, _ = decoded("qwen3", opening_of(group_size), nothing)
-    assert decoded("qwen3", opening_of(group_size), every_third, company=companies())[0] == expected
+    expected, _ = decoded("qwen3", prompt_batch_of(group_size), nothing)
+    assert decoded("qwen3", prompt_batch_of(group_size), every_third, company=companies())[0] == expected
 
 
 def test_more_rows_are_compared_by_the_weights_that_the_model_has_by_then() -> None:
@@ -224,10 +232,10 @@ def test_more_rows_are_compared_by_the_weights_that_the_model_has_by_then() -> N
 
 @pytest.mark.parametrize("name", [*LEAN, *OWN])
 def test_log_probs_of_a_later_turn_are_those_of_a_full_forward_pass(name: str) -> None:
-    (model, _), opening = judged(name), opening_of()
-    sampled, _ = decoded(name, opening, nothing)
+    (model, _), prompt_batch = judged(name), prompt_batch_of()
+    sampled, _ = decoded(name, prompt_batch, nothing)
     tolerance = 0.3 if model.dtype == torch.bfloat16 else 1e-3
-    game = Game(opening)
+    game = Game(prompt_batch)
     for completions in sampled[:-1]:
         game.take(completions)
     for context, (completion,) in zip(game.contexts.values(), sampled[-1], strict=True):
@@ -252,7 +260,7 @@ class BegunAgain(Game):
 
     def take(self, completions: Sequence[Sequence[Completion]]) -> None:
         super().take(completions)
-        prompts = [unpack_int32(prompt.token_ids) for prompt in self.opening.prompts]
+        prompts = [unpack_int32(prompt.token_ids) for prompt in self.prompt_batch.prompts]
         self.contexts = {row: prompts[row] if row % 2 else context for row, context in self.contexts.items()}
 
 
@@ -262,17 +270,17 @@ class BeginsAnew(Game):
     def take(self, completions: Sequence[Sequence[Completion]]) -> None:
         super().take(completions)
         for row in self.contexts:
-            prompt = unpack_int32(self.opening.prompts[row].token_ids)
+            prompt = unpack_int32(self.prompt_batch.prompts[row].token_ids)
             common = (prompt[: len(prompt) // 2], prompt, [])[(row + self.turn) % 3]
             self.contexts[row] = [*common, *([2 + row + self.turn] * (5 + row)), 7]
 
 
 @pytest.mark.parametrize("play", [Rewritten, BegunAgain, BeginsAnew])
 def test_of_a_context_that_is_another_one_the_common_tokens_alone_are_kept(play: type[Game]) -> None:
-    opening = opening_of(1)
-    expected, num_kept = decoded("qwen3", opening, nothing, play=play)
+    prompt_batch = prompt_batch_of(1)
+    expected, num_kept = decoded("qwen3", prompt_batch, nothing, play=play)
     assert num_kept > 0
-    assert decoded("qwen3", opening, all_of_it, play=play)[0] == expected
+    assert decoded("qwen3", prompt_batch, all_of_it, play=play)[0] == expected
 
 
 def test_where_fed_tokens_have_other_bits_than_stepped_ones_turns_are_batches_as_any_other(
@@ -294,9 +302,9 @@ def test_where_fed_tokens_have_other_bits_than_stepped_ones_turns_are_batches_as
     monkeypatch.undo()
     assert verdict.step is not None
     decoding = SharedDecoding(model, verdict.step, ENDS, most_rows=0, most_bytes=2**30, kept_rows=KeptRows(2**30))
-    opening = opening_of()
-    trajectories, game = Trajectories(opening=opening), Game(opening)
-    game.take(completions_of(decoding, GrowingBatch(batch=opening, turn=Turn(trajectories=trajectories)), ()))
+    prompt_batch = prompt_batch_of()
+    trajectories, game = Trajectories(prompt_batch=prompt_batch), Game(prompt_batch)
+    game.take(completions_of(decoding, GrowingBatch(batch=prompt_batch, turn=Turn(trajectories=trajectories)), ()))
     later = game.next_batch()
     turn = Turn(trajectories=trajectories, rows=list(game.contexts))
     expected = decode(decoding, [[later]])[0]
@@ -328,29 +336,29 @@ OPTIONS = {
 
 def test_an_engine_gives_turns_the_same_bytes_whatever_it_kept_and_whatever_it_samples_beside_them(rig: Rig) -> None:
     manifest = rig.load()
-    opening = under(manifest, PROMPTS, group_size=3, sampling=SAMPLING)
+    prompt_batch = under(manifest, PROMPTS, group_size=3, sampling=SAMPLING)
     others = [under(manifest, PROMPTS[:2], group_size=2, sampling=SAMPLING, iteration=number) for number in (1, 2)]
-    expected, num_kept = rig.run(played(rig.engine, opening))
+    expected, num_kept = rig.run(played(rig.engine, prompt_batch))
     assert (num_kept > 0) == (rig.kind != "fake")
 
     async def together() -> list[Any]:
         plain = asyncio.gather(*(rig.engine.generate(batch) for batch in others))
-        runs = asyncio.gather(*(played(rig.engine, opening, forget) for forget in (nothing, every_third)))
+        runs = asyncio.gather(*(played(rig.engine, prompt_batch, forget) for forget in (nothing, every_third)))
         await plain
         return [sampled for sampled, _ in await runs]
 
     assert rig.run(together()) == [expected] * 2
-    assert rig.run(played(rig.engine, opening, all_of_it))[0] == expected
+    assert rig.run(played(rig.engine, prompt_batch, all_of_it))[0] == expected
 
 
 def test_tokens_before_later_turns_are_counted_by_where_they_came_from(rig: Rig) -> None:
-    opening = under(rig.load(), PROMPTS, group_size=3, sampling=SAMPLING)
+    prompt_batch = under(rig.load(), PROMPTS, group_size=3, sampling=SAMPLING)
     loaded = LoadedModel(model=ModelSpec(path="m"), deterministic=True, engine=rig.engine, detokenizer=spell)
 
     async def played_and_counted() -> tuple[int, int]:
-        game, trajectories = Game(opening), Trajectories(opening=opening)
+        game, trajectories = Game(prompt_batch), Trajectories(prompt_batch=prompt_batch)
         turn = Turn(trajectories=trajectories)
-        game.take(await loaded.generate(opening, turn, deadline_s=60.0))
+        game.take(await loaded.generate(prompt_batch, turn, deadline_s=60.0))
         assert not loaded.context_tokens
         later = Turn(trajectories=trajectories, rows=list(game.contexts))
         await loaded.generate(game.next_batch(), later, deadline_s=60.0)
@@ -391,8 +399,8 @@ def test_no_option_changes_a_byte_of_a_turn(name: str, folders: Path, tmp_path: 
     answers = []
     for number, options in enumerate((None, OPTIONS[name])):
         rig = transformers_rig("qwen3", folders, tmp_path / str(number), options)
-        opening = under(rig.load(), PROMPTS, group_size=3, sampling=SAMPLING)
-        answers.append(rig.run(played(rig.engine, opening)))
+        prompt_batch = under(rig.load(), PROMPTS, group_size=3, sampling=SAMPLING)
+        answers.append(rig.run(played(rig.engine, prompt_batch)))
         rig.close()
     assert answers[0][0] == answers[1][0]
     assert (answers[1][1] == 0) == (name == "nothing kept")
@@ -402,13 +410,13 @@ def test_what_is_kept_stays_within_its_bound_and_ends_with_its_trajectories(fold
     rig = transformers_rig("qwen3", folders, tmp_path, TransformersOptions(turns_cache_mb=1))
     kept: KeptRows = rig.engine._kept_rows  # type: ignore[attr-defined]
     longest = [[5 + number % 40 for number in range(70)]] * 2
-    opening = under(rig.load(), longest, group_size=40, sampling=SAMPLING)
+    prompt_batch = under(rig.load(), longest, group_size=40, sampling=SAMPLING)
     seen: list[tuple[int, int]] = []
 
     async def note(trajectories: Trajectories, turn: int) -> None:
         seen.append((len(trajectories.pasts), kept.free_bytes))
 
-    rig.run(played(rig.engine, opening, note, num_turns=2))
+    rig.run(played(rig.engine, prompt_batch, note, num_turns=2))
     assert all(0 < num_rows < 80 and 0 <= free_bytes < 2**20 for num_rows, free_bytes in seen), seen
     # The engine's thread may still be at the end of the last turn.
     rig.run(rig.engine.wake(num_threads=None))
@@ -419,8 +427,8 @@ def test_what_is_kept_stays_within_its_bound_and_ends_with_its_trajectories(fold
 def test_other_weights_and_a_pause_end_what_was_kept(folders: Path, tmp_path: Path) -> None:
     rig = transformers_rig("qwen3", folders, tmp_path)
     first = rig.load()
-    opening = under(first, PROMPTS, group_size=3, sampling=SAMPLING)
-    expected, _ = rig.run(played(rig.engine, opening))
+    prompt_batch = under(first, PROMPTS, group_size=3, sampling=SAMPLING)
+    expected, _ = rig.run(played(rig.engine, prompt_batch))
 
     async def replaced(trajectories: Trajectories, turn: int) -> None:
         assert trajectories.pasts
@@ -433,5 +441,5 @@ def test_other_weights_and_a_pause_end_what_was_kept(folders: Path, tmp_path: Pa
         await rig.engine.wake(num_threads=None)
 
     for forget in (replaced, paused):
-        assert rig.run(played(rig.engine, opening, forget)) == (expected, 0)
+        assert rig.run(played(rig.engine, prompt_batch, forget)) == (expected, 0)
     rig.close()

@@ -36,19 +36,19 @@ from tests.played import PLUGIN, needs
 
 FAILED = 2
 FORGETFUL = """
-from onbeat.environments.author import Environment, Message, Opening, Reply
+from onbeat.environments.author import Environment, Message, InitialObservation, Reply
 
 
 class Forgetful(Environment):
-    def reset(self, task: dict, seed: int) -> Opening:
+    def reset(self, task: dict, seed: int) -> InitialObservation:
         letters = [chr(ord("a") + number % 26) for number in (seed, seed // 26)]
-        self.opening, self.told = "+".join(letters) + "=", f"{seed % 50} {seed // 50 % 50}="
-        return Opening(self.opening)
+        self.first_prompt, self.told = "+".join(letters) + "=", f"{seed % 50} {seed // 50 % 50}="
+        return InitialObservation(self.first_prompt)
 
     def step(self, message: Message, turn: int) -> Reply:
         if not message.content.startswith("?"):
             return Reply(reward=float(message.content < str(turn + 3)), done=True)
-        return Reply(self.told) if turn else Reply(self.opening + self.told, begins_anew=True)
+        return Reply(self.told) if turn else Reply(self.first_prompt + self.told, begins_anew=True)
 """
 """After its first call a model sees the question and the answer alone, and goes on from there."""
 ENVIRONMENT: dict[str, Any] = {

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from contracts.environments.service import (
     EnvironmentTable,
     Failure,
-    OpeningRequest,
+    InitialObservationRequest,
     RepeatabilityRequest,
     Reply,
     Step,
@@ -155,14 +155,14 @@ async def test_failures_before_the_first_turn_have_their_reasons() -> None:
         assert text_of((await ask.step(0, {0: "x"}))[0]) == "x", "an asynchronous one is awaited"
 
 
-async def test_openings_are_shown_in_their_order_and_leave_no_session() -> None:
+async def test_initial_observations_are_shown_in_their_order_and_leave_no_session() -> None:
     async with asked(replace(SETTINGS, environment_children=2)) as ask:
         tasks = tuple(Task(task="{}" if seed != 4 else '{"bad": 1}', seed=seed) for seed in range(9))
-        found = await ask.pool.openings(
-            OpeningRequest(environment=EnvironmentTable(name="echo"), tasks=tasks, step_timeout_s=10.0)
+        found = await ask.pool.observations(
+            InitialObservationRequest(environment=EnvironmentTable(name="echo"), tasks=tasks, step_timeout_s=10.0)
         )
         assert reason_of(found.pop(4)) == "bad_task"
-        texts = [one.opening.messages[0].content for one in found if isinstance(one, Turned) and one.opening]
+        texts = [one.observation.messages[0].content for one in found if isinstance(one, Turned) and one.observation]
         assert texts == [f"say {seed}" for seed in (0, 1, 2, 3, 5, 6, 7, 8)]
         assert ask.pool.num_sessions == 0
 

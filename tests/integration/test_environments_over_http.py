@@ -150,7 +150,7 @@ async def test_the_client_says_what_an_environment_is_and_what_is_wrong_with_a_r
         tasks = [Task(task="{}", seed=seed) for seed in (3, 4)]
         assert await client.repeatability(ECHO, tasks) == ""
         assert "turn 0 differs" in await client.repeatability(EnvironmentSpec(name="clock"), tasks)
-        shown = await client.openings(ECHO, tasks, job_id="job-1")
+        shown = await client.observations(ECHO, tasks, job_id="job-1")
         assert [getattr(one, "messages", ())[0].content for one in shown] == ["say 3", "say 4"]
 
 
@@ -161,7 +161,7 @@ async def test_the_client_says_what_an_environment_is_and_what_is_wrong_with_a_r
 def test_a_service_that_was_killed_in_a_step_has_lost_its_sessions_and_they_go_on_by_their_histories(
     crash_at: str, last: str
 ) -> None:
-    """The third play is the second step: the first was opening, the second turn 0."""
+    """The third play is the second step: the first began the session, the second turn 0."""
     service = Service()
     service.start(crash_at=crash_at)
     table = EnvironmentSpec(name="nasty")

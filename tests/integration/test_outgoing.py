@@ -20,7 +20,7 @@ from contracts.spec.environment import EnvironmentSpec
 from gateway.submission import check_plugins
 from onbeat.client.gateway import GatewayClient
 from onbeat.commands.options import job_ids
-from onbeat.data.prompts.opening_service import EnvironmentService
+from onbeat.data.prompts.environment_service import EnvironmentService
 from onbeat.scoring.reward_client import RewardClient, reward_http
 from onbeat.stack import stack
 from tests.builders import job_spec

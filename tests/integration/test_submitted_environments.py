@@ -15,7 +15,7 @@ from contracts.spec.job import JobSpec
 from contracts.spec.root import SpecRoot
 from gateway.submission import check_environment
 from onbeat.data.datasets.loading import job_examples
-from onbeat.data.prompts.opening_service import EnvironmentService
+from onbeat.data.prompts.environment_service import EnvironmentService
 from onbeat.data.prompts.source import PromptSource
 from onbeat.stack.ports import free_port
 from tests.builders import char_tokenizer, job_spec
@@ -58,7 +58,9 @@ def opened(asked: JobSpec, settings: StackSettings) -> Any:
     return PromptSource(examples, spec=asked, tokenizer=TOKENIZER, environments=played, **told)
 
 
-def test_a_job_whose_environment_is_there_passes_and_has_its_openings_for_prompts(told: StackSettings) -> None:
+def test_a_job_whose_environment_is_there_passes_and_has_its_initial_observations_for_prompts(
+    told: StackSettings,
+) -> None:
     check_environment(spec(), told)
     check_environment(job_spec(), told)
     source = opened(spec(), told)

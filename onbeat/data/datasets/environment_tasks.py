@@ -9,7 +9,7 @@ from onbeat.data.prompts.examples import Example, ExampleSets, Request
 def load_environment(spec: EnvironmentDataset, request: Request) -> ExampleSets:
     """Makes `num_train_prompts` training tasks and as many held-out ones as are asked for: a number in a split each.
 
-    That the two splits share no task is the environment's to keep; so is the question, which is its opening.
+    That the two splits share no task is the environment's to keep; so is the question, its initial observation.
     """
 
     def tasks(split: str, number: int) -> tuple[Example, ...]:

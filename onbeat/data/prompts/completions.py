@@ -46,8 +46,8 @@ def given_ids(
 
 
 def answer_behind(prompt: str, whole: str) -> str:
-    """Returns what a chat template wrote behind the opening of the assistant's turn. Raises InvalidInput where it
-    writes an answered turn in another way than it opens one."""
+    """Returns what a chat template wrote behind the generation prompt of the assistant's turn. Raises InvalidInput
+    where it writes an answered turn in another way than it opens one."""
     if not whole.startswith(prompt):
         raise InvalidInput(
             "the model's chat template opens a turn in another way than it writes one that was answered",

@@ -22,8 +22,8 @@ from contracts.spec.job import JobSpec
 from onbeat.data.prompts.completions import given_ids
 from onbeat.data.prompts.curriculum import ColumnPool
 from onbeat.data.prompts.difficulty import MeasuredPool
+from onbeat.data.prompts.environment_prompts import EnvironmentQueries, OpenedPrompts
 from onbeat.data.prompts.examples import Example, ExampleSets
-from onbeat.data.prompts.openings import OpenedPrompts, OpeningService
 from onbeat.data.prompts.places import Pool, Walk
 from onbeat.data.rendering.chat_template import TemplateEnded, TemplateRefuses, invalid
 from onbeat.data.rendering.single_turn import RowMessages
@@ -53,7 +53,7 @@ class PromptSource:
         tokenizer: PreTrainedTokenizerBase,
         spec: JobSpec,
         context_tokens: int,
-        environments: OpeningService | None = None,
+        environments: EnvironmentQueries | None = None,
         end_ids: Sequence[int] = (),
     ) -> None:
         """environments: the reward service, for a job that has an environment. end_ids: the tokens that end what its
@@ -102,7 +102,7 @@ class PromptSource:
         return _numbered(self._evaluation)
 
     def _prompts(self, examples: Sequence[Example], *, held_out: bool) -> list[Prompt]:
-        """Returns the examples' prompts in their order; an example that is played has its opening as prompt."""
+        """Returns the examples' prompts in their order; a played example's is its initial observation."""
         prompts: list[Prompt] = []
         plays_all = "" in self._opened
         for source, run in itertools.groupby(examples, lambda example: "" if plays_all else example.source):

@@ -1,6 +1,6 @@
 """The seam between messages and tokens: three members, which every renderer has.
 
-    Opening.messages ─ open ─▶ prompt ─ the model samples ─▶ turn ─ parse ─▶ Message ─▶ environment
+    InitialObservation.messages ─ open ─▶ prompt ─ the model samples ─▶ turn ─ parse ─▶ Message ─▶ environment
                                   ▲                                                        │
                                   └── prompt + turn + observation ◀── go_on ◀── Reply.messages
 
@@ -29,7 +29,7 @@ class Renderer(Protocol):
     """How the messages of one model's conversations become its tokens."""
 
     def open(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """Answers the prompt of the first turn: the messages, the tools, and the opening of the model's turn.
+        """Answers the prompt of the first turn: the messages, the tools, and the generation prompt of the model's turn.
 
         Raises InvalidInput for messages or tools that it can't write.
         """
@@ -42,7 +42,7 @@ class Renderer(Protocol):
     def go_on(
         self, prompt: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool]
     ) -> list[int]:
-        """Answers the observation: what follows the turn, up to the opening of the model's next one.
+        """Answers the observation: what follows the turn, up to the generation prompt of its next one.
 
         The turn ended by a token of its own, not at its length. Raises PrefixBroken where what stands before would have
         to change.

@@ -92,7 +92,7 @@ class ChatTemplate:
         Args:
             conversations: messages of each, in order.
             tools: those that the template is to show, as OpenAI's interface has them; None for none.
-            opens_turn: whether the opening of the assistant's turn follows.
+            opens_turn: whether the generation prompt of the assistant's turn follows.
             variables: of the template, beside the conversation.
 
         Raises:

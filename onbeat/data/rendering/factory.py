@@ -72,7 +72,8 @@ class GivenTokens:
         token_ids, problem = self._given(messages)
         if problem or tools:
             raise InvalidInput(
-                f"its opening is no prompt: {problem or 'it has tokens and tools'}", field="environment.name"
+                f"its initial observation is no prompt: {problem or 'it has tokens and tools'}",
+                field="environment.name",
             )
         return token_ids
 

@@ -51,7 +51,7 @@ class RowMessages:
     def prompts(
         self, conversations: Sequence[Sequence[Message]], *, system: str, variables: Mapping[str, Any]
     ) -> list[str]:
-        """Returns each conversation as text, with the opening of the assistant's turn behind it.
+        """Returns each conversation as text, with the generation prompt of the assistant's turn behind it.
 
         Args:
             conversations: messages of each, which are data.

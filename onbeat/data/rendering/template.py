@@ -1,9 +1,9 @@
 """Renderer `chat` by the model's own chat template, for every template that leaves what was said as it is.
 
-The opening is what the template writes. An observation is what it writes after the model's turn: it is given a
-conversation of one question, one answer of its own making and the reply, and what follows the answer's end is taken.
-Whether that is what the template would write in a real conversation, `prove` finds out when the job starts: a template
-that rewrites history, as those that drop earlier reasoning or that count turns, is refused.
+The initial observation is what the template writes. An observation is what it writes after the model's turn: it is
+given a conversation of one question, one answer of its own making and the reply, and what follows the answer's end is
+taken. Whether that is what the template would write in a real conversation, `prove` finds out when the job starts: a
+template that rewrites history, as those that drop earlier reasoning or that count turns, is refused.
 
 A template that knows no tools has them described in the system message, and their answers in a user's message.
 """
@@ -157,7 +157,7 @@ def prove(
     tools: Sequence[Tool],
     end_ids: Sequence[int],
 ) -> None:
-    """Plays a conversation from an opening of the job both ways. Raises InvalidInput that names model.path.
+    """Plays a conversation from an initial observation of the job both ways. Raises InvalidInput that names model.path.
 
         open ∥ answer ∥ go_on            as a generator goes on
         template(messages so far)        as the template writes them at once: equal ids

@@ -49,7 +49,7 @@ class TemplateTask(Record, frozen=True, kw_only=True):
     """MessagePack of each one's messages, as a list of objects, which is read within the conversation's own time."""
     tools: list[dict[str, Any]] | None = None
     opens_turn: bool = False
-    """True where the opening of the assistant's turn is written behind the messages."""
+    """True where the generation prompt of the assistant's turn is written behind the messages."""
     variables: dict[str, Any]
     """Special tokens by their names, and what the job's spec gives the template."""
     now: str

@@ -1,6 +1,6 @@
 """Renderer `text`: contents one after the other, for models that have no chat template.
 
-prompt    the contents of the opening's messages, after the tokenizer's own first token where it puts one
+prompt    the contents of the initial observation's messages, after the tokenizer's own first token where it puts one
 turn      what the model samples, its end-of-sequence token with it, which stays where it is
 next      the contents of the reply's messages
 """

@@ -16,7 +16,7 @@ from mcp_types import Tool as ServerTool
 
 from contracts.encoding.wire import decode
 from onbeat.environments.adapters.answers import Question
-from onbeat.environments.author import Environment, Message, NoAnswer, Opening, Reply, Tool, ToolCall
+from onbeat.environments.author import Environment, InitialObservation, Message, NoAnswer, Reply, Tool, ToolCall
 from onbeat.environments.mcp_servers import PARAM, VARIABLE, Offered
 from onbeat.environments.tools.mcp_connection import Connection
 from onbeat.environments.tools.toolbox import Calls
@@ -63,14 +63,14 @@ class Mcp(Environment):
         self._connection: Connection | None = None
         self._calls = Calls(most_chars=chars)
 
-    async def reset(self, task: dict[str, Any], seed: int) -> Opening:
+    async def reset(self, task: dict[str, Any], seed: int) -> InitialObservation:
         messages = self._question.messages(task)
         self._connection = Connection(self._server)
         # A session that its player forgets, as after a failure, must not leave its server.
         weakref.finalize(self, self._connection.kill)
         tools = self._chosen(await self._connection.open())
         self._calls.names = tuple(tool.name for tool in tools)
-        return Opening(messages, tools=tools)
+        return InitialObservation(messages, tools=tools)
 
     async def step(self, message: Message, turn: int) -> Reply:
         if not message.tool_calls and not message.malformed:

@@ -15,7 +15,7 @@ from typing import Any
 from contracts import known_tasks
 from contracts.errors import InvalidInput
 from onbeat.environments.adapters.answers import last_tagged
-from onbeat.environments.author import BadTask, Environment, Message, Opening, Reply
+from onbeat.environments.author import BadTask, Environment, InitialObservation, Message, Reply
 
 SEEDS = 2**31
 MAX_TRIES = 100
@@ -49,10 +49,10 @@ class ReasoningGym(Environment):
         self._task = task
         self._ask = ask
 
-    def reset(self, task: dict[str, Any], seed: int) -> Opening:
+    def reset(self, task: dict[str, Any], seed: int) -> InitialObservation:
         name, self._entry = self._made(seed) if self._task else _given(str(task.get("entry", "")))
         self._score = self._gym.get_score_answer_fn(name)
-        return Opening(str(self._entry["question"]) + self._ask)
+        return InitialObservation(str(self._entry["question"]) + self._ask)
 
     def step(self, message: Message, turn: int) -> Reply:
         answer = last_tagged(message.content)

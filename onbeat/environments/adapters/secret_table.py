@@ -16,7 +16,7 @@ import random
 import string
 from typing import Any
 
-from onbeat.environments.author import BadTask, Environment, Message, Opening, Reply
+from onbeat.environments.author import BadTask, Environment, InitialObservation, Message, Reply
 
 LETTERS = string.ascii_lowercase
 LARGEST = 49
@@ -38,13 +38,13 @@ class SecretTable(Environment):
         self._answer = ""
         self._num_calls = 0
 
-    def reset(self, task: dict[str, Any], seed: int) -> Opening:
+    def reset(self, task: dict[str, Any], seed: int) -> InitialObservation:
         """task: {"split": "train" or "evaluation", "index": its number}."""
         first, second = pair_of(task)
         table = make_table(seed)
         self._shown_table = make_table(seed + 1) if self._shuffled else table
         self._answer = str(table[first] + table[second])[::-1]
-        return Opening(f"{first}+{second}=")
+        return InitialObservation(f"{first}+{second}=")
 
     def step(self, message: Message, turn: int) -> Reply:
         if not message.content.startswith("?"):

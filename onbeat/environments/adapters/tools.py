@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from onbeat.environments.adapters.answers import Question
-from onbeat.environments.author import Environment, Message, Opening, Reply
+from onbeat.environments.author import Environment, InitialObservation, Message, Reply
 from onbeat.environments.tools.calculator import calculate
 from onbeat.environments.tools.python import ProgramStuck, Python
 from onbeat.environments.tools.toolbox import Toolbox
@@ -59,8 +59,8 @@ class Tools(Environment):
             raise ValueError(f"there is no tool `{unknown[0]}`; there are: {', '.join(functions)}")
         self._box = Toolbox([functions[name] for name in names], passes=(ProgramStuck,))
 
-    def reset(self, task: dict[str, Any], seed: int) -> Opening:
-        return Opening(self._question.messages(task), tools=self._box.tools)
+    def reset(self, task: dict[str, Any], seed: int) -> InitialObservation:
+        return InitialObservation(self._question.messages(task), tools=self._box.tools)
 
     def step(self, message: Message, turn: int) -> Reply:
         if message.tool_calls or message.malformed:

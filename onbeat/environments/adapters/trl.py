@@ -20,7 +20,7 @@ from typing import Any
 from contracts.encoding.wire import decode
 from contracts.errors import InvalidInput
 from onbeat.base.process.entry_points import UnknownEntryPoint, find_entry_point, names_in
-from onbeat.environments.author import BadTask, Environment, Message, Opening, Reply
+from onbeat.environments.author import BadTask, Environment, InitialObservation, Message, Reply
 from onbeat.environments.tools.toolbox import Toolbox
 
 GROUP = "onbeat.trl_environments"
@@ -53,11 +53,11 @@ class Trl(Environment):
         ]
         self._box = Toolbox([getattr(self._env, name) for name in names])
 
-    def reset(self, task: dict[str, Any], seed: int) -> Opening:
+    def reset(self, task: dict[str, Any], seed: int) -> InitialObservation:
         added = self._env.reset(**self._columns(task, seed))
         if added is not None and not isinstance(added, str):
             raise TypeError(f"reset returned {type(added).__name__}, and no text")
-        return Opening(str(task.get("question", "")) + (added or ""), tools=self._box.tools)
+        return InitialObservation(str(task.get("question", "")) + (added or ""), tools=self._box.tools)
 
     def step(self, message: Message, turn: int) -> Reply:
         if message.tool_calls or message.malformed:

@@ -1,6 +1,6 @@
 """Environment `agent`: an agent that owns its loop, turned inside out.
 
-    reset ─▶ starts its function in a thread ─▶ waits for its first request, which is the opening
+    reset ─▶ starts its function in a thread ─▶ waits for its first request, which is the initial observation
     step  ─▶ answers the request with what the model said ─▶ waits for the next one, or for what the function returns
 
 The agent runs only between a call and its result, so that the calls' deadlines are its own, and a history plays it
@@ -24,7 +24,15 @@ from onbeat.base.process.entry_points import find_entry_point
 from onbeat.environments.agents.chat import MODEL
 from onbeat.environments.agents.conversation import Broken, Conversation, Ended
 from onbeat.environments.agents.door import STACK_BYTES, Guest, door
-from onbeat.environments.author import Environment, Episode, NoAnswer, Opening, Outcome, Reply, RewrittenHistory
+from onbeat.environments.author import (
+    Environment,
+    Episode,
+    InitialObservation,
+    NoAnswer,
+    Outcome,
+    Reply,
+    RewrittenHistory,
+)
 
 GROUP = "onbeat.agents"
 FIELD = "environment.params.agent"
@@ -69,7 +77,7 @@ class AgentEnvironment(Environment):
         self._guest: Guest | None = None
         self._thread: threading.Thread | None = None
 
-    def reset(self, task: dict[str, Any], seed: int) -> Opening:
+    def reset(self, task: dict[str, Any], seed: int) -> InitialObservation:
         try:
             entrance = door()
         except OSError as error:
@@ -93,7 +101,7 @@ class AgentEnvironment(Environment):
             raise NoAnswer("the agent returned before it asked the model for anything")
         if isinstance(event, Broken):
             _raise_broken(event)
-        return Opening(event.messages, tools=self._conversation.tools, asks_for_tokens=True)
+        return InitialObservation(event.messages, tools=self._conversation.tools, asks_for_tokens=True)
 
     def step(self, message: Message, turn: int) -> Reply:
         self._conversation.answer(message)

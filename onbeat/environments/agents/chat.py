@@ -78,7 +78,8 @@ def check_model(body: Mapping[str, Any], *, may_be_missing: bool = False) -> Non
 def check_sampling(
     options: Mapping[str, Any], sampling: SamplingParams | None, *, known: Iterable[str] = (), prefix: str = ""
 ) -> None:
-    """Refuses what the policy isn't sampled by. sampling: the job's; None where only an opening is asked for."""
+    """Refuses what the policy isn't sampled by. sampling: the job's; None where only an initial observation is asked
+    for."""
     for name, value in options.items():
         if name in known or name in LABELS or any(value is empty or value == empty for empty in EMPTY):
             continue

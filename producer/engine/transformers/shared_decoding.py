@@ -8,7 +8,7 @@ A batch's completions are a function of the batch (I7): its prompts go through t
 a row the same bits in any company. For that a step never has fewer than FEWEST_ROWS rows, and their number is a
 multiple of ROWS: free places fill it up. row_independence.py compares each number of rows that batches may share.
 
-A later turn joins with keys and values of all tokens before it. Those of the opening's prompts are the first turn's,
+A later turn joins with keys and values of all tokens before it. Those of the prompt batch are the first turn's,
 all others a step's: the same bits whether they were kept (trajectory_caches.py) or are fed again, to any rows at once.
 Only where a row's bits depend on its company a turn is a batch as any other.
 """
@@ -132,40 +132,43 @@ class SharedDecoding:
 
     def _may_go_on(self, turn: Turn) -> bool:
         """Returns True where the rows of these trajectories have the same bits in any company that they may be in."""
-        num_rows = rounded_up(max(MOST_ROWS, turn.trajectories.opening.num_completions), ROWS)
+        num_rows = rounded_up(max(MOST_ROWS, turn.trajectories.prompt_batch.num_completions), ROWS)
         return self._alike is not None and not self._alike(num_rows)
 
     def _pasts(self, turn: Turn, rows: Sequence[int], contexts: Sequence[Tokens]) -> list[Past]:
-        """Returns the past of each row: at least its prompt, for which the opening goes through the model again if need
-        be.
+        """Returns the past of each row: at least its prompt, which goes through the model again if need be.
 
-        A row that begins anew may have more of the opening's prompt than the kept past has: the prompt's bits come
+        A row that begins anew may have more of its prompt than the kept past has: the prompt's bits come
         first.
         """
         trajectories = turn.trajectories
-        opening = trajectories.opening
+        prompt_batch = trajectories.prompt_batch
         earlier = [trajectories.pasts.pop(row, None) for row in rows]
         # Row p·G + g is sample g of prompt p.
-        prompts = [np.frombuffer(opening.prompts[row // opening.group_size].token_ids, dtype="<i4") for row in rows]
+        prompts = [
+            np.frombuffer(prompt_batch.prompts[row // prompt_batch.group_size].token_ids, dtype="<i4") for row in rows
+        ]
         pasts: list[Past | None] = []
         for past, prompt, context in zip(earlier, prompts, contexts, strict=True):
             serves = past is not None and num_common(past.tokens, context) >= num_common(prompt, context)
             pasts.append(past if serves else None)
-        openings = self._openings(opening) if None in pasts else []
+        prompt_pasts = self._prompt_pasts(prompt_batch) if None in pasts else []
         common = [
-            (past or openings[row // opening.group_size]).common_with(context)
+            (past or prompt_pasts[row // prompt_batch.group_size]).common_with(context)
             for past, row, context in zip(pasts, rows, contexts, strict=True)
         ]
         turn.num_kept_tokens = sum(len(of.tokens) for of, past in zip(common, pasts, strict=True) if past is not None)
         return common
 
-    def _openings(self, opening: PromptBatch) -> list[Past]:
+    def _prompt_pasts(self, prompt_batch: PromptBatch) -> list[Past]:
         """Computes the pasts of the first turn's prompts anew."""
         # Together, as at the first turn: the width of the padding is part of a prompt's bits.
-        past, _ = self._prefilled(opening)
+        past, _ = self._prefilled(prompt_batch)
         return [
             Past(tokens=np.frombuffer(prompt.token_ids, dtype="<i4"), keys_and_values=of_prompt[:, :, -length:])
-            for prompt, of_prompt, length in zip(opening.prompts, past, row_steps.prompt_lengths(opening), strict=True)
+            for prompt, of_prompt, length in zip(
+                prompt_batch.prompts, past, row_steps.prompt_lengths(prompt_batch), strict=True
+            )
         ]
 
     def _feed(self, cache: RowCache, first: int, contexts: Sequence[Tokens], starts: Sequence[int]) -> None:

@@ -3,7 +3,7 @@
     a row ends ─ keep, where there is room ─▶ its trajectories ─┬▶ the same row at its next turn
                                                                 └▶ other weights, a pause, no further turn: gone
 
-What is kept decides no bit: tokens after the opening's prompts go through the model by steps, whenever that is.
+What is kept decides no bit: tokens after the prompts go through the model by steps, whenever that is.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class KeptRows:
     @property
     def free_bytes(self) -> int:
         return self._most_bytes - sum(
-            past.keys_and_values.nbytes for opening in self._of for past in list(opening.pasts.values())
+            past.keys_and_values.nbytes for trajectories in self._of for past in list(trajectories.pasts.values())
         )
 
     def keep(self, trajectories: Trajectories, row: int, past: Past) -> None:
@@ -67,5 +67,5 @@ class KeptRows:
 
     def clear(self) -> None:
         """Forgets the rows of all trajectories."""
-        for opening in self._of:
-            opening.pasts.clear()
+        for trajectories in self._of:
+            trajectories.pasts.clear()

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from onbeat.environments.author import BadTask, Environment, Message, Opening, Reply
+from onbeat.environments.author import BadTask, Environment, InitialObservation, Message, Reply
 
 COUNTER = itertools.count()
 
@@ -26,7 +26,7 @@ class Echo(Environment):
     def __init__(self, *, turns: int = 50) -> None:
         self.turns = turns
 
-    def reset(self, task: dict[str, Any], seed: int) -> Opening | str:
+    def reset(self, task: dict[str, Any], seed: int) -> InitialObservation | str:
         if "bad" in task:
             raise BadTask("it is bad")
         self.number = seed % 10

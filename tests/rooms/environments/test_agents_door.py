@@ -77,9 +77,9 @@ async def test_requests_of_a_plain_client_are_the_turns_of_an_environment(ask: A
     results = await opened(ask, "echo", *map(session, range(40)))
     for number, result in enumerate(results):
         assert isinstance(result, Turned)
-        assert result.opening is not UNSET
-        assert result.opening.asks_for_tokens is True
-        assert [one.content for one in result.opening.messages] == [f"say {number % 10}"]
+        assert result.observation is not UNSET
+        assert result.observation.asks_for_tokens is True
+        assert [one.content for one in result.observation.messages] == [f"say {number % 10}"]
     first = await stepped(ask, 0, {number: said(str(number % 10)) for number in range(40)})
     assert [text_of(one) for one in first] == [str(number % 10) for number in range(40)]
     last = await stepped(ask, 1, {number: said("no") for number in range(40)})
@@ -108,8 +108,8 @@ async def test_an_asynchronous_client_may_stream(ask: Asked) -> None:
 async def test_tools_and_their_calls_go_through_the_door(ask: Asked) -> None:
     (result,) = await opened(ask, "calls", session(1))
     assert isinstance(result, Turned)
-    assert result.opening is not UNSET
-    assert [tool.name for tool in result.opening.tools] == ["add"]
+    assert result.observation is not UNSET
+    assert [tool.name for tool in result.observation.tools] == ["add"]
     call = ToolCall(name="add", arguments='{"a": 1}', call_id="call_0")
     (first,) = await stepped(ask, 0, {1: said("", 0, 1, calls=(call,))})
     (message,) = reply_of(first).messages
@@ -121,8 +121,8 @@ async def test_tools_and_their_calls_go_through_the_door(ask: Asked) -> None:
 async def test_tokens_go_in_and_out_as_they_are(ask: Asked) -> None:
     (result,) = await opened(ask, "by_tokens", session(1))
     assert isinstance(result, Turned)
-    assert result.opening is not UNSET
-    (first,) = result.opening.messages
+    assert result.observation is not UNSET
+    (first,) = result.observation.messages
     assert first.token_ids is not UNSET
     assert unpack_int32(first.token_ids) == [1, 2, 3]
     (turned,) = await stepped(ask, 0, {1: said("", 5, 6)})
@@ -192,7 +192,7 @@ def request(*messages: str, tools: tuple[Tool, ...] = ()) -> Request:
 
 @pytest.fixture
 def lines() -> Conversation:
-    """An agent in parallel lines, whose opening was answered; its line `a` waits for the policy."""
+    """An agent in parallel lines, whose initial observation was answered; its line `a` waits for the policy."""
     conversation = Conversation(parallel=True)
     for text in ("plan", "a"):
         conversation.ask(request(text))
@@ -202,7 +202,7 @@ def lines() -> Conversation:
     return conversation
 
 
-def test_a_line_beside_the_opening_is_refused() -> None:
+def test_a_line_beside_the_first_request_is_refused() -> None:
     conversation = Conversation(parallel=True)
     conversation.ask(request("a"))
     with pytest.raises(Refusal, match="while an earlier request"):

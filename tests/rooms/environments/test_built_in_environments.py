@@ -15,13 +15,13 @@ from msgspec.structs import replace
 from contracts.environments.messages import Message, ToolCall
 from contracts.environments.service import (
     EnvironmentTable,
+    InitialObservation,
     NewSession,
     OpenRequest,
     RepeatabilityRequest,
     Reply,
     Step,
     Task,
-    TaskOpening,
     Turned,
 )
 from tests.played import SETTINGS, asked, reply_of, said
@@ -38,18 +38,18 @@ def call(name: str, call_id: str = "1", **arguments: Any) -> Message:
     )
 
 
-PLAYS: dict[str, tuple[EnvironmentTable, dict[str, Any], Callable[[TaskOpening], list[Message]], float, str]] = {
+PLAYS: dict[str, tuple[EnvironmentTable, dict[str, Any], Callable[[InitialObservation], list[Message]], float, str]] = {
     "reasoning_gym": (
         EnvironmentTable(name="reasoning_gym", params={"tries": 3, "discount": 0.5}),
         CHAIN,
-        lambda opening: [said("3"), said("<answer>4</answer>"), said("it is <answer>3</answer>")],
+        lambda observation: [said("3"), said("<answer>4</answer>"), said("it is <answer>3</answer>")],
         0.25,
         "There is no <answer>…</answer> in it. You have 2 more tries.",
     ),
     "tools": (
         EnvironmentTable(name="tools", params={"tools": "calculator,python"}),
         {"question": "What is 12 * 12 - 1?", "reference": "143", "entry": ""},
-        lambda opening: [
+        lambda observation: [
             call("calculate", expression="12 * 12 - 1"),
             call("python", code="print(sum(range(10)))\n12 * 12 - 1"),
             call("search", query="143"),
@@ -63,7 +63,7 @@ PLAYS: dict[str, tuple[EnvironmentTable, dict[str, Any], Callable[[TaskOpening],
     "trl": (
         EnvironmentTable(name="trl", params={"factory": "counter"}),
         {"question": "Count to 7.", "reference": "7", "entry": ""},
-        lambda opening: [call("add", number=3), call("add", number=4), call("_hidden"), said("I am there.")],
+        lambda observation: [call("add", number=3), call("add", number=4), call("_hidden"), said("I am there.")],
         1.0,
         "The counter is at 3.",
     ),
@@ -76,28 +76,28 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def played_to_its_end(
-    pool: Any, table: EnvironmentTable, task: dict[str, Any], messages: Callable[[TaskOpening], list[Message]]
-) -> tuple[TaskOpening, list[Reply]]:
+    pool: Any, table: EnvironmentTable, task: dict[str, Any], messages: Callable[[InitialObservation], list[Message]]
+) -> tuple[InitialObservation, list[Reply]]:
     session = NewSession(session_id="s", task=Task(task=json.dumps(task), seed=2**61 + 5))
     (opened,) = await pool.open(OpenRequest(environment=table, sessions=(session,), step_timeout_s=60.0, idle_s=600.0))
     assert isinstance(opened, Turned), opened
-    assert opened.opening is not UNSET
+    assert opened.observation is not UNSET
     replies: list[Reply] = []
-    for turn, message in enumerate(messages(opened.opening)):
+    for turn, message in enumerate(messages(opened.observation)):
         (result,) = await pool.step([Step(session_id="s", turn=turn, message=message)])
         replies.append(reply_of(result))
         if replies[-1].done:
             break
-    return opened.opening, replies
+    return opened.observation, replies
 
 
 @pytest.mark.parametrize("name", PLAYS)
 async def test_a_built_in_environment_is_played_to_its_end_and_twice_the_same(name: str) -> None:
     table, task, messages, reward, first = PLAYS[name]
     async with asked() as ask:
-        opening, replies = await played_to_its_end(ask.pool, table, task, messages)
+        observation, replies = await played_to_its_end(ask.pool, table, task, messages)
         again = await played_to_its_end(ask.pool, table, task, messages)
-        assert (opening, replies) == again
+        assert (observation, replies) == again
         assert replies[-1].done
         assert sum(reply.reward for reply in replies) == pytest.approx(reward)
         assert replies[0].messages[0].content.startswith(first)

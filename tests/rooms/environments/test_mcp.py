@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from contracts.encoding.wire import encode
 from contracts.environments.messages import Message
-from contracts.environments.service import EnvironmentTable, Failure, Result, Step, TaskOpening, Turned
+from contracts.environments.service import EnvironmentTable, Failure, InitialObservation, Result, Step, Turned
 from contracts.errors import InvalidInput
 from onbeat.environments.author import NoAnswer
 from onbeat.environments.mcp_servers import McpServer, Offered, offered, servers_from
@@ -75,19 +75,19 @@ async def stepped(ask: Asked, number: int, turn: int, message: Message) -> Resul
     return result
 
 
-def opening_of(result: Result) -> TaskOpening:
+def observation_of(result: Result) -> InitialObservation:
     assert isinstance(result, Turned), result
-    assert result.opening is not UNSET
-    return result.opening
+    assert result.observation is not UNSET
+    return result.observation
 
 
 def test_a_question_is_answered_with_the_tools_of_a_server_that_lives_as_long_as_its_session(store: Asked) -> None:
     async def run(ask: Asked) -> None:
         params: dict[str, Any] = {"chars": 100, "tools": "price, raise_price, show, long"}
-        opening = opening_of(await opened(ask, **params))
-        assert [tool.name for tool in opening.tools] == ["price", "raise_price", "show", "long"]
-        assert opening.tools[0].description == "Says what one piece costs."
-        assert opening.tools[1].parameters["properties"]["by"]["type"] == "integer"
+        observation = observation_of(await opened(ask, **params))
+        assert [tool.name for tool in observation.tools] == ["price", "raise_price", "show", "long"]
+        assert observation.tools[0].description == "Says what one piece costs."
+        assert observation.tools[1].parameters["properties"]["by"]["type"] == "integer"
         messages = [
             call("raise_price", thing="apple"),
             call("price", thing="apple"),
@@ -115,7 +115,7 @@ def test_a_question_is_answered_with_the_tools_of_a_server_that_lives_as_long_as
         assert replies[-1].done
         assert replies[-1].metrics == {"tool_calls": 8.0, "refused_tool_calls": 4.0}
         assert len(servers_running()) == 1
-        opening_of(await opened(ask, 1, **params))
+        observation_of(await opened(ask, 1, **params))
         assert reply_of(await stepped(ask, 1, 0, call("price", thing="apple"))).messages[0].content == "3"
         ask.pool.close(["s0", "s1"])
         await until(lambda: not servers_running())
@@ -141,9 +141,9 @@ def test_a_server_that_breaks_costs_its_own_session_by_a_reason(store: Asked, ro
     }
 
     async def run(ask: Asked) -> None:
-        opening_of(await opened(ask, 9, server="rude"))
+        observation_of(await opened(ask, 9, server="rude"))
         for number, (act, (reason, problem)) in enumerate(in_a_call.items()):
-            opening_of(await opened(ask, number, server="rude"))
+            observation_of(await opened(ask, number, server="rude"))
             found = await stepped(ask, number, 0, call("do", act=act))
             assert isinstance(found, Failure), found
             assert (found.reason, problem in found.detail) == (reason, True), found
@@ -161,9 +161,9 @@ def test_a_server_that_breaks_costs_its_own_session_by_a_reason(store: Asked, ro
 async def test_a_server_that_hangs_meets_the_deadline_of_its_step_and_takes_its_tree_with_it() -> None:
     mark = f"left-by-a-server-{os.getpid()}"
     async with stores() as ask:
-        opening_of(await opened(ask, server="rude", limit_s=60.0))
+        observation_of(await opened(ask, server="rude", limit_s=60.0))
         ask.pool.close(["s0"])
-        opening_of(await opened(ask, server="rude", limit_s=1.0))
+        observation_of(await opened(ask, server="rude", limit_s=1.0))
         found = await stepped(ask, 0, 0, call("do", act=f"hang {mark}"))
         assert isinstance(found, Failure)
         assert found.reason == "timeout"

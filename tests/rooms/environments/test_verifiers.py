@@ -103,8 +103,8 @@ def test_a_job_learns_from_an_environment_of_verifiers_and_verifies_whatever_die
 
 async def test_an_episode_ends_as_verifiers_says_and_is_worth_what_its_reward_says(ask: Asked) -> None:
     results = await opened(ask, episode(1, index=0), episode(2, index=1), episode(3, index=0))
-    openings = [result.opening for result in results if isinstance(result, Turned)]
-    texts = [opening.messages[0].content for opening in openings if opening is not UNSET]
+    observations = [result.observation for result in results if isinstance(result, Turned)]
+    texts = [observation.messages[0].content for observation in observations if observation is not UNSET]
     assert texts[0] == texts[2] != texts[1]
     told = text_of(await stepped(ask, 1, 0, said("?" + texts[0][0] + texts[0][2])))
     answer = str(sum(map(int, told.rstrip("=").split())))[::-1]
@@ -133,8 +133,8 @@ async def test_its_client_for_training_asks_by_tokens(ask: Asked, readable_folde
     tokenizer.save_pretrained(readable_folder)
     (result,) = await opened(ask, episode(5), tokenizer=str(readable_folder), renderer="qwen3")
     assert isinstance(result, Turned)
-    assert result.opening is not UNSET
-    (message,) = result.opening.messages
+    assert result.observation is not UNSET
+    (message,) = result.observation.messages
     assert message.token_ids is not UNSET
     assert "m+n=" in tokenizer.decode(unpack_int32(message.token_ids))
     turn = tokenizer("no<|im_end|>", add_special_tokens=False).input_ids

@@ -20,7 +20,7 @@ PLAYED = played([[7, 8], [9]], [[4, 4]], logprobs=[-0.5, -1.0, -1.5]).completion
 def opened() -> PromptBatch:
     """A batch of one prompt that an environment opened."""
     batch = prompt_batch([[5]], group_size=1)
-    task = PromptTask(task="{}", seed=7, opening_digest=DIGEST)
+    task = PromptTask(task="{}", seed=7, observation_digest=DIGEST)
     return replace(batch, prompts=(replace(batch.prompts[0], environment=task),))
 
 

@@ -81,8 +81,8 @@ def test_start_trains_with_a_tool_of_the_program(gateway: FakeGateway, tmp_path:
     source = Path(environment.file).read_text()
     playable = load(table_of(replace(environment, source=source)))
     assert isinstance(playable, Playable)
-    opening = playable.make().reset({"question": "What is the capital of Japan?", "reference": "Tokyo"}, 0)
-    assert [tool.name for tool in opening.tools] == ["look_up", "calculate"]
+    observation = playable.make().reset({"question": "What is the capital of Japan?", "reference": "Tokyo"}, 0)
+    assert [tool.name for tool in observation.tools] == ["look_up", "calculate"]
 
 
 def played(name: str, source: str, **params: Any) -> Any:
@@ -129,8 +129,8 @@ def test_an_environment_of_gymnasium_is_played_by_the_class_of_the_page(monkeypa
     source = blocks("environments.md", "python", "class Numbered")
 
     corridor = played("Numbered", source, env="Corridor-v1")
-    opening = corridor.reset({}, 2**31 + 2)
-    assert opening.messages == "You see 2. Answer with an action from 0 to 1."
+    observation = corridor.reset({}, 2**31 + 2)
+    assert observation.messages == "You see 2. Answer with an action from 0 to 1."
     replies = [corridor.step(assistant(text), turn) for turn, text in enumerate(["2", "right", "1", " 1 "])]
     assert [reply.messages for reply in replies[:2]] == ["That is no action."] * 2
     assert [(reply.messages, reply.reward, reply.done) for reply in replies[2:]] == [

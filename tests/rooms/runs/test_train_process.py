@@ -126,7 +126,7 @@ PLAYED = """
 import sys
 
 import onbeat
-from onbeat.environments.author import Environment, Message, Opening, Reply
+from onbeat.environments.author import Environment, Message, InitialObservation, Reply
 
 DIGITS = "0123456789"
 
@@ -137,7 +137,7 @@ class Sums(Environment):
 
     def reset(self, task, seed):
         self.a, self.b = seed % self.largest, seed // 7 % self.largest
-        return Opening(f"{self.a}+{self.b}=")
+        return InitialObservation(f"{self.a}+{self.b}=")
 
     def step(self, message, turn):
         right = message.content == str(self.a + self.b)[::-1]

@@ -76,7 +76,7 @@ def test_opening_is_a_span_of_the_iteration_that_it_opened() -> None:
     assert iteration(None, []).spans == []
 
 
-TASK = PromptTask(task="{}", seed=7, opening_digest=DIGEST)
+TASK = PromptTask(task="{}", seed=7, observation_digest=DIGEST)
 
 
 def answered(opened: bool, *rollouts: Rollout) -> tuple[Iteration, Arrived]:

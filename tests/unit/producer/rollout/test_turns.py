@@ -15,7 +15,16 @@ from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_float32, pack_int32, unpack_int32
 from contracts.environments.messages import Message, messages_digest
-from contracts.environments.service import Failure, FailureReason, NewSession, Reply, Result, Step, TaskOpening, Turned
+from contracts.environments.service import (
+    Failure,
+    FailureReason,
+    InitialObservation,
+    NewSession,
+    Reply,
+    Result,
+    Step,
+    Turned,
+)
 from contracts.errors import BatchFailed, EnvironmentUnavailable, InvalidInput, PrefixBroken
 from contracts.rewards import Scored
 from contracts.rollouts import Completion, FinishReason, PromptBatch, PromptTask
@@ -41,7 +50,7 @@ from tests.until import Clock
 
 EOS = 1
 TOKENIZER = char_tokenizer()
-OPENING = TaskOpening(messages=(Message(role="user", content="ab"),))
+OBSERVATION = InitialObservation(messages=(Message(role="user", content="ab"),))
 
 
 def ids(text: str) -> list[int]:
@@ -61,7 +70,7 @@ class Echo:
         self.calls: list[int] = []
         self.closed: list[str] = []
         self.renewed: list[str] = []
-        self.opening = OPENING
+        self.observation = OBSERVATION
         self.is_away = False
         self.cuts = False
         self.begins_anew_after = -1
@@ -73,7 +82,7 @@ class Echo:
         assert (environment.name, job_id) == ("echo", "job")
         self.opened += sessions
         self.open_sessions |= {one.session_id: len(one.history) for one in sessions}
-        return [Turned(opening=self.opening) for _ in sessions]
+        return [Turned(observation=self.observation) for _ in sessions]
 
     async def step(self, steps: Sequence[Step]) -> list[Result]:
         if self.is_away:
@@ -149,7 +158,7 @@ def spec(**changes: Any) -> JobSpec:
 
 
 def batch() -> PromptBatch:
-    task = PromptTask(task="{}", seed=3, opening_digest=messages_digest(OPENING.messages))
+    task = PromptTask(task="{}", seed=3, observation_digest=messages_digest(OBSERVATION.messages))
     asked = prompt_batch([ids("ab"), ids("ab")])
     return replace(asked, prompts=tuple(replace(prompt, environment=task) for prompt in asked.prompts))
 
@@ -192,7 +201,7 @@ class Writer(Echo):
         super().__init__(num_turns=len(observations) + 1)
         self.observations = observations
         first = Message(role="user", token_ids=pack_int32(ids("ab")))
-        self.opening = TaskOpening(messages=(first,), asks_for_tokens=True)
+        self.observation = InitialObservation(messages=(first,), asks_for_tokens=True)
 
     def _one(self, step: Step) -> Result:
         super()._one(step)
@@ -203,7 +212,7 @@ class Writer(Echo):
 
 
 def written_batch(service: Writer) -> PromptBatch:
-    task = PromptTask(task="{}", seed=3, opening_digest=messages_digest(service.opening.messages))
+    task = PromptTask(task="{}", seed=3, observation_digest=messages_digest(service.observation.messages))
     asked = batch()
     return replace(asked, prompts=tuple(replace(prompt, environment=task) for prompt in asked.prompts))
 
@@ -370,12 +379,12 @@ def test_messages_that_nothing_can_begin_with_are_a_failure_at_what_the_model_sa
     service = Echo()
     service.begins_anew_after = 0
 
-    def opening(*_: object) -> list[int]:
+    def open_or_refuse(*_: object) -> list[int]:
         if isinstance(opened, InvalidInput):
             raise opened
         return opened
 
-    monkeypatch.setattr(TextRenderer, "open", opening)
+    monkeypatch.setattr(TextRenderer, "open", open_or_refuse)
     with pytest.raises(BatchFailed, match=f"invalid_reply: it can't begin anew with its messages: .*{said}"):
         play(service)
     for of_prompt in play(service, environment={"on_failure": 0.25}):
@@ -453,7 +462,7 @@ def test_the_engine_is_told_which_rows_go_on_and_keeps_nothing_of_the_others() -
     assert [turn.rows for turn in engine.turns] == [None, [0, 1, 2, 3], [0, 2, 3], [1], [1], [1]]
     assert engine.kept == [set(), {0, 1, 2, 3}, {0, 2, 3}, set(), {1}, {1}]
     assert len({id(turn.trajectories) for turn in engine.turns}) == 1
-    assert engine.turns[0].trajectories.opening == engine.asked[0]
+    assert engine.turns[0].trajectories.prompt_batch == engine.asked[0]
 
 
 def test_sessions_are_renewed_while_the_model_takes_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -593,9 +602,9 @@ def test_a_failed_trajectory_is_marked_in_its_group_beside_what_scorers_could_no
     assert rollouts[0].unscorable == {"exact": "timeout"}
 
 
-def test_an_opening_that_is_not_the_prompt_s_fails_the_batch() -> None:
+def test_an_observation_that_is_not_the_prompt_s_fails_the_batch() -> None:
     service = Echo()
-    service.opening = TaskOpening(messages=(Message(role="user", content="ac"),))
+    service.observation = InitialObservation(messages=(Message(role="user", content="ac"),))
     with pytest.raises(BatchFailed, match="otherwise than when its prompt was made"):
         play(service)
 
@@ -680,7 +689,7 @@ def test_a_prompt_of_a_source_without_an_environment_has_one_turn_beside_those_t
     mixed = replace(asked, prompts=(replace(plain, source="sums", environment=UNSET), replace(answered, source="said")))
     of_two = mixture_spec()
     of_sums, of_said = play(service, asked=mixed, mixed=of_two)
-    alone = asyncio.run(Engine()(mixed, Turn(trajectories=Trajectories(opening=mixed))))
+    alone = asyncio.run(Engine()(mixed, Turn(trajectories=Trajectories(prompt_batch=mixed))))
     assert of_sums == alone[0]
     assert [[turn.reward for turn in one.trajectory.turns] for one in of_said] == [[1.0, 1.0]] * 2
     assert service.calls == [2, 2]

@@ -1,9 +1,10 @@
-"""Prompts of a job with an environment: its openings of the data set's tasks, as the model's tokens.
+"""Prompts of a job with an environment: the initial observation of each task, as the model's tokens.
 
-    example ─▶ Task {what, seed} ─ reward service ─▶ TaskOpening ─ renderer ─▶ Prompt {tokens, task, seed, digest}
+    example ─▶ Task {what, seed} ─ reward service ─▶ InitialObservation
+                                                       └─ renderer ─▶ Prompt {tokens, task, seed, digest}
 
 Everything that can be wrong with an environment before the first token is found here: that it is unknown, refuses its
-parameters or a task, isn't what it says of itself, or has openings that no prompt of this job has room for.
+parameters or a task, isn't what it says of itself, or has initial observations that no prompt of this job has room for.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from msgspec import UNSET
 
 from contracts.encoding.arrays import pack_int32
 from contracts.environments.messages import messages_digest
-from contracts.environments.service import RETRYABLE, EnvironmentFacts, Failure, Task, TaskOpening
+from contracts.environments.service import RETRYABLE, EnvironmentFacts, Failure, InitialObservation, Task
 from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt, PromptTask
 from contracts.spec.datasets import EnvironmentDataset, environment_field
@@ -35,14 +36,16 @@ NUM_REPEATED_TASKS = 4
 UNDETERMINED_CURE = "its class has to say deterministic = False, and the job deterministic = false"
 
 
-class OpeningService(Protocol):
+class EnvironmentQueries(Protocol):
     """The reward service, as a trainer asks it at a job's start. Each raises EnvironmentUnavailable."""
 
     def facts(self, environment: EnvironmentSpec) -> EnvironmentFacts:
         """Raises InvalidInput that names the field of an environment that is unknown, or refuses its parameters."""
         ...
 
-    def openings(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> Sequence[TaskOpening | Failure]:
+    def observations(
+        self, environment: EnvironmentSpec, tasks: Sequence[Task]
+    ) -> Sequence[InitialObservation | Failure]:
         """Answers one for each task, in order."""
         ...
 
@@ -69,7 +72,7 @@ class OpenedPrompts:
         spec: JobSpec,
         source: str,
         *,
-        service: OpeningService | None,
+        service: EnvironmentQueries | None,
         tokenizer: PreTrainedTokenizerBase,
         end_ids: Sequence[int],
         check_length: Callable[[Example, int], None],
@@ -108,9 +111,9 @@ class OpenedPrompts:
             if not self._is_tried:
                 self._try(tasks[:NUM_REPEATED_TASKS])
             with environment_at(self._field):
-                openings = self._opened(chunk, tasks)
-                for example, task, opening in zip(chunk, tasks, openings, strict=True):
-                    prompts.append(self._prompt(example, task, opening))
+                observations = self._opened(chunk, tasks)
+                for example, task, observation in zip(chunk, tasks, observations, strict=True):
+                    prompts.append(self._prompt(example, task, observation))
         return prompts
 
     def _task(self, example: Example, *, held_out: bool) -> Task:
@@ -140,26 +143,30 @@ class OpenedPrompts:
                 cure=UNDETERMINED_CURE,
             )
 
-    def _opened(self, examples: Sequence[Example], tasks: Sequence[Task]) -> list[TaskOpening]:
-        openings: dict[int, TaskOpening] = {}
+    def _opened(self, examples: Sequence[Example], tasks: Sequence[Task]) -> list[InitialObservation]:
+        observations: dict[int, InitialObservation] = {}
         for attempt in range(1, self._environment.max_attempts + 1):
-            waiting = [place for place in range(len(tasks)) if place not in openings]
-            answers = self._service.openings(self._environment, [tasks[place] for place in waiting])
+            waiting = [place for place in range(len(tasks)) if place not in observations]
+            answers = self._service.observations(self._environment, [tasks[place] for place in waiting])
             for place, answer in zip(waiting, answers, strict=True):
-                if isinstance(answer, TaskOpening):
-                    openings[place] = answer
+                if isinstance(answer, InitialObservation):
+                    observations[place] = answer
                 elif answer.reason not in RETRYABLE or attempt == self._environment.max_attempts:
                     raise self._refusal(examples[place], f"{answer.reason}: {answer.detail}")
-            if len(openings) == len(tasks):
+            if len(observations) == len(tasks):
                 break
-        return [openings[place] for place in range(len(tasks))]
+        return [observations[place] for place in range(len(tasks))]
 
-    def _prompt(self, example: Example, task: Task, opening: TaskOpening) -> Prompt:
-        token_ids = self._renderer.open(opening.messages, opening.tools)
+    def _prompt(self, example: Example, task: Task, observation: InitialObservation) -> Prompt:
+        token_ids = self._renderer.open(observation.messages, observation.tools)
         self._check_length(example, len(token_ids))
         if self._end_ids:
             check_renderer(
-                self._renderer, self._tokenizer, messages=opening.messages, tools=opening.tools, end_ids=self._end_ids
+                self._renderer,
+                self._tokenizer,
+                messages=observation.messages,
+                tools=observation.tools,
+                end_ids=self._end_ids,
             )
             self._end_ids = ()  # one conversation shows what the template does with all of them
         return Prompt(
@@ -172,7 +179,9 @@ class OpenedPrompts:
             metadata=example.metadata or UNSET,
             source=example.source or UNSET,
             environment=PromptTask(
-                task=task.task, seed=task.seed, opening_digest=messages_digest(opening.messages, opening.tools)
+                task=task.task,
+                seed=task.seed,
+                observation_digest=messages_digest(observation.messages, observation.tools),
             ),
         )
 
@@ -180,5 +189,5 @@ class OpenedPrompts:
         return InvalidInput(
             f"environment `{self._environment.name}` does not open {example.origin or example.example_id}: {problem}",
             field=example.field,
-            cure="name the environment that these tasks are for, or mend the task",
+            cure="name the environment that these tasks are for, or fix the task",
         )

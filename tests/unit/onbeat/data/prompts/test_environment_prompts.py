@@ -11,7 +11,7 @@ import pytest
 
 from contracts.encoding.arrays import unpack_int32
 from contracts.environments.messages import Message, Tool, messages_digest
-from contracts.environments.service import EnvironmentFacts, Failure, FailureReason, Task, TaskOpening
+from contracts.environments.service import EnvironmentFacts, Failure, FailureReason, InitialObservation, Task
 from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt
 from contracts.spec.environment import EnvironmentSpec
@@ -29,7 +29,7 @@ PLAYED = "dataset.sources[1].environment"
 
 
 class Service:
-    """The reward service: an opening says its task and seed."""
+    """The reward service: an initial observation says its task and seed."""
 
     def __init__(self, *, deterministic: bool = True, problem: str = "", opens: str = "{split} {index}") -> None:
         self.deterministic = deterministic
@@ -45,19 +45,19 @@ class Service:
             raise InvalidInput(f"`{environment.name}` is no environment", field="environment.name")
         return EnvironmentFacts(deterministic=self.deterministic, version="1")
 
-    def openings(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> list[TaskOpening | Failure]:
+    def observations(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> list[InitialObservation | Failure]:
         self.tasks += tasks
-        return [self._opening(task) for task in tasks]
+        return [self._observation(task) for task in tasks]
 
     def repeatability(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> str:
         self.repeated_tasks += tasks
         return self.problem
 
-    def _opening(self, task: Task) -> TaskOpening | Failure:
+    def _observation(self, task: Task) -> InitialObservation | Failure:
         if self.failures:
             return Failure(reason=self.failures.pop(), detail="as asked")
         text = self.opens.format(**json.loads(task.task))
-        return TaskOpening(messages=(Message(role="user", content=text),), tools=self.tools)
+        return InitialObservation(messages=(Message(role="user", content=text),), tools=self.tools)
 
 
 def spec(*, is_in_mixture: bool = False, **changes: Any) -> JobSpec:
@@ -86,7 +86,7 @@ def all_prompts(made: PromptSource) -> list[Prompt]:
     return [*made.training_prompts(0), *made.evaluation_prompts()]
 
 
-def test_a_prompt_is_its_opening_and_says_how_a_session_begins_with_it() -> None:
+def test_a_prompt_is_its_observation_and_says_how_a_session_begins_with_it() -> None:
     service = Service()
     prompts = all_prompts(source(service))
     assert len(service.tasks) == 28
@@ -96,7 +96,7 @@ def test_a_prompt_is_its_opening_and_says_how_a_session_begins_with_it() -> None
         assert prompt.prompt_id == f"{task['split']}/{task['index']}"
         text = f"{task['split']} {task['index']}"
         assert TOKENIZER.decode(unpack_int32(prompt.token_ids)) == text == prompt.text
-        assert prompt.environment.opening_digest == messages_digest((Message(role="user", content=text),))
+        assert prompt.environment.observation_digest == messages_digest((Message(role="user", content=text),))
     assert {prompt.prompt_id.partition("/")[0] for prompt in prompts} == {"train", "evaluation"}
 
 
@@ -143,8 +143,8 @@ def test_an_environment_that_is_not_deterministic_is_refused_in_a_deterministic_
 
 
 def test_a_repeated_task_that_dies_is_named_before_anything_is_opened() -> None:
-    service = Service(problem="the opening of train/0 differs")
-    with pytest.raises(InvalidInput, match="does not do the same twice: the opening of train/0 differs"):
+    service = Service(problem="the initial observation of train/0 differs")
+    with pytest.raises(InvalidInput, match="does not do the same twice: the initial observation of train/0 differs"):
         source(service)
     assert (len(service.repeated_tasks), service.tasks) == (4, [])
 
@@ -153,7 +153,7 @@ def test_a_repeated_task_that_dies_is_named_before_anything_is_opened() -> None:
     ("failures", "is_mended"),
     [(["timeout"], True), (["crashed", "lost", "raised"], True), (["bad_task"], False), (["timeout"] * 80, False)],
 )
-def test_an_opening_that_fails_is_asked_for_again_where_that_can_help(
+def test_an_observation_that_fails_is_asked_for_again_where_that_can_help(
     failures: list[FailureReason], is_mended: bool
 ) -> None:
     service = Service()
@@ -187,14 +187,14 @@ def test_what_has_no_room_or_no_meaning_is_refused_by_its_field(
         source(service, is_in_mixture=is_in_mixture, **changes)
 
 
-def test_an_empty_opening_and_a_missing_service_are_refused() -> None:
+def test_an_empty_observation_and_a_missing_service_are_refused() -> None:
     with pytest.raises(InvalidInput, match="is empty"):
         source(Service(opens=""))
     with pytest.raises(InvalidInput, match="no reward service"):
         source(None)
 
 
-def test_the_chat_template_is_tried_on_an_opening_of_the_job() -> None:
+def test_the_chat_template_is_tried_on_an_observation_of_the_job() -> None:
     chat: dict[str, Any] = {"environment": {"renderer": "chat"}}
     made = all_prompts(source(Service(), tokenizer=chat_tokenizer(CHATML), **chat))
     assert made[0].text.endswith("<|im_end|>\n<|im_start|>assistant\n")

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import httpx
 
-from contracts.environments.service import EnvironmentFacts, Failure, Task, TaskOpening
+from contracts.environments.service import EnvironmentFacts, Failure, InitialObservation, Task
 from contracts.errors import DeadlineExceeded, EnvironmentUnavailable
 from contracts.settings import StackSettings
 from contracts.spec.environment import EnvironmentSpec
@@ -24,7 +24,7 @@ MAX_ANSWER_BYTES = 2**30
 
 
 class EnvironmentService:
-    """An OpeningService over HTTP; each call has an event loop and a connection of its own."""
+    """An EnvironmentQueries over HTTP; each call has an event loop and a connection of its own."""
 
     def __init__(
         self, settings: StackSettings, *, job_id: str = "", deadline_s: float | None = None, outlasts: bool = False
@@ -39,8 +39,8 @@ class EnvironmentService:
     def facts(self, environment: EnvironmentSpec) -> EnvironmentFacts:
         return self._ask(environment, lambda client: client.facts(environment))
 
-    def openings(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> list[TaskOpening | Failure]:
-        return self._ask(environment, lambda client: client.openings(environment, tasks, job_id=self._job_id))
+    def observations(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> list[InitialObservation | Failure]:
+        return self._ask(environment, lambda client: client.observations(environment, tasks, job_id=self._job_id))
 
     def repeatability(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> str:
         return self._ask(environment, lambda client: client.repeatability(environment, tasks))
