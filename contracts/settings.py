@@ -370,7 +370,7 @@ def _secret(variable: str, path: str) -> str:
         return Path(path).read_text().removesuffix("\n").removesuffix("\r")
     except (OSError, UnicodeError) as error:
         raise InvalidInput(
-            f"{path} cannot be read: {error}", field=variable, cure="mend the file, or its rights"
+            f"{path} cannot be read: {error}", field=variable, cure="fix the file or its permissions"
         ) from error
 
 

@@ -20,7 +20,7 @@ from onbeat.recording.records import RecordedBatch
 def best_of(record: RecordedBatch, least: float) -> Iterator[dict[str, str]]:
     """Yields a row for each prompt of a batch that was answered well."""
     for place, group in enumerate(record.batch.groups):
-        asked = record.asked.prompt_at(place, num_resamples=group.num_resamples)
+        asked = record.prompt_batch.prompt_at(place, num_resamples=group.num_resamples)
         best = min(group.rollouts, key=lambda one: (-one.reward, one.completion.num_tokens))
         if asked is not None and best.reward >= least and best.completion.finish_reason == "stop" and best.text:
             yield {"prompt": asked.text, "reference": asked.reference, "completion": best.text}

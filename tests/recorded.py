@@ -28,7 +28,7 @@ def record_of(job_id: str, batch_id: str, *, text: str = "46", **changes: Any) -
     asked = prompt_batch([[3]], **common)
     asked = replace(asked, prompts=(replace(asked.prompts[0], text=f"12+34={HOSTILE}", reference="46"),))
     values: dict[str, Any] = {
-        "asked": asked,
+        "prompt_batch": asked,
         "batch": batch,
         "batch_digest": batch_digest(batch),
         "manifest": manifest(0, directory=f"{job_id}/weights/v000000", files=(FILE,)),

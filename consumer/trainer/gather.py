@@ -56,7 +56,7 @@ def gather(job: HeldJob, iteration: Iteration) -> None:
     def has_use_for_more() -> bool:
         return not iteration.is_complete and num_training < ranks.most_handed_out
 
-    gathering = Gathering(job, iteration, train=train, mend=functools.partial(_mend_weights, job, iteration))
+    gathering = Gathering(job, iteration, train=train, repair=functools.partial(_repair_weights, job, iteration))
     limit = functools.partial(Waiting, deadline_s=job.spec.timeouts.iteration_s, cure="raise timeouts.iteration_s")
     waiting = limit(iteration.missing_in_words)
     passes = limit("a batch's passes")
@@ -103,7 +103,7 @@ def _book(job: HeldJob, iteration: Iteration, trained: Sequence[Trained]) -> Non
         job.recorder.write(batch.stats.batch_id, advantages=batch.stats.advantages, trainer_logprobs=batch.logprobs)
 
 
-def _mend_weights(job: HeldJob, iteration: Iteration, refused: frozenset[str]) -> None:
+def _repair_weights(job: HeldJob, iteration: Iteration, refused: frozenset[str]) -> None:
     """Writes a version again that a generator refuses, if its files have another digest than when it was published.
 
     Parameters do not move inside an iteration: the policy holds the iteration's own version. A version before it is in

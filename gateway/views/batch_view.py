@@ -71,7 +71,7 @@ def _groups(record: RecordedBatch, index: RecordedIteration, spec: JobSpec) -> I
     for place, group in enumerate(record.batch.groups):
         prompt_text = group.prompt_text or ""
         reference = group.reference or ""
-        prompt = record.asked.prompt_at(place, num_resamples=group.num_resamples)
+        prompt = record.prompt_batch.prompt_at(place, num_resamples=group.num_resamples)
         if prompt:
             prompt_text = prompt.text
             reference = prompt.reference
@@ -252,7 +252,7 @@ class Search:
                 is_spent = self._num_files >= self.max_files or self._num_bytes >= self.max_bytes
                 if len(matches) >= self.limit or is_spent or self.clock() >= ends_s:
                     return FoundTexts(
-                        found=tuple(matches[: self.limit]), searched_iterations=searched, is_complete=False
+                        texts=tuple(matches[: self.limit]), searched_iterations=searched, is_complete=False
                     )
                 self._num_files += 1
                 try:
@@ -264,7 +264,7 @@ class Search:
                 matches += found_in(record, self.text)
             searched += 1
         is_complete = len(matches) <= self.limit
-        return FoundTexts(found=tuple(matches[: self.limit]), searched_iterations=searched, is_complete=is_complete)
+        return FoundTexts(texts=tuple(matches[: self.limit]), searched_iterations=searched, is_complete=is_complete)
 
 
 def found_in(record: RecordedBatch, text: str) -> Iterator[FoundText]:
@@ -272,7 +272,7 @@ def found_in(record: RecordedBatch, text: str) -> Iterator[FoundText]:
     wanted = text.casefold()
     pieces = record.text_of
     for place, group in enumerate(record.batch.groups):
-        prompt = record.asked.prompt_at(place, num_resamples=group.num_resamples)
+        prompt = record.prompt_batch.prompt_at(place, num_resamples=group.num_resamples)
         texts = [(-1, prompt.text if prompt else "")]
         for sample, rollout in enumerate(group.rollouts):
             whole = ""

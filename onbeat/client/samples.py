@@ -35,7 +35,7 @@ class Sample:
     """stop: it ended by itself; length: it was cut at max_new_tokens."""
     trajectory: Trajectory | UnsetType = UNSET
     """Its turns, where an environment opened the prompt (`Prompt.environment`); each has 1 to max_new_tokens tokens."""
-    kept: Sequence[Sequence[int] | np.ndarray] | UnsetType = UNSET
+    kept_sets: Sequence[Sequence[int] | np.ndarray] | UnsetType = UNSET
     """[S] the ids that each sampled token was drawn from, none for the whole vocabulary; where `batch.has_kept_sets`
     says so, as it does where `sampling` truncates what is trained."""
 
@@ -115,7 +115,7 @@ def _completion(batch: PromptBatch, prompt: Prompt, sample: Sample, where: str) 
         generator_logprobs=logprobs.astype("<f4").tobytes(),
         finish_reason=sample.finish_reason,
         trajectory=sample.trajectory,
-        kept_sets=UNSET if sample.kept is UNSET else _kept_sets(sample.kept, sampled, where),
+        kept_sets=UNSET if sample.kept_sets is UNSET else _kept_sets(sample.kept_sets, sampled, where),
     )
     if problem := completion_problem(completion, prompt, batch):
         raise ContractViolation(problem, field=where)

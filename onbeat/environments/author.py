@@ -37,7 +37,7 @@ Said = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
 
 
 class BadTask(Exception):
-    """Raised by `reset` for a task that is none of this environment: the data set is wrong, and no retry mends it."""
+    """Raised by `reset` for a task that is none of this environment: the data set is wrong, and no retry fixes it."""
 
 
 class NoAnswer(Exception):

@@ -51,8 +51,8 @@ class Gathering:
     iteration: ExpectedIteration
     train: Callable[[Arrived, RolloutBatch], None]
     """Takes each training batch once, as it came and as it is trained."""
-    mend: Callable[[frozenset[str]], None]
-    """Looks at the versions that generators refuse, by their folders; it raises where one can't be mended."""
+    repair: Callable[[frozenset[str]], None]
+    """Looks at the versions that generators refuse, by their folders; it raises where one can't be repaired."""
     _reconciled_s: float = field(default_factory=time.monotonic)
 
     def take(self) -> int:
@@ -73,15 +73,15 @@ class Gathering:
     def look(self) -> None:
         """Notices what keeps batches away: refused weights, stages without workers, what a restarted server has lost.
 
-        Raises what `mend` does, DeadlineExceeded, FenceViolation where a commit or an opening is gone, and WeightsUnfit
-        for a version that is whole and that no generator can load.
+        Raises what `repair` does, DeadlineExceeded, FenceViolation where a commit or an opening is gone, and
+        WeightsUnfit for a version that is whole and that no generator can load.
         """
         refused = self.job.generators.check()
         for change in self.job.generators.take_changes():
             self.job.tell(change)
         if refused:
             self._check_fit(refused)
-            self.mend(refused)
+            self.repair(refused)
         self.job.stages.check(self.iteration.number)
         if time.monotonic() - self._reconciled_s >= RECONCILE_EVERY_S:
             self._reconciled_s = time.monotonic()

@@ -204,7 +204,7 @@ class Recorder:
         tokens = sorted({token for rollout in rollouts for token in unpack_int32(rollout.completion.token_ids)})
         rewards = tuple(rollout.reward for group in taken.as_trained.groups for rollout in group.rollouts)
         return RecordedBatch(
-            asked=taken.prompts,
+            prompt_batch=taken.prompts,
             batch=replace(taken.batch, columns=taken.as_trained.columns),
             batch_digest=taken.digest,
             manifest=taken.manifest,

@@ -30,9 +30,9 @@ from contracts.versions import PolicyVersion, WeightManifest
 class RecordedBatch(Record, frozen=True, kw_only=True):
     """A batch as it was trained: its prompts, what the generators published, and what the trainer computed of it."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     """Another one is of another release, and named as such."""
-    asked: PromptBatch
+    prompt_batch: PromptBatch
     """The prompts, with their reserves, seeds and sampling."""
     batch: RolloutBatch
     """What was published, and the columns of the job's stages."""
@@ -58,14 +58,14 @@ class RecordedBatch(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         size = self.batch.num_completions
-        prompts = self.asked
+        prompts = self.prompt_batch
         batch = self.batch
         if (prompts.batch_id, len(prompts.prompts), prompts.group_size) != (
             batch.batch_id,
             len(batch.groups),
             batch.group_size,
         ):
-            raise ContractViolation("what was asked is another batch", field="asked")
+            raise ContractViolation("the prompt batch is another one than the rollout batch", field="prompt_batch")
         if len(self.piece_ids) != ITEM_BYTES * len(self.pieces):
             raise ContractViolation("each piece has the id of its token", field="pieces")
         if batch.columns is not UNSET and any(len(values) != size for values in batch.columns.values()):
@@ -234,7 +234,7 @@ class FoundText(Record, frozen=True, kw_only=True):
 class FoundTexts(Record, frozen=True, kw_only=True):
     """Results of a search, newest iteration first."""
 
-    found: tuple[FoundText, ...]
+    texts: tuple[FoundText, ...]
     searched_iterations: int
     is_complete: bool
     """Whether all records were looked at: false where the search ended at one of its bounds."""

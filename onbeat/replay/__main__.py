@@ -86,7 +86,7 @@ async def sample(settings: StackSettings, engine: Engine, spec: JobSpec, record:
             loaded = await model.ready_for(spec, record.manifest, still_needed=lambda: False)
             players = wiring.players(settings, environments, rewards.service)
             batch = SampledBatch(
-                record.asked,
+                record.prompt_batch,
                 attempt=record.batch.attempt,
                 spec=spec,
                 loaded=loaded,

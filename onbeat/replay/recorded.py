@@ -55,7 +55,7 @@ def read_from(folder: RunFolder, batch_id: str) -> tuple[JobSpec, RecordedBatch]
 def _is_of(record: RecordedBatch, spec: JobSpec) -> bool:
     """Returns True where a record requests no more than the job's spec allows a batch: nothing larger is put into the
     engine."""
-    prompts = record.asked
+    prompts = record.prompt_batch
     rollout = spec.rollout
     is_training = record.batch.purpose == "train"
     most_prompts = rollout.prompts_per_batch

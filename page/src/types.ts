@@ -368,7 +368,7 @@ export interface FoundText {
 }
 
 export interface FoundTexts {
-  found: FoundText[];
+  texts: FoundText[];
   searched_iterations: number;
   is_complete: boolean;
 }

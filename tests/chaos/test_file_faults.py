@@ -58,7 +58,9 @@ def test_damaged_weights_are_refused_and_written_again(
     assert_undisturbed(pipeline, job_id, undisturbed)
 
 
-def test_a_version_that_the_policy_has_moved_on_from_is_mended_by_the_trainer_that_starts_next(tmp_path: Path) -> None:
+def test_a_version_that_the_policy_has_moved_on_from_is_repaired_by_the_next_trainer(
+    tmp_path: Path,
+) -> None:
     """Version 2 samples iteration 3, which trains version 3: no memory holds 2 any more, and checkpoint 1 is of it."""
     # Without an evaluation, whose batches may be taken before or after those of the next iteration, the fifteenth
     # batch to be scored is the third of iteration 3: where the process dies there, two of it are published at most.

@@ -554,7 +554,7 @@ def test_a_prompt_beyond_the_models_context_fails_its_batch(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("rig", MODELS, indirect=True)
-def test_a_diverged_model_fails_its_batch_and_good_weights_mend_it(rig: Rig) -> None:
+def test_a_diverged_model_fails_its_batch_and_good_weights_repair_it(rig: Rig) -> None:
     with pytest.raises(BatchFailed, match=r"not finite|Out of range float"):
         rig.generate(rig.load(0, scaled(rig.tensors, float("nan"))), PROMPTS)
     assert len(rig.generate(rig.load(1), PROMPTS)) == len(PROMPTS)

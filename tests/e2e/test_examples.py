@@ -124,9 +124,9 @@ def test_rejection_sampling_keeps_the_best_completion_of_each_prompt_that_was_an
         rollouts = tuple(replace(group.rollouts[0], reward=reward, text=f"{reward:g}") for reward in rewards)
         groups = (replace(group, rollouts=rollouts),) * len(record.batch.groups)
         batch = replace(record.batch, groups=groups, group_size=2)
-        asked = replace(record.asked, group_size=2)
+        asked = replace(record.prompt_batch, group_size=2)
         files.path_of(batch_id).parent.mkdir(parents=True)
-        changed = replace(record, batch=batch, asked=asked, advantages=None, trainer_logprobs=None)
+        changed = replace(record, batch=batch, prompt_batch=asked, advantages=None, trainer_logprobs=None)
         write_record(files.path_of(batch_id), changed)
     rows = tmp_path / "rows.jsonl"
     arguments = [str(tmp_path), "job", str(rows)]

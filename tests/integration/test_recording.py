@@ -75,7 +75,7 @@ def test_the_record_has_what_was_published_and_what_the_trainer_measured_of_it(
             batch.policy_version,
             batch.weights_digest,
         )
-        assert record.asked.weights_digest == batch.weights_digest
+        assert record.prompt_batch.weights_digest == batch.weights_digest
         if batch.purpose == "evaluation":
             assert (record.advantages, record.trainer_logprobs) == (None, None)
             continue

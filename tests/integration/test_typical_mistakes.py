@@ -166,7 +166,7 @@ STACK = {
     ),
     "a reward whose module isn't there": (
         [*SUBMIT, "reward.components=[{type='exact'}, {type='plugin', entry_point='lost'}]"],
-        r"reward\.components\[1\]\.entry_point: `lost` .* cannot be imported: ModuleNotFoundError.*\(mend the package",
+        r"reward\.components\[1\]\.entry_point: `lost` .* cannot be imported: ModuleNotFoundError.*\(fix the package",
     ),
     "a reward with other arguments": (
         [*SUBMIT, "reward.components=[{type='plugin', entry_point='short'}]"],

@@ -331,7 +331,7 @@ def _in_time(allowed: _Allowance) -> Iterator[None]:
 NEVER_ASKED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError, httpx.UnsupportedProtocol)
 """No byte of the request was sent, so that it can't be the cause."""
 OF_THE_MOMENT = frozenset({408, 425, 429})
-"""Refusals that another moment mends; any other 4xx but those below speaks of the request."""
+"""Refusals that a later attempt may not meet; any other 4xx but those below speaks of the request."""
 OF_WHO_ASKS = frozenset({401, 403, 404, 407, 421})
 """Refusals of a key, or of a service that isn't there: whatever this process asks is refused."""
 

@@ -118,7 +118,7 @@ def load(entry_point: EntryPoint, *, field: str, where: str) -> Any:
         raise UnknownEntryPoint(
             f"`{entry_point.name}` of {package_of(entry_point)} cannot be imported: {type(error).__name__}: {error}",
             field=field,
-            cure=f"mend the package where the {where} runs",
+            cure=f"fix the package on the machine where the {where} runs",
         ) from error
 
 

@@ -60,7 +60,7 @@ def written_whole(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def usable(path: Path, *, to_be: str, cure: str = "free space there, or mend its mode") -> Iterator[None]:
+def usable(path: Path, *, to_be: str, cure: str = "free space there, or fix its permissions") -> Iterator[None]:
     """Turns an OSError of the block into an OnbeatError that names the path.
 
     Args:

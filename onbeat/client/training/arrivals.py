@@ -130,7 +130,7 @@ class TrainingIteration:
         self.numbers = TrainedNumbers()
         self._job = job
         self._check = check
-        self._gathering = Gathering(job, expected, train=self._take, mend=reread)
+        self._gathering = Gathering(job, expected, train=self._take, repair=reread)
         self._max_rows = max_rows
         self._ended_by = ended_by
         self._queue: queue.Queue[TrainingRows | BaseException | None] = queue.Queue(maxsize=PREFETCHED)

@@ -77,7 +77,7 @@ class DeltaPublisher(WholePublisher):
         layout = plan.layout
         writer = self.store.begin(plan)
         if is_again:
-            return BaseSink(plan, writer, base={}, announce=self._announce, published=self._mended)
+            return BaseSink(plan, writer, base={}, announce=self._announce, published=self._repaired)
         # The base counts for nothing until the new version is published: `published` gives it back.
         base = self._base or {}
         self._base = None
@@ -109,7 +109,7 @@ class DeltaPublisher(WholePublisher):
         self._needed = {version: names for version, names in self._needed.items() if version >= policy_version}
         super().remove_before(policy_version, in_use=frozenset(in_use).union(*self._needed.values()))
 
-    def _mended(self, manifest: WeightManifest) -> None:
+    def _repaired(self, manifest: WeightManifest) -> None:
         if self._chain and self._chain[-1].policy_version == manifest.policy_version:
             self._chain = manifest.steps
 

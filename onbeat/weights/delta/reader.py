@@ -2,7 +2,7 @@
 
 steps of the manifest:  whole 10 ◀─ delta 11 ◀─ delta 12 ◀─ delta 13
 the engine holds 12 ───────────────────────────────┴─ apply 13
-11 was mended, and is whole in its folder ─┴─ read it, apply 12 and 13
+11 was repaired, and is whole in its folder ─┴─ read it, apply 12 and 13
 else ──────────────────────┴─ read 10, apply 11, 12 and 13
 """
 

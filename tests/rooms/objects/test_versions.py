@@ -38,7 +38,7 @@ from tests.unit.onbeat.weights.adapter.test_adapters import SCALING, base, matri
 from tests.unit.onbeat.weights.test_weight_store import (  # noqa: F401 - the tests of every store, with `store` of here
     FakeChunks,
     assert_equal,
-    test_a_damaged_version_is_refused_until_it_is_mended,
+    test_a_damaged_version_is_refused_until_it_is_repaired,
     test_a_receiver_that_joins_late_or_missed_some_gets_the_same_tensors,
     test_a_trainer_that_takes_over_publishes_the_same_digest,
     test_a_version_of_another_model_is_refused_by_the_tensor,

@@ -44,7 +44,7 @@ def test_a_trajectory_has_a_log_prob_for_each_token_that_was_sampled() -> None:
 def test_truncated_sampling_says_what_each_sampled_token_was_drawn_from() -> None:
     asked = replace(opened(), sampling=replace(opened().sampling, top_k=3))
     kept = [[9, 7, 1], [8], []]
-    (made,) = completions_of(asked, [[sample(kept=kept)]])
+    (made,) = completions_of(asked, [[sample(kept_sets=kept)]])
     assert made.kept_sets is not UNSET
     assert kept_ids(made.kept_sets) == [[1, 7, 9], [8], []]
     for wrong, problem in (
@@ -54,10 +54,10 @@ def test_truncated_sampling_says_what_each_sampled_token_was_drawn_from() -> Non
         ([[-1, 7], [8], []], "the kept ids of token 7 are of no vocabulary, or without it"),
     ):
         with pytest.raises(ContractViolation, match=problem):
-            completions_of(asked, [[sample(kept=wrong)]])
+            completions_of(asked, [[sample(kept_sets=wrong)]])
     for evaluation in (opened(), replace(asked, purpose="evaluation")):
         with pytest.raises(ContractViolation, match="says which tokens were kept"):
-            completions_of(evaluation, [[sample(kept=kept)]])
+            completions_of(evaluation, [[sample(kept_sets=kept)]])
 
 
 def test_a_trajectory_is_asked_for_by_a_prompt_that_an_environment_opened_and_by_no_other() -> None:

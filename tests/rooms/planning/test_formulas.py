@@ -162,8 +162,8 @@ def test_fewer_generators_and_a_shorter_lag_are_preferred_among_the_nearly_faste
 def test_the_advice_says_who_waits_and_what_a_lag_gains() -> None:
     measured = times(generate_s=1.0, train_s=2.0, step_s=1.0, load_s=2.0)
     plan = compare(spec(), measured, machines=[ONE_EACH], schedules=candidates([1], 20))
-    assert (plan.recommended.schedule, plan.recommended.max_policy_lag) == ("delayed", 1)
-    assert plan.recommended_without_lag.schedule == "periodic"
+    assert (plan.recomrepaired.schedule, plan.recomrepaired.max_policy_lag) == ("delayed", 1)
+    assert plan.recomrepaired_without_lag.schedule == "periodic"
     # Periodic: 3 s between the iterations, the first batch, 8 passes. Delayed: 8 passes and a step.
     assert "1.18 times as fast as the best without a lag, periodic with 1 generator" in plan.reason
     assert "the trainer is busy 100% of the time, the generators wait for 53%" in plan.reason

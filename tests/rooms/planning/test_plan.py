@@ -31,7 +31,7 @@ def test_the_command_prints_one_object_with_a_row_for_each_schedule_and_the_meas
     assert [(row["schedule"], row["generators"]) for row in plan["predictions"]] == [
         (schedule, number) for number in (1, 2) for schedule in SCHEDULES
     ]
-    assert plan["recommended"] in plan["predictions"]
+    assert plan["recomrepaired"] in plan["predictions"]
     assert plan["measured"]["job_id"] == JOB
     synchronous = next(row for row in plan["predictions"] if row["schedule"] == "synchronous")
     assert synchronous["iteration_s"] == pytest.approx(plan["measured"]["iteration_s"], rel=0.05)
@@ -44,7 +44,7 @@ def test_the_command_shows_the_rows_the_advice_and_the_times_it_is_based_on(
     text = " ".join(capsys.readouterr().out.split())
     assert text.startswith(f"a [bold]job: measured in {JOB} (synchronous), 8 iterations")
     assert all(schedule in text for schedule in SCHEDULES)
-    assert "recommended delayed, lag 1, with 1 generator takes" in text
+    assert "recomrepaired delayed, lag 1, with 1 generator takes" in text
     assert "balance from 1 generator on the trainer is the limit" in text
     assert "a batch is sampled in 1 s, scored in 0.5 s and trained in 2 s" in text
 

@@ -30,8 +30,8 @@ SPEC = job_spec(recording={}, seed=0, rollout__group_size=2, rollout__prompts_pe
 def of_spec(**changes: Any) -> RecordedBatch:
     record = record_of(JOB, BATCH)
     sampling = SPEC.rollout.sampling
-    asked = replace(record.asked, seed=SPEC.seed, group_size=SPEC.rollout.group_size, sampling=sampling)
-    return replace(record, asked=replace(asked, **changes))
+    asked = replace(record.prompt_batch, seed=SPEC.seed, group_size=SPEC.rollout.group_size, sampling=sampling)
+    return replace(record, prompt_batch=replace(asked, **changes))
 
 
 def folder_of(tmp_path: Path, record: RecordedBatch) -> RunFolder:
@@ -56,7 +56,7 @@ def test_what_is_recorded_is_read_with_its_spec(tmp_path: Path) -> None:
     "changes",
     [
         {"seed": 7},
-        {"reserves": (of_spec().asked.prompts,)},
+        {"reserves": (of_spec().prompt_batch.prompts,)},
         {"sampling": replace(SPEC.rollout.sampling, max_new_tokens=SPEC.rollout.sampling.max_new_tokens + 1)},
     ],
     ids=lambda changes: next(iter(changes)),

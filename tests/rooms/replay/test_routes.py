@@ -130,11 +130,11 @@ def test_a_search_finds_prompts_and_completions_newest_first_and_keeps_its_limit
     files = recorded(services, job_id, *records)
     files.path_of("1/train/0").write_bytes(b"torn")
     found = ask("GET", f"/v1/jobs/{job_id}/rollouts/search", params={"text": "answer IS"}).json()
-    assert [(one["batch_id"], one["sample"]) for one in found["found"]] == [("2/train/0", 0), ("0/train/0", 0)]
+    assert [(one["batch_id"], one["sample"]) for one in found["texts"]] == [("2/train/0", 0), ("0/train/0", 0)]
     assert (found["searched_iterations"], found["is_complete"]) == (3, True)
     one = ask("GET", f"/v1/jobs/{job_id}/rollouts/search", params={"text": "onerror", "limit": 1}).json()
-    assert (len(one["found"]), one["found"][0]["sample"], one["is_complete"]) == (1, -1, False)
-    assert HOSTILE in one["found"][0]["excerpt"]
+    assert (len(one["texts"]), one["texts"][0]["sample"], one["is_complete"]) == (1, -1, False)
+    assert HOSTILE in one["texts"][0]["excerpt"]
     assert ask("GET", f"/v1/jobs/{job_id}/rollouts/search").status_code == 422
 
 
@@ -147,7 +147,7 @@ def test_an_excerpt_has_what_was_found_where_folding_makes_a_text_longer(
         services, job_id, record_of(job_id, "1/train/0", text="\N{LATIN SMALL LETTER SHARP S}" * 500 + " Needle end")
     )
     found = ask("GET", f"/v1/jobs/{job_id}/rollouts/search", params={"text": "needle"}).json()
-    (one,) = [one for one in found["found"] if one["sample"] == 0]
+    (one,) = [one for one in found["texts"] if one["sample"] == 0]
     assert one["excerpt"].endswith(" Needle end")
     assert [place_of("ss", "xSs"), place_of("e", "\N{LATIN SMALL LETTER SHARP S}e"), place_of("q", "e")] == [1, 1, -1]
 
@@ -164,11 +164,11 @@ def test_searches_are_few_at_a_time_and_a_record_too_large_to_show_is_not_read(
         assert routes.SEARCHES.acquire(blocking=False)
     assert ask("GET", f"{path}/search", params={"text": "46"}).status_code == 503
     routes.SEARCHES.release(routes.MAX_SEARCHES)
-    assert len(ask("GET", f"{path}/search", params={"text": "46"}).json()["found"]) == 1
+    assert len(ask("GET", f"{path}/search", params={"text": "46"}).json()["texts"]) == 1
     monkeypatch.setattr(routes, "MAX_SHOWN_BYTES", 100)
     answer = ask("GET", f"{path}/1/train/0")
     assert (answer.status_code, answer.json()["detail"]) == (502, "cannot be read: is over 100 bytes")
-    assert ask("GET", f"{path}/search", params={"text": "46"}).json()["found"] == []
+    assert ask("GET", f"{path}/search", params={"text": "46"}).json()["texts"] == []
 
 
 def test_what_cant_be_sampled_again_says_why(ask: Ask, services: Services) -> None:  # noqa: F811
@@ -212,7 +212,7 @@ def test_a_piece_that_comes_a_million_times_is_not_made_into_gigabytes_of_text(
     assert answer.status_code == 502
     assert "its text has 2,000,000,000 characters, of which at most 33,554,432 are shown" in answer.json()["detail"]
     found = ask("GET", f"/v1/jobs/{job_id}/rollouts/search?text=zzz").json()
-    assert found["found"] == []
+    assert found["texts"] == []
 
 
 def test_a_list_reads_a_bounded_part_of_the_indexes_and_goes_on_before_it(

@@ -41,15 +41,15 @@ def load(run_root: Path, on_pause: Callable[[int, ServedModel], None], **spec: o
     return model
 
 
-def test_a_version_that_is_mended_meanwhile_is_loaded(tmp_path: Path) -> None:
+def test_a_version_that_is_repaired_meanwhile_is_loaded(tmp_path: Path) -> None:
     said: list[str] = []
 
-    def mend_at_the_second(pause: int, model: ServedModel) -> None:
+    def repair_at_the_second(pause: int, model: ServedModel) -> None:
         said.append(model.rejected_weights)
         if pause == 2:
             fake_version(tmp_path, "job", 3)
 
-    model = load(tmp_path, mend_at_the_second)
+    model = load(tmp_path, repair_at_the_second)
     assert said == ["job/weights/v000003"] * 2
     assert model.rejected_weights == ""
     assert model.loaded is not None
@@ -116,12 +116,12 @@ def test_a_version_in_a_redis_that_is_away_for_a_moment_is_loaded_when_it_answer
             raise outages.pop()
         await load_weights(engine, weights)
 
-    def mend(_pause: int, model: ServedModel) -> None:
+    def repair(_pause: int, model: ServedModel) -> None:
         said.append(model.rejected_weights)
         fake_version(tmp_path, "job", 3)
 
     monkeypatch.setattr(LoggedEngine, "load_weights", away_at_first)
-    model = load(tmp_path, mend)
+    model = load(tmp_path, repair)
     assert (said, outages) == ([""], []), "nothing is wrong with the version"
     assert model.loaded is not None
     assert model.loaded.engine.policy_version is not None
@@ -131,11 +131,11 @@ def test_the_version_that_it_loads_is_named_until_it_is_loaded(tmp_path: Path) -
     """The trainer leaves its files alone meanwhile."""
     said: list[str] = []
 
-    def mend(_pause: int, model: ServedModel) -> None:
+    def repair(_pause: int, model: ServedModel) -> None:
         said.extend(model.loading_weights)
         fake_version(tmp_path, "job", 3)
 
-    model = load(tmp_path, mend)
+    model = load(tmp_path, repair)
     assert said == ["job/weights/v000003"]
     assert model.loading_weights == ()
 

@@ -39,14 +39,14 @@ export function Search({ jobId }: { jobId: string }): JSX.Element {
       <div role="status">
         {found && (
           <p class="quiet small">
-            {found.found.length === 0 ? "Nothing has it" : plural(found.found.length, "text")}, of{" "}
+            {found.texts.length === 0 ? "Nothing has it" : plural(found.texts.length, "text")}, of{" "}
             {plural(found.searched_iterations, "recorded iteration")}
             {!found.is_complete && "; the search ended at its bound"}
           </p>
         )}
       </div>
-      {found && found.found.length > 0 && (
-        <ul class="found">{found.found.map((one, at) => <Found key={at} jobId={jobId} one={one} />)}</ul>
+      {found && found.texts.length > 0 && (
+        <ul class="found">{found.texts.map((one, at) => <Found key={at} jobId={jobId} one={one} />)}</ul>
       )}
     </section>
   );

@@ -191,7 +191,9 @@ def test_an_engine_whose_tensors_lie_elsewhere_gets_them_from_host_memory(store:
 
 
 @pytest.mark.parametrize("spoil", [flip_a_bit, cut, take_away])
-def test_a_damaged_version_is_refused_until_it_is_mended(store: Store, spoil: Callable[[bytes], bytes | None]) -> None:
+def test_a_damaged_version_is_refused_until_it_is_repaired(
+    store: Store, spoil: Callable[[bytes], bytes | None]
+) -> None:
     receiver = store.receiver()
     receiver.load(store.publish(0))
     manifest = store.publish(1)

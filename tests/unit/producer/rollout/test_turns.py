@@ -509,7 +509,7 @@ async def test_a_session_that_is_played_again_is_said_with_the_key_of_its_deadli
 
 
 @pytest.mark.parametrize("reason", ["invalid_reply", "oversize", "bad_task", "unknown", "divergent", "not_in_turn"])
-def test_what_no_other_attempt_mends_fails_at_once(reason: FailureReason) -> None:
+def test_what_no_other_attempt_fixes_fails_at_once(reason: FailureReason) -> None:
     service = Echo(fails=[(1, reason)])
     with pytest.raises(BatchFailed, match=reason):
         play(service)

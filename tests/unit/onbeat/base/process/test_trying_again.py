@@ -49,7 +49,7 @@ def test_the_error_after_the_last_pause_is_raised() -> None:
 
 
 @pytest.mark.parametrize(("error", "pause_s"), [(ValueError("no"), 1.0), (OSError("too late"), 5.0)])
-def test_what_another_try_does_not_mend_is_raised_at_once(error: Exception, pause_s: float) -> None:
+def test_what_another_try_does_not_fix_is_raised_at_once(error: Exception, pause_s: float) -> None:
     asked = Asked(error)
     with pytest.raises(type(error)):
         asked.tried([pause_s, 1.0])

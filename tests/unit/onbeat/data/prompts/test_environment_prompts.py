@@ -150,15 +150,15 @@ def test_a_repeated_task_that_dies_is_named_before_anything_is_opened() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failures", "is_mended"),
+    ("failures", "is_repaired"),
     [(["timeout"], True), (["crashed", "lost", "raised"], True), (["bad_task"], False), (["timeout"] * 80, False)],
 )
 def test_an_observation_that_fails_is_asked_for_again_where_that_can_help(
-    failures: list[FailureReason], is_mended: bool
+    failures: list[FailureReason], is_repaired: bool
 ) -> None:
     service = Service()
     service.failures = failures
-    if is_mended:
+    if is_repaired:
         assert len(all_prompts(source(service))) == 16
         return
     with pytest.raises(InvalidInput, match=f"does not open train/0: {failures[0]}: as asked"):

@@ -178,7 +178,7 @@ def test_other_layers_and_whole_versions_in_between_are_not_taken_for_the_base(f
 
 @pytest.mark.parametrize("spoil", [flip_a_bit, lambda data: data[:-1], None], ids=["flipped", "shortened", "missing"])
 @pytest.mark.parametrize("what", ["base", "v000001"])
-def test_damaged_adapters_and_a_damaged_base_are_refused_until_they_are_mended(
+def test_damaged_adapters_and_a_damaged_base_are_refused_until_they_are_repaired(
     files: Store, spoil: Callable[[bytes], bytes] | None, what: str
 ) -> None:
     manifest, receiver = files.publish(1), files.receiver()
