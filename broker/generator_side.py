@@ -270,7 +270,7 @@ class GeneratorSide(LeasedSide[Claim]):
     def _check_carried(self, batch: RolloutBatch) -> None:
         """Raises ContractViolation for a batch that lacks the texts that stages of the job read."""
         lacks = any(UNSET in (group.prompt_text, group.reference) for group in batch.groups)
-        if self._job.spec.stage_plan.carries_texts and lacks:
+        if self._job.spec.stage_graph.carries_texts and lacks:
             raise ContractViolation(
                 "a group lacks prompt_text or reference, and a stage of the job reads them",
                 field=f"batch {batch.batch_id}",

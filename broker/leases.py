@@ -23,7 +23,7 @@ from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.keys import OpenKeys, wake_channel
 from contracts.encoding.wire import Record
-from contracts.experience.plan import StagePlan
+from contracts.experience.graph import StageGraph
 from contracts.spec.job import JobSpec
 
 MAX_REASON_BYTES = 2000
@@ -67,7 +67,7 @@ class LeasedJob(NamedTuple):
     """The parts of a job that a worker reads once: none of them changes while the job runs."""
 
     spec: JobSpec
-    plan: StagePlan
+    graph: StageGraph
     stages: list[dict[str, object]]
     """As scripts know them."""
     keys: OpenKeys
@@ -130,12 +130,12 @@ class LeasedSide(ABC, Generic[C]):
                 is_released=is_released,
             )
         else:
-            planned = self._job.plan.stages[lease.stage - 1]
+            node = self._job.graph.stages[lease.stage - 1]
             answer = self._run(
                 "fail_rows",
                 lease=lease,
-                max_attempts=planned.max_attempts,
-                reason=_cut(f"stage {planned.name}: {reason}"),
+                max_attempts=node.max_attempts,
+                reason=_cut(f"stage {node.name}: {reason}"),
                 is_released=is_released,
                 stages=self._job.stages,
             )
@@ -148,7 +148,7 @@ class LeasedSide(ABC, Generic[C]):
     def _job(self) -> LeasedJob:
         """Raises NotFound for a job that was removed."""
         spec = JobStore(self.broker).spec(self._job_id)
-        return LeasedJob(spec, spec.stage_plan, spec.stage_plan.for_scripts(), OpenKeys(self._job_id))
+        return LeasedJob(spec, spec.stage_graph, spec.stage_graph.for_scripts(), OpenKeys(self._job_id))
 
 
 def _cut(reason: str) -> str:

@@ -28,7 +28,7 @@ from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import Record, decode
 from contracts.errors import ContractViolation, NotFound
 from contracts.experience.columns import ColumnValues, base_values, check_values, pack_values, row_shapes, unpack_values
-from contracts.experience.plan import ClaimedItem, PlannedStage, StagePlan
+from contracts.experience.graph import ClaimedItem, StageGraph, StageNode
 from contracts.rollouts import RolloutBatch
 from contracts.spec.job import JobSpec
 
@@ -97,8 +97,8 @@ class StageSide(LeasedSide[ClaimedItem]):
         return self._job.spec
 
     @property
-    def plan(self) -> StagePlan:
-        return self._job.plan
+    def graph(self) -> StageGraph:
+        return self._job.graph
 
     def claim(self, stage: str, max_rows: int = 1, *, is_idle: bool = True) -> list[ClaimedItem]:
         """Claims items of a stage under its lease, those of the oldest iteration first.
@@ -116,7 +116,7 @@ class StageSide(LeasedSide[ClaimedItem]):
         Raises:
             NotFound: The job has no such stage, or was removed.
         """
-        number, planned = self._find(stage)
+        number, node = self._find(stage)
         cached_batches = self._batches.by_id()
         with self._claiming:
             outcome, *rest = self._run(
@@ -126,8 +126,8 @@ class StageSide(LeasedSide[ClaimedItem]):
                 stage=number,
                 name=stage,
                 stages=self._job.stages,
-                lease_ms=int(planned.lease_s * 1000),
-                max_attempts=planned.max_attempts,
+                lease_ms=int(node.lease_s * 1000),
+                max_attempts=node.max_attempts,
                 max_rows=max_rows,
                 held={batch_id: cached.digest for batch_id, cached in cached_batches.items()},
                 is_idle=is_idle,
@@ -240,27 +240,27 @@ class StageSide(LeasedSide[ClaimedItem]):
         """Packs the columns of items of one batch. Raises ContractViolation where they are not the stage's outputs."""
         shapes = row_shapes(items[0][0].batch)
         for item, values in items:
-            _, planned = self._find(item.stage)
-            check_values(values, planned.outputs, shapes[item.rows.start : item.rows.stop], of=str(item))
+            _, node = self._find(item.stage)
+            check_values(values, node.outputs, shapes[item.rows.start : item.rows.stop], of=str(item))
         return [PackedItem(item, pack_values(values)) for item, values in items]
 
     def _run_of(
-        self, number: int, planned: PlannedStage, packed: Sequence[PackedItem], payloads: list[bytes]
+        self, number: int, node: StageNode, packed: Sequence[PackedItem], payloads: list[bytes]
     ) -> dict[str, Any]:
         """Returns items of a stage and a batch as `put_rows` gets them, and appends their payloads.
 
         Args:
             number: The stage's number.
-            planned: The stage.
+            node: The stage.
             packed: The items.
             payloads: Gets the columns of each item, and behind them the digests of its inputs where the stage reads
                 columns of others.
         """
         first = packed[0].item
-        has_inputs = bool(planned.after)
+        has_inputs = bool(node.after)
         digests: list[str] = []
         # Digests are only kept of columns that another stage is made of.
-        if self.plan.is_read(number - 1):  # the plan counts from 0
+        if self.graph.is_read(number - 1):  # the graph counts from 0
             digests = [content_digest(item.columns) for item in packed]
         for item, columns in packed:
             payloads.append(columns)
@@ -307,28 +307,28 @@ class StageSide(LeasedSide[ClaimedItem]):
             values: Field of `items` → the packed columns that other stages made.
             claim: The claim's number.
         """
-        planned = self.plan.stages[number - 1]
+        node = self.graph.stages[number - 1]
         item, attempt = claimed
         sizes = {"num_groups": len(batch.groups), "group_size": batch.group_size}
-        rows = planned.rows_of_item(item, **sizes)
-        inputs = base_values(batch, planned.inputs, rows)
+        rows = node.rows_of_item(item, **sizes)
+        inputs = base_values(batch, node.inputs, rows)
         digests: list[str] = []
-        for before in planned.after:
-            size = self.plan.stages[before].item_rows(**sizes)  # rows of an item of the earlier stage
+        for before in node.after:
+            size = self.graph.stages[before].item_rows(**sizes)  # rows of an item of the earlier stage
             # rows is half-open: its last row is stop - 1.
             parts = range(rows.start // size, (rows.stop - 1) // size + 1)
             packed = [values[item_fields(before + 1, claimed_rows.batch_id, part).columns] for part in parts]
             digests += [content_digest(values) for values in packed]
             first = parts.start * size
             columns = [unpack_values(values) for values in packed]
-            for name in planned.inputs:
+            for name in node.inputs:
                 if name in columns[0]:
                     of_parts = [value for part in columns for value in part[name]]
                     # The parts may begin before this item's rows, and end behind them: first is the row that they begin
                     # with.
                     inputs[name] = of_parts[rows.start - first : rows.stop - first]
         return ClaimedItem(
-            stage=planned.name,
+            stage=node.name,
             iteration=claimed_rows.iteration,
             batch_id=claimed_rows.batch_id,
             item=item,
@@ -341,15 +341,15 @@ class StageSide(LeasedSide[ClaimedItem]):
             input_digests=tuple(digests),
         )
 
-    def _find(self, stage: str) -> tuple[int, PlannedStage]:
+    def _find(self, stage: str) -> tuple[int, StageNode]:
         """Returns (the stage's number, which scripts count from 1; the stage)."""
         try:
-            # Scripts count stages from 1, since 0 stands for rollouts; the plan counts from 0.
-            number = 1 + self.plan.index(stage)
+            # Scripts count stages from 1, since 0 stands for rollouts; the graph counts from 0.
+            number = 1 + self.graph.index(stage)
         except KeyError:
-            names = ", ".join(stage.name for stage in self.plan.stages) or "none"
+            names = ", ".join(stage.name for stage in self.graph.stages) or "none"
             raise NotFound(f"the job has no stage {stage}", field="stage", cure=f"it has {names}") from None
-        return number, self.plan.stages[number - 1]
+        return number, self.graph.stages[number - 1]
 
 
 def puts_at_once(items: Iterable[PackedItem]) -> Iterator[list[PackedItem]]:

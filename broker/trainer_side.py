@@ -16,12 +16,12 @@ from broker.openings import DispatchChunk, IterationOpening, dispatch_chunks, op
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, JobEvent, Rewound, record_digest
-from contracts.experience.plan import StagePlan, all_items, columns_of
+from contracts.experience.graph import StageGraph, all_items, columns_of
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from contracts.versions import WeightManifest, WeightShard
 
-NO_STAGES = StagePlan()
+NO_STAGES = StageGraph()
 
 
 class Arrived(Record, frozen=True, kw_only=True):
@@ -39,7 +39,14 @@ class TrainerSide:
     """
 
     def __init__(
-        self, broker: Broker, job_id: str, *, owner: str, lease_s: float, num_open: int = 1, plan: StagePlan = NO_STAGES
+        self,
+        broker: Broker,
+        job_id: str,
+        *,
+        owner: str,
+        lease_s: float,
+        num_open: int = 1,
+        graph: StageGraph = NO_STAGES,
     ) -> None:
         """Names the trainer to the job; nothing is read yet.
 
@@ -49,12 +56,12 @@ class TrainerSide:
             owner: The name of this life of the trainer: a repeat by the same owner keeps the lease.
             lease_s: Seconds for which the lease is taken.
             num_open: Iterations that may be open at once, as the job's spec says.
-            plan: The stages of the job's spec.
+            graph: The stages of the job's spec.
         """
         self._broker = broker
         self._job_id = job_id
         self._num_open = num_open
-        self._plan = plan
+        self._graph = graph
         self._owner = owner
         self._lease_ms = int(lease_s * 1000)
         self._epoch: int | None = None
@@ -306,7 +313,7 @@ class TrainerSide:
                 them, or the iteration was cleared.
             ContractViolation: A value is no output of its stage.
         """
-        items = all_items(self._plan, batch)
+        items = all_items(self._graph, batch)
         if not items:
             return {}
         # The plan counts stages from 0, keys from 1.
@@ -319,20 +326,20 @@ class TrainerSide:
         record = batch_record(record_bytes) if record_bytes else None
         if not isinstance(record, Published) or record.digest != batch_digest(batch):
             raise FenceViolation(f"batch {batch.batch_id} is not what the ledger records by now", field="digest")
-        return columns_of(self._plan, batch, packed)
+        return columns_of(self._graph, batch, packed)
 
     def stages_with_work(self, iteration: int) -> list[str]:
         """Returns the stages, in order, that have items of an open iteration in work, free or leased."""
-        if not self._plan.stages:
+        if not self._graph.stages:
             return []
         work = self._keys.slot_of(iteration).work
         with self._broker.call():
             pipe: Any = self._broker.redis.pipeline(transaction=False)
-            for number in range(1, len(self._plan.stages) + 1):
+            for number in range(1, len(self._graph.stages) + 1):
                 # The scores of a stage, up to the next one's first, which "(" leaves out.
                 pipe.zcount(work, number * STAGE_BAND, f"({(number + 1) * STAGE_BAND}")
             counts = pipe.execute()
-        return [stage.name for stage, count in zip(self._plan.stages, counts, strict=True) if count]
+        return [stage.name for stage, count in zip(self._graph.stages, counts, strict=True) if count]
 
     def wait_for_rollouts(self, iteration: int, timeout_s: float) -> None:
         """Blocks until the iteration has a batch after the last one claimed or waited for, or for timeout_s.

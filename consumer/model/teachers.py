@@ -41,7 +41,7 @@ SCALES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 def teacher_of(settings: StackSettings, spec: JobSpec, policy: Policy) -> Teacher:
     """Returns the reader of the teacher's columns for a policy. Raises InvalidInput that names the stage's key."""
     beta = spec.algorithm.distillation_beta or 0.0
-    widths = {column.name: column.width or 1 for column in spec.stage_plan.outputs}
+    widths = {column.name: column.width or 1 for column in spec.stage_graph.outputs}
     stages = [stage for stage in spec.stages if isinstance(stage, TeacherStage) and stage.hidden_size]
     if not stages:
         return TopTokens(beta=beta, width=widths[TEACHER_TOP], num_ids=policy.vocabulary_size)

@@ -12,7 +12,7 @@ from functools import cache
 from msgspec import UNSET, structs
 
 from contracts.experience.columns import BASE_COLUMNS, MAX_COLUMN_NAME, Column
-from contracts.experience.plan import circle, stages_before
+from contracts.experience.graph import circle, stages_before
 from contracts.rewards import (
     LengthReward,
     OverlongReward,

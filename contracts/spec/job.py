@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.digests import Digest
 from contracts.encoding.wire import MAX_ITERATIONS, NO_CONTROL_CHARACTERS, FilePath, Iterations, Record
-from contracts.experience.plan import StagePlan
+from contracts.experience.graph import StageGraph
 from contracts.file_digests import FileDigests
 from contracts.rewards import RewardSpec
 from contracts.schedule import MAX_POLICY_LAG, Schedule, ScheduleName
@@ -32,7 +32,7 @@ from contracts.spec.stages import (
     REFERENCE_LOGPROBS,
     StageSpec,
     reward_weights,
-    stage_plan,
+    stage_graph,
 )
 from contracts.spec.trainer import OptimizerSpec, PluginTracker, TrainerSpec
 from contracts.stated_scores import all_stated_scores
@@ -159,9 +159,9 @@ class JobSpec(Record, frozen=True, kw_only=True):
         return max(bounds, default=one_turn)
 
     @property
-    def stage_plan(self) -> StagePlan:
+    def stage_graph(self) -> StageGraph:
         """The stages that a training batch passes, with their order and their columns."""
-        return stage_plan(self.stages, self.model.dtype)
+        return stage_graph(self.stages, self.model.dtype)
 
     @property
     def loads_reference(self) -> bool:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from contracts.encoding.wire import Attempts, FilePath, Lease, Line, Table, Text
 from contracts.experience.columns import Column, ColumnName
-from contracts.experience.plan import PlannedStage, StagePlan, Unit, stages_before
+from contracts.experience.graph import StageGraph, StageNode, Unit, stages_before
 from contracts.file_digests import FileDigests
 from contracts.rewards import OnUnscorable, StageReason, Weight, stated_score
 from contracts.spec.algorithm import AlgorithmSpec
@@ -224,12 +224,12 @@ def reward_weights(stages: Sequence[StageSpec]) -> dict[str, float]:
     return weights
 
 
-def stage_plan(stages: Sequence[StageSpec], dtype: str = "float32") -> StagePlan:
+def stage_graph(stages: Sequence[StageSpec], dtype: str = "float32") -> StageGraph:
     """Returns what the stages of a judged spec mean for a batch. dtype: the models'."""
     outputs = [stage.outputs for stage in stages]
-    return StagePlan(
+    return StageGraph(
         stages=tuple(
-            PlannedStage(
+            StageNode(
                 name=stage.name,
                 unit=stage.unit,
                 inputs=tuple(stage.inputs),

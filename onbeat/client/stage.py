@@ -21,7 +21,7 @@ from broker.presence import StagePresence
 from broker.stage_side import ClaimedItem, PutOutcome, StageSide, wait_for_items
 from contracts.errors import Conflict, InvalidInput, NotFound
 from contracts.experience.columns import BASE_COLUMNS, Column, check_values, row_shapes
-from contracts.experience.plan import PlannedStage
+from contracts.experience.graph import StageNode
 from contracts.monitor import StageWorkerSeen
 from contracts.settings import StackSettings
 from contracts.spec.stages import ExternalStage
@@ -61,7 +61,7 @@ class Stage(OwnWorker[ClaimedItem, StageRows]):
         """
         who = {"redis_url": redis_url, "run_dir": run_dir, "settings": settings}
         with connected(job_id, role=STAGE, what=f"stage-{name}", **who) as connection:
-            self.stage: PlannedStage = _external(connection, name)
+            self.stage: StageNode = _external(connection, name)
             self._side = StageSide(connection.broker, job_id, connection.process_id)
             super().__init__(
                 connection,
@@ -70,7 +70,7 @@ class Stage(OwnWorker[ClaimedItem, StageRows]):
                 lease_s=self.stage.lease_s,
                 wait=partial(wait_for_items, [(self._side, None)]),
             )
-        outputs = {column.name: column for stage in self._side.plan.stages for column in stage.outputs}
+        outputs = {column.name: column for stage in self._side.graph.stages for column in stage.outputs}
         self._columns: dict[str, Column] = {name: outputs.get(name) or BASE_COLUMNS[name] for name in self.stage.inputs}
 
     def get(self, max_rows: int = MAX_ROWS, *, timeout_s: float = 60.0) -> StageRows | None:
@@ -148,7 +148,7 @@ class Stage(OwnWorker[ClaimedItem, StageRows]):
         )
 
 
-def _external(connection: JobConnection, name: str) -> PlannedStage:
+def _external(connection: JobConnection, name: str) -> StageNode:
     stages = {stage.name: stage for stage in connection.spec.stages}
     if name not in stages:
         raise NotFound(
@@ -160,5 +160,5 @@ def _external(connection: JobConnection, name: str) -> PlannedStage:
             field="stage",
             cure='declare one with type = "external"',
         )
-    plan = connection.spec.stage_plan
-    return plan.stages[plan.index(name)]
+    graph = connection.spec.stage_graph
+    return graph.stages[graph.index(name)]

@@ -176,7 +176,7 @@ def staged_batch(batch: RolloutBatch, values: ColumnValues, spec: JobSpec) -> tu
     values: column → a value for each row, of all stages of the job. Raises ContractViolation naming the column and the
     row, for values that are not those of the job's stages.
     """
-    check_values(values, spec.stage_plan.outputs, row_shapes(batch), of=f"batch {batch.batch_id}")
+    check_values(values, spec.stage_graph.outputs, row_shapes(batch), of=f"batch {batch.batch_id}")
     with_columns = replace(batch, columns={name: tuple(of_rows) for name, of_rows in values.items()})
     rewarded = with_stage_rewards(with_columns, values, spec.stage_reward_weights)
     return _marked(rewarded, values, spec), values_digest(values)

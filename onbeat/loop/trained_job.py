@@ -63,7 +63,7 @@ log = logging.getLogger(__name__)
 def trainer_side(broker: Broker, job_id: str, spec: JobSpec, *, owner: str) -> TrainerSide:
     """Makes a trainer's side of a job of this spec."""
     lease_s = spec.timeouts.trainer_lease_s
-    return TrainerSide(broker, job_id, owner=owner, lease_s=lease_s, num_open=spec.num_open, plan=spec.stage_plan)
+    return TrainerSide(broker, job_id, owner=owner, lease_s=lease_s, num_open=spec.num_open, graph=spec.stage_graph)
 
 
 @dataclass(eq=False)

@@ -72,7 +72,7 @@ def rollout_groups(
     """
     is_trained = batch.purpose == "train"
     played = spec.environments
-    with_texts = is_trained and spec.stage_plan.carries_texts
+    with_texts = is_trained and spec.stage_graph.carries_texts
     of_truncated = spec.algorithm.reward_of_truncated if is_trained else None
     sources = [prompt.source or "" for prompt in batch.prompts for _ in range(batch.group_size)]
     rollouts = [

@@ -75,7 +75,7 @@ class ComputeService:
         if self._num_begun or self.is_busy:
             return 0
         # The first item shows whether its model loads here: no others wait for that under their leases.
-        if stage.plan.unit == "row" and stage.key in self._proven:
+        if stage.node.unit == "row" and stage.key in self._proven:
             return MOST_ROWS
         return 1
 

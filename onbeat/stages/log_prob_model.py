@@ -62,9 +62,9 @@ class LogProbModel:
         self._frozen = frozen
         self._settings = settings
         self._spec = stage.spec
-        self._columns = [column.name for column in stage.plan.outputs]
+        self._columns = [column.name for column in stage.node.outputs]
         # The bits of states are no numbers; and states that aren't finite have no finite log-probs.
-        self._numbers = [place for place, column in enumerate(stage.plan.outputs) if column.type == "float32"]
+        self._numbers = [place for place, column in enumerate(stage.node.outputs) if column.type == "float32"]
         self._summary = summary
         self._heads = heads or {}
         self._field = field_of(stage, "model")

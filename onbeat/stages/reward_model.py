@@ -45,7 +45,7 @@ class RewardModel:
         self._template = ChatTemplate(tokenizer)
         self._settings = settings
         self._spec = stage.spec
-        self._column = stage.plan.outputs[0].name
+        self._column = stage.node.outputs[0].name
         self._field = field_of(stage, "model")
         self._truncate = stage.stage.truncate if isinstance(stage.stage, RewardModelStage) else "never"
         self._context_tokens = context_tokens(model.config.get_text_config())

@@ -22,7 +22,7 @@ from broker.job_store import JobStore
 from broker.stage_side import StageSide
 from contracts.encoding.digests import Digest
 from contracts.errors import ContractViolation, InvalidInput, NotFound
-from contracts.experience.plan import PlannedStage
+from contracts.experience.graph import StageNode
 from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
 from contracts.spec.stages import BuiltInStage, ExternalStage, JudgingStage, RewardModelStage, TeacherStage
@@ -43,7 +43,7 @@ class ServedStage:
     job_id: str
     spec: JobSpec
     stage: BuiltInStage
-    plan: PlannedStage
+    node: StageNode
     side: StageSide
     version_0: Callable[[], str]
     """Asks the broker for the digest of the job's first weights; "" while no commit has named it."""
@@ -170,7 +170,7 @@ class ServedStages:
             await self._look_for_what_it_needs(stage)
 
     def _stages_of(self, job_id: str, spec: JobSpec, side: StageSide) -> list[ServedStage]:
-        plan, served = spec.stage_plan, []
+        graph, served = spec.stage_graph, []
         for stage in spec.stages:
             if isinstance(stage, ExternalStage):
                 continue
@@ -178,11 +178,9 @@ class ServedStages:
                 # Models compute on each host, so the only service that a worker may lack is a judge's.
                 log.warning("leaves stage %s of %s alone: ONBEAT_JUDGE_URL is not set here", stage.name, job_id)
                 continue
-            planned = plan.stages[plan.index(stage.name)]
+            node = graph.stages[graph.index(stage.name)]
             version_0 = partial(self.store.first_weights_digest, job_id)
-            served.append(
-                ServedStage(job_id=job_id, spec=spec, stage=stage, plan=planned, side=side, version_0=version_0)
-            )
+            served.append(ServedStage(job_id=job_id, spec=spec, stage=stage, node=node, side=side, version_0=version_0))
         return served
 
 

@@ -120,7 +120,7 @@ class StageWorker(Worker[ClaimedItem]):
             return False
         stage, items = claimed
         for item in items:
-            self._hold(stage.side, item, lease_s=stage.plan.lease_s, name=name_of(stage, item))
+            self._hold(stage.side, item, lease_s=stage.node.lease_s, name=name_of(stage, item))
             self._begin(item, self._serve_item(stage, item))
         # Each item is begun, so that the service knows how much room it has left.
         await asyncio.sleep(0)

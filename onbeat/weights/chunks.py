@@ -10,7 +10,7 @@ from contracts.errors import BrokerFull, InvalidInput, WeightsRejected
 from contracts.run_folder import VERSION, number_of
 from contracts.versions import WeightFile, WeightTransport
 from onbeat.base.process.waiting import Waiting
-from onbeat.weights.layout import PlannedVersion
+from onbeat.weights.layout import PendingVersion
 from onbeat.weights.stores import CopiedFiles, VersionFile, VersionFiles, VersionStore
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class ChunkStore:
         self.wait_s = 2 * bases.wait_s
         """A chunk waits for room no longer than a folder for a tensor, and a tensor has some chunks."""
 
-    def begin(self, plan: PlannedVersion) -> ChunkedVersion:
+    def begin(self, version: PendingVersion) -> ChunkedVersion:
         def put_chunk(name: str, number: int, data: bytes) -> None:
             waiting = Waiting(
                 "room for weights in Redis, which is at maxmemory",
@@ -168,7 +168,7 @@ class ChunkStore:
             while True:
                 try:
                     # Chunks outlive a trainer that is no more by twice what it may wait.
-                    self._chunks.put_chunk(plan.policy_version, name, number, data, keep_s=self.wait_s)
+                    self._chunks.put_chunk(version.policy_version, name, number, data, keep_s=self.wait_s)
                     return
                 except BrokerFull:
                     waiting.poke()

@@ -44,7 +44,7 @@ Layout = Mapping[str, TensorLayout]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedVersion:
+class PendingVersion:
     """A version that is about to be published: its names, and its layout. A publisher creates it; its sink reads it."""
 
     policy_version: int
@@ -71,7 +71,7 @@ class PlannedVersion:
         )
 
 
-class FilePlan:
+class FileLayout:
     """The place of each tensor in one safetensors file, so that tensors can be written in any order.
 
     An 8-byte little-endian header length, a JSON header (name → dtype, shape, data_offsets), and the tensors'

@@ -18,7 +18,7 @@ from torch import Tensor
 from contracts.errors import WeightsRejected
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightFile, WeightManifest, WeightShard, WeightStep, WeightTransport
-from onbeat.weights.layout import FilePlan, Layout, PlannedVersion
+from onbeat.weights.layout import FileLayout, Layout, PendingVersion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ class VersionStore(Protocol):
     bases: VersionStore
     """Where adapters' bases go: here, if it can keep a whole model as long as the job runs."""
 
-    def begin(self, plan: PlannedVersion) -> VersionWriter: ...
+    def begin(self, version: PendingVersion) -> VersionWriter: ...
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
         """Removes older versions.
@@ -180,7 +180,7 @@ class TensorFile:
     """A safetensors file whose tensors come in any order; it is opened with the first one."""
 
     def __init__(self, name: str, layout: Layout, open_file: Callable[[str, int], FileWriter]) -> None:
-        """Plans the file.
+        """Lays out the file.
 
         Args:
             name: The file's name.
@@ -189,21 +189,21 @@ class TensorFile:
         """
         self.name = name
         self.num_missing = len(layout)
-        self._plan = FilePlan(layout)
+        self._layout = FileLayout(layout)
         self._open_file = open_file
         self._file: FileWriter | None = None
 
     @property
     def num_bytes(self) -> int:
         """The file's bytes when it is whole."""
-        return self._plan.num_bytes
+        return self._layout.num_bytes
 
     def write(self, name: str, data: memoryview) -> None:
         """Writes one tensor's bytes to their place; the last tensor closes the file."""
         if self._file is None:
             self._file = self._open_file(self.name, self.num_bytes)
-            self._file.write_at(memoryview(self._plan.header), 0)
-        self._file.write_at(data, self._plan.starts[name])
+            self._file.write_at(memoryview(self._layout.header), 0)
+        self._file.write_at(data, self._layout.starts[name])
         self.num_missing -= 1
         if not self.num_missing:
             self.close()

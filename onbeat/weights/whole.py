@@ -12,7 +12,7 @@ from onbeat.base.process.crash_points import reach
 from onbeat.weights.arrival import Arrival, EngineTensors
 from onbeat.weights.files.tensor_folder import are_same
 from onbeat.weights.hashing import bytes_of
-from onbeat.weights.layout import Layout, PlannedVersion, check_names, split_into_shards
+from onbeat.weights.layout import Layout, PendingVersion, check_names, split_into_shards
 from onbeat.weights.publication import Publication, StoredVersion, VersionSink
 from onbeat.weights.stores import TensorFile, VersionFiles, VersionStore, VersionWriter, announced_file, version_files
 
@@ -30,12 +30,12 @@ class WholeSink:
     """
 
     def __init__(
-        self, plan: PlannedVersion, writer: VersionWriter, *, announce: Announce, shard_bytes: int = SHARD_BYTES
+        self, version: PendingVersion, writer: VersionWriter, *, announce: Announce, shard_bytes: int = SHARD_BYTES
     ) -> None:
         """Begins the version.
 
         Args:
-            plan: The version.
+            version: The version.
             writer: The version's place in the store.
             announce: Called with each shard but the last one as soon as it can be read, where the store lets it be.
             shard_bytes: The most bytes of a shard.
@@ -43,10 +43,10 @@ class WholeSink:
         Raises:
             InvalidInput: The version is too large for the store.
         """
-        self._plan = plan
+        self._version = version
         self._writer = writer
         self._announce = announce
-        shards = split_into_shards(plan.layout, shard_bytes=shard_bytes)
+        shards = split_into_shards(version.layout, shard_bytes=shard_bytes)
         files = [
             TensorFile(SHARD_NAME.format(number=number, count=len(shards)), shard, writer.open)
             for number, shard in enumerate(shards, start=1)
@@ -74,7 +74,9 @@ class WholeSink:
         if self._equal is not None and (self._there or {}).keys() != self._equal.keys():
             # The store holds more than the version.
             self._begin_writing(self._equal)
-        return self._plan.manifest(weights_digest, transport=self._writer.transport, files=self._writer.put_in_place())
+        return self._version.manifest(
+            weights_digest, transport=self._writer.transport, files=self._writer.put_in_place()
+        )
 
     def discard(self) -> None:
         for file in self._file_of.values():
@@ -100,7 +102,7 @@ class WholeSink:
 
     def _tell(self, name: str, *, num_bytes: int) -> None:
         path = self._writer.early_path(name)
-        version = self._plan.policy_version
+        version = self._version.policy_version
         if path is not None:
             name = path.rpartition("/")[2]
             self._announce(WeightShard(policy_version=version, path=path, name=name, num_bytes=num_bytes))
@@ -128,8 +130,8 @@ class WholePublisher:
         """
         folder = self.store.folder
         directory = folder.relative(folder.weights_of(policy_version))
-        plan = PlannedVersion(policy_version=policy_version, layout=layout, directory=directory)
-        return Publication(layout, self._sink(plan, is_again=is_again), wait_s=self.store.wait_s)
+        version = PendingVersion(policy_version=policy_version, layout=layout, directory=directory)
+        return Publication(layout, self._sink(version, is_again=is_again), wait_s=self.store.wait_s)
 
     def publish_stored(self, stored: StoredVersion, layout: Layout) -> WeightManifest:
         """Publishes what is stored as any version, tensor by tensor, without a second copy in memory."""
@@ -149,9 +151,9 @@ class WholePublisher:
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
         self.store.remove_before(policy_version, in_use=in_use)
 
-    def _sink(self, plan: PlannedVersion, *, is_again: bool) -> VersionSink:
-        writer = self.store.begin(plan)
-        return WholeSink(plan, writer, announce=self._announce, shard_bytes=self._shard_bytes)
+    def _sink(self, version: PendingVersion, *, is_again: bool) -> VersionSink:
+        writer = self.store.begin(version)
+        return WholeSink(version, writer, announce=self._announce, shard_bytes=self._shard_bytes)
 
 
 def fill_whole(files: VersionFiles, manifest: WeightManifest, engine: EngineTensors, arrival: Arrival) -> None:

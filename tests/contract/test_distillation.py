@@ -188,9 +188,9 @@ def told_by(teacher: Policy, batches: list[RolloutBatch], stage: dict[str, Any],
         if "hidden_size" in stage:
             values = [(*of_row, head_digest(teacher.model).encode()) for of_row in values]
         columns = {
-            column.name: of for column, of in zip(spec.stage_plan.outputs, zip(*values, strict=True), strict=True)
+            column.name: of for column, of in zip(spec.stage_graph.outputs, zip(*values, strict=True), strict=True)
         }
-        check_values(columns, spec.stage_plan.outputs, row_shapes(batch), of="the stage")
+        check_values(columns, spec.stage_graph.outputs, row_shapes(batch), of="the stage")
         made.append(msgspec.structs.replace(batch, columns=columns))
     return made
 

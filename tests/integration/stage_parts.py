@@ -62,7 +62,7 @@ class StagedJob:
             owner=owner,
             lease_s=3600,
             num_open=self.spec.num_open,
-            plan=self.spec.stage_plan,
+            graph=self.spec.stage_graph,
         )
         trainer.acquire()
         return trainer
@@ -123,8 +123,8 @@ class StagedJob:
 
     def made(self, item: ClaimedItem, *, add: float = 0.0) -> dict[str, list[bytes]]:
         """The columns of an item: numbers that tell which stage made them, of which batch and row."""
-        plan = self.spec.stage_plan
-        return values_of(plan.stages[plan.index(item.stage)].outputs, item, add=add)
+        graph = self.spec.stage_graph
+        return values_of(graph.stages[graph.index(item.stage)].outputs, item, add=add)
 
     def record(self, batches: Mapping[str, str], iteration: int = 0, previous: str = "") -> AuditRecord:
         made, following = (weights_digest(number, 0) for number in (iteration, iteration + 1))
@@ -139,7 +139,7 @@ class StagedJob:
 
     def expire(self, item: ClaimedItem) -> None:
         """Ends the lease of an item, as time would."""
-        stage = 1 + self.spec.stage_plan.index(item.stage)
+        stage = 1 + self.spec.stage_graph.index(item.stage)
         member = item_fields(stage, item.batch_id, item.item).member
         self.operator.redis.zadd(self.keys.slot_of(item.iteration).work, {member: stage * STAGE_BAND + 1})
 

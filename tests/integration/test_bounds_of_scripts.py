@@ -144,7 +144,7 @@ def test_one_claim_buries_no_more_staged_items_than_hold_the_server_for_a_moment
         entry = msgspec.msgpack.decode(packed)
         staged.operator.redis.hset(ledger, batch.batch_id, msgspec.msgpack.encode(entry | {"shape": "128x128"}))
     told: dict[str, Any] = {
-        **{"worker": "s1", "heard": 0, "stage": 1, "name": "judge", "stages": staged.spec.stage_plan.for_scripts()},
+        **{"worker": "s1", "heard": 0, "stage": 1, "name": "judge", "stages": staged.spec.stage_graph.for_scripts()},
         **{"lease_ms": 1000, "max_attempts": 0, "max_rows": 8, "held": {}, "is_idle": True},
     }
     for num_dead in (1, 2, 3):

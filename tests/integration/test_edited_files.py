@@ -298,8 +298,8 @@ def test_a_stage_worker_that_is_new_refuses_an_edited_file_by_the_stages_key(
 ) -> None:
     spec = with_file_digests(spec_of(**STAGED), own)
     stage = spec.stages[0 if name.startswith("teachers") else 1]
-    plan = spec.stage_plan.stages[spec.stage_plan.index(stage.name)]
-    served = ServedStage(job_id="job", spec=spec, stage=stage, plan=plan, side=None, version_0=lambda: "")  # type: ignore[arg-type]
+    node = spec.stage_graph.stages[spec.stage_graph.index(stage.name)]
+    served = ServedStage(job_id="job", spec=spec, stage=stage, node=node, side=None, version_0=lambda: "")  # type: ignore[arg-type]
     model_loader(own)(served)
     READ_BY_STAGES[name](root / name)
     with pytest.raises(InvalidInput, match=f"^{field_of(name)}: {name} has changed since the job was accepted"):
@@ -318,8 +318,8 @@ def test_a_stage_worker_that_is_new_refuses_an_edited_file_by_the_stages_key(
 def test_a_reference_stage_refuses_an_edited_file_of_the_jobs_own_model(root: Path, own: StackSettings) -> None:
     staged = {"algorithm__kl_coefficient": 0.1, "stages": [{"type": "reference"}]}
     spec = with_file_digests(spec_of(**staged), own)
-    (stage,), (plan,) = spec.stages, spec.stage_plan.stages
-    served = ServedStage(job_id="job", spec=spec, stage=stage, plan=plan, side=None, version_0=lambda: "")  # type: ignore[arg-type]
+    (stage,), (node,) = spec.stages, spec.stage_graph.stages
+    served = ServedStage(job_id="job", spec=spec, stage=stage, node=node, side=None, version_0=lambda: "")  # type: ignore[arg-type]
     flip_a_bit(root / "qwen3" / "model.safetensors")
     with pytest.raises(InvalidInput, match=r"^model\.path: qwen3/model\.safetensors has changed since"):
         model_loader(own)(served)

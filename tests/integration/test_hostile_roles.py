@@ -122,7 +122,7 @@ class Attacker:
                 "is_idle": True,
             },
             **{
-                "stages": self._job.spec.stage_plan.for_scripts(),
+                "stages": self._job.spec.stage_graph.for_scripts(),
                 "max_rows": 8,
                 "policy_version": 0,
                 "max_bytes": 2**26,

@@ -70,7 +70,7 @@ class RealFence:
         self.broker, self.bounds = broker, bounds
         self.jobs = JobStore(broker)
         made = job_spec(name=uuid.uuid4().hex, limits__max_batch_bytes=MAX_BATCH_BYTES, **spec)
-        self.plan = made.stage_plan
+        self.graph = made.stage_graph
         self.job_id, _ = self.jobs.create(made)
         self.jobs.move(self.job_id, JobState.RUNNING)
         self.keys = self.broker.job_keys(self.job_id, bounds.lag + 1)
@@ -80,7 +80,7 @@ class RealFence:
 
     def trainer(self, owner: str) -> TrainerSide:
         return TrainerSide(
-            self.broker, self.job_id, owner=owner, lease_s=LONG_S, num_open=self.bounds.lag + 1, plan=self.plan
+            self.broker, self.job_id, owner=owner, lease_s=LONG_S, num_open=self.bounds.lag + 1, graph=self.graph
         )
 
     def batch_id(self, iteration: int, batch: int) -> str:

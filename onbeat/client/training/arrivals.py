@@ -246,7 +246,7 @@ def training_rows(
     is_carried = batch.groups[0].prompt_text is not UNSET
     base = {name: column for name, column in BASE_COLUMNS.items() if is_carried or name not in CARRIED_COLUMNS}
     sets_of_rollouts = [rollout.completion.kept_sets for group in batch.groups for rollout in group.rollouts]
-    stage_outputs: dict[str, Column] = {column.name: column for column in spec.stage_plan.outputs}
+    stage_outputs: dict[str, Column] = {column.name: column for column in spec.stage_graph.outputs}
     return TrainingRows(
         keys_of_rows=tuple(
             RowKey(iteration=batch.iteration, batch_id=batch.batch_id, row=row) for row in range(num_rows)

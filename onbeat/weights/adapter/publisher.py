@@ -17,7 +17,7 @@ from torch import Tensor
 
 from contracts.versions import AdapterVersion, WeightManifest, WeightStep
 from onbeat.weights.adapter.matrices import AdapterSource, matrices_of
-from onbeat.weights.layout import Layout, PlannedVersion, layout_of, published_dtype
+from onbeat.weights.layout import Layout, PendingVersion, layout_of, published_dtype
 from onbeat.weights.publication import Publication, StoredVersion, WeightPublisher
 from onbeat.weights.whole import WholeSink
 
@@ -75,8 +75,8 @@ class AdapterPublisher:
 
     def _publish_base(self, layout: Layout) -> WeightStep:
         """Compares what is there already, and writes it again if it is damaged."""
-        plan = PlannedVersion(policy_version=0, layout=layout, directory=self._directory)
-        sink = WholeSink(plan, self._bases.begin(plan), announce=lambda shard: None)
+        version = PendingVersion(policy_version=0, layout=layout, directory=self._directory)
+        sink = WholeSink(version, self._bases.begin(version), announce=lambda shard: None)
         with Publication(layout, sink, wait_s=self._bases.wait_s) as publication:
             self._source.base(publication)
             self._base = publication.finish().steps[-1]

@@ -21,7 +21,7 @@ from contracts.weights import DeltaWeights, ObjectWeights
 from onbeat.base.process.crash_points import reach
 from onbeat.weights.delta.codec import DELTA_NAME, DELTA_SHARD_BYTES, MAX_ELEMENTS, advance
 from onbeat.weights.hashing import bytes_of
-from onbeat.weights.layout import PlannedVersion, layout_of, split_into_shards, total_bytes
+from onbeat.weights.layout import PendingVersion, layout_of, split_into_shards, total_bytes
 from onbeat.weights.publication import VersionSink
 from onbeat.weights.stores import VersionStore, VersionWriter
 from onbeat.weights.whole import Announce, WholePublisher, WholeSink
@@ -63,21 +63,21 @@ class DeltaPublisher(WholePublisher):
         self._needed: dict[int, frozenset[str]] = {}
         """Version → the folders that its manifest names."""
 
-    def _sink(self, plan: PlannedVersion, *, is_again: bool) -> VersionSink:
+    def _sink(self, version: PendingVersion, *, is_again: bool) -> VersionSink:
         """Begins a delta, or a whole version.
 
         The first version of a trainer is whole, one in every so many, one that is there whole already, and one whose
         delta would not be smaller.
 
         Args:
-            plan: The version.
+            version: The version.
             is_again: True has a whole version take the delta's place; receivers look for one before they follow the
                 chain.
         """
-        layout = plan.layout
-        writer = self.store.begin(plan)
+        layout = version.layout
+        writer = self.store.begin(version)
         if is_again:
-            return BaseSink(plan, writer, base={}, announce=self._announce, published=self._repaired)
+            return BaseSink(version, writer, base={}, announce=self._announce, published=self._repaired)
         # The base counts for nothing until the new version is published: `published` gives it back.
         base = self._base or {}
         self._base = None
@@ -89,13 +89,13 @@ class DeltaPublisher(WholePublisher):
         def published(manifest: WeightManifest) -> None:
             self._base = base
             self._chain = manifest.steps
-            self._needed[plan.policy_version] = frozenset(step.directory for step in manifest.steps)
+            self._needed[version.policy_version] = frozenset(step.directory for step in manifest.steps)
 
         # The manifest that it was announced by before, and each later one on it, list the files of a whole version.
         if not fits or len(self._chain) >= self._spec.snapshot_every_versions or writer.holds_whole:
-            return BaseSink(plan, writer, base=base, announce=self._announce, published=published)
+            return BaseSink(version, writer, base=base, announce=self._announce, published=published)
         return DeltaSink(
-            plan,
+            version,
             writer,
             base=base,
             chain=self._chain,
@@ -118,18 +118,24 @@ class BaseSink(WholeSink):
     """A VersionSink of a whole version that updates the base, so that the next version can be a delta on it."""
 
     def __init__(
-        self, plan: PlannedVersion, writer: VersionWriter, *, base: DeltaBase, announce: Announce, published: Published
+        self,
+        version: PendingVersion,
+        writer: VersionWriter,
+        *,
+        base: DeltaBase,
+        announce: Announce,
+        published: Published,
     ) -> None:
         """Begins the version.
 
         Args:
-            plan: The version.
+            version: The version.
             writer: The version's place in the store.
             base: The tensors that become the new version; {} where no delta follows.
             announce: Called with each shard before the version is whole.
             published: Called with the manifest.
         """
-        super().__init__(plan, writer, announce=announce)
+        super().__init__(version, writer, announce=announce)
         self._base = base
         self._published = published
 
@@ -151,7 +157,7 @@ class DeltaSink(BaseSink):
 
     def __init__(
         self,
-        plan: PlannedVersion,
+        version: PendingVersion,
         writer: VersionWriter,
         *,
         base: DeltaBase,
@@ -164,7 +170,7 @@ class DeltaSink(BaseSink):
         """Begins the version.
 
         Args:
-            plan: The version.
+            version: The version.
             writer: The version's place in the store.
             base: The tensors of the last version; they become the new one.
             chain: The steps that lead to the version that `base` holds.
@@ -173,10 +179,10 @@ class DeltaSink(BaseSink):
             announce: Called with each shard before the version is whole.
             published: Called with the manifest.
         """
-        super().__init__(plan, writer, base=base, announce=announce, published=published)
+        super().__init__(version, writer, base=base, announce=announce, published=published)
         self._chain = chain
         self._transport: WeightTransport = transport
-        self._shards = [set(shard) for shard in split_into_shards(plan.layout, shard_bytes=shard_bytes)]
+        self._shards = [set(shard) for shard in split_into_shards(version.layout, shard_bytes=shard_bytes)]
         """Names that are missing, for each file."""
         self._shard_of = {name: number for number, shard in enumerate(self._shards) for name in shard}
         self._changed: list[list[TensorDelta]] = [[] for _ in self._shards]
@@ -193,14 +199,14 @@ class DeltaSink(BaseSink):
             self._write_delta(number)
 
     def close(self, weights_digest: str) -> WeightManifest:
-        if self._num_bytes >= total_bytes(self._plan.layout):
+        if self._num_bytes >= total_bytes(self._version.layout):
             self._writer.discard()
             # The base holds the version by now.
-            for name in self._plan.layout:
+            for name in self._version.layout:
                 super().put(name, self._base[name])
             return super().close(weights_digest)
         files = self._writer.put_in_place()
-        manifest = self._plan.manifest(weights_digest, transport=self._transport, files=files, base=self._chain)
+        manifest = self._version.manifest(weights_digest, transport=self._transport, files=files, base=self._chain)
         self._published(manifest)
         return manifest
 

@@ -16,7 +16,7 @@ from contracts.errors import ContractViolation, WeightsRejected
 from contracts.run_folder import VERSION, RunFolder, numbered
 from contracts.versions import WeightFile, WeightStep, WeightTransport
 from onbeat.weights.files import tensor_folder
-from onbeat.weights.layout import PlannedVersion
+from onbeat.weights.layout import PendingVersion
 from onbeat.weights.stores import FileWriter, VersionFile, VersionFiles, VersionStore, version_files
 
 Errors = Callable[[], contextlib.AbstractContextManager[None]]
@@ -104,8 +104,8 @@ class FolderStore:
         self.wait_s = wait_s
         self.bases: VersionStore = self
 
-    def begin(self, plan: PlannedVersion) -> FolderWriter:
-        return FolderWriter(plan, self.folder.weight_root)
+    def begin(self, version: PendingVersion) -> FolderWriter:
+        return FolderWriter(version, self.folder.weight_root)
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
         older = [path for version, path in numbered(self.folder.weights, VERSION) if version < policy_version]
@@ -141,9 +141,9 @@ class FolderWriter:
 
     transport: WeightTransport = "file"
 
-    def __init__(self, plan: PlannedVersion, root: Path) -> None:
+    def __init__(self, version: PendingVersion, root: Path) -> None:
         self._root = root
-        self._scratch = tensor_folder.ScratchFolder(root / plan.directory)
+        self._scratch = tensor_folder.ScratchFolder(root / version.directory)
 
     @property
     def holds_whole(self) -> bool:

@@ -26,7 +26,7 @@ from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
 from contracts.versions import WeightFile, WeightStep, WeightTransport
 from onbeat.weights.chunks import ChunkedFile
-from onbeat.weights.layout import PlannedVersion
+from onbeat.weights.layout import PendingVersion
 from onbeat.weights.objects.blobs import open_blobs
 from onbeat.weights.objects.bucket import Bucket
 from onbeat.weights.stores import CopiedFiles, VersionFile, VersionStore, version_files
@@ -51,16 +51,16 @@ class ObjectVersion:
     transport: WeightTransport = "object"
     holds_whole = False
 
-    def __init__(self, store: ObjectVersions, plan: PlannedVersion, *, again: bool) -> None:
+    def __init__(self, store: ObjectVersions, version: PendingVersion, *, again: bool) -> None:
         """Begins a version.
 
         Args:
             store: The store.
-            plan: The version.
+            version: The version.
             again: True where this trainer has published the version before, and readers refuse it.
         """
         self._store = store
-        self._directory = plan.directory
+        self._directory = version.directory
         self._again = again
         self._files: dict[str, WeightFile] = {}
         """Name of a file, as it was opened → as a manifest lists it."""
@@ -131,8 +131,8 @@ class ObjectVersions:
         self._sent: set[str] = set()
         """Digests of the version that is being written."""
 
-    def begin(self, plan: PlannedVersion) -> ObjectVersion:
-        return ObjectVersion(self, plan, again=plan.directory in self._own)
+    def begin(self, version: PendingVersion) -> ObjectVersion:
+        return ObjectVersion(self, version, again=version.directory in self._own)
 
     def send(self, data: memoryview, *, again: bool) -> str:
         """Stores a file of the version that is being written, and answers its digest."""

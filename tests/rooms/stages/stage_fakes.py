@@ -48,7 +48,7 @@ def served_stage(stage: dict[str, Any], *, job_id: str = "job", version_0: str =
         job_id=job_id,
         spec=spec,
         stage=cast(Any, spec.stages[0]),
-        plan=spec.stage_plan.stages[0],
+        node=spec.stage_graph.stages[0],
         side=cast(Any, None),
         version_0=lambda: version_0,
     )
@@ -128,10 +128,10 @@ class FakeStageSide:
 
     def _item(self, place: Place) -> ClaimedItem:
         stage, batch_id, number = place
-        planned = self._spec.stage_plan.stages[self._spec.stage_plan.index(stage)]
+        node = self._spec.stage_graph.stages[self._spec.stage_graph.index(stage)]
         batch = rollout_batch(batch_id=batch_id)
-        rows = planned.rows_of_item(number, num_groups=len(batch.groups), group_size=batch.group_size)
-        inputs = {name: [b"text"] * len(rows) for name in planned.inputs}
+        rows = node.rows_of_item(number, num_groups=len(batch.groups), group_size=batch.group_size)
+        inputs = {name: [b"text"] * len(rows) for name in node.inputs}
         return claimed_item(stage, batch, rows, inputs, number=number)
 
 
@@ -214,7 +214,7 @@ class FakeService:
             self._num_now -= 1
         if error := self.errors.get(place_of(item)):
             raise error
-        return {column.name: [pack_float32([1.0]) for _ in item.rows] for column in stage.plan.outputs}
+        return {column.name: [pack_float32([1.0]) for _ in item.rows] for column in stage.node.outputs}
 
     async def look(self, stage: ServedStage) -> None:
         if self.refusal:

@@ -81,7 +81,7 @@ def test_each_source_of_a_mixture_has_the_teacher_that_the_stage_names_for_it(tm
     groups = tuple(replace(group, source=source) for group, source in zip(batch.groups, sources, strict=True))
     batch, model = replace(batch, groups=groups), load(tmp_path, stage)
     made = model.values(item_of(stage, batch))
-    check_values(made, stage.plan.outputs, row_shapes(batch), of="the stage")
+    check_values(made, stage.node.outputs, row_shapes(batch), of="the stage")
     for source, path in models.items():
         rows = np.array([row for row in range(12) if sources[row // 4] == source])
         frozen = load_frozen(StackSettings(model_root=str(tmp_path)), job_spec(), path=path)

@@ -54,7 +54,7 @@ def told(root: Path, stage: ServedStage, batch: RolloutBatch) -> RolloutBatch:
     """The batch with the columns that a stage worker makes on this host."""
     item = claimed_item(stage.stage.name, batch, range(batch.num_completions), {})
     values = model_loader(settings_of(root))(stage).values(item)
-    check_values(values, stage.plan.outputs, row_shapes(batch), of="the stage")
+    check_values(values, stage.node.outputs, row_shapes(batch), of="the stage")
     return replace(batch, columns={name: tuple(of_rows) for name, of_rows in values.items()})
 
 
@@ -230,7 +230,7 @@ def test_the_bits_of_states_are_read_as_they_were_and_an_odd_one_has_a_zero_behi
     assert bits_of(states, torch.float32).view(torch.float32).tolist() == states.tolist()
     halves = bits_of(states, torch.bfloat16)
     assert halves.tolist() == [[0xC0003FC0 - 2**32, 0x3E80]]
-    (column,) = (one for one in served(TEACHER | {"hidden_size": 3}, **BFLOAT16).plan.outputs if one.type == "int32")
+    (column,) = (one for one in served(TEACHER | {"hidden_size": 3}, **BFLOAT16).node.outputs if one.type == "int32")
     assert column.width == halves.shape[1]
 
 

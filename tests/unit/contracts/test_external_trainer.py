@@ -33,4 +33,4 @@ def test_a_key_that_an_external_trainer_ignores_is_refused_by_its_name(changes: 
 def test_an_external_trainer_may_have_groups_of_one_and_columns_that_no_loss_of_ours_reads() -> None:
     spec = judged_spec(**external(rollout__group_size=1, stages=[{"type": "reference"}]))
     assert spec.trainer.external
-    assert spec.stage_plan.stages[0].name == "reference"
+    assert spec.stage_graph.stages[0].name == "reference"

@@ -21,7 +21,7 @@ from contracts.experience.columns import (
     row_shapes,
     unpack_values,
 )
-from contracts.experience.plan import circle, columns_of
+from contracts.experience.graph import circle, columns_of
 from contracts.rollouts import RolloutBatch
 from contracts.spec.job import JobSpec
 from contracts.spec.rules import check_spec
@@ -66,13 +66,13 @@ def test_a_teacher_sends_what_the_trainer_makes_distributions_of(
 ) -> None:
     distils = {"distillation_coefficient": 0.5, "distillation_beta": 0.5}
     spec = spec_with({"type": "teacher", "model": "m", **keys}, model__dtype=dtype, algorithm=distils)
-    (stage,) = spec.stage_plan.stages
+    (stage,) = spec.stage_graph.stages
     assert {column.name: column.width for column in stage.outputs} == {"teacher_logprobs": UNSET, **widths}
 
 
 def test_a_stage_that_states_a_score_has_a_column_more_with_the_reason_and_any_other_is_what_it_was() -> None:
     def outputs(**keys: Any) -> list[tuple[str, str]]:
-        (stage,) = spec_with(judge(**keys), deterministic=False).stage_plan.stages
+        (stage,) = spec_with(judge(**keys), deterministic=False).stage_graph.stages
         return [(column.name, column.type) for column in stage.outputs]
 
     assert outputs() == outputs(on_failure="fail") == [("llm_judge", "float32")]
@@ -84,7 +84,7 @@ RUBRIC = {"answer": "json", "criteria": {"right": 3.0, "short": 1.0}}
 
 def test_each_criterion_of_a_judge_is_a_column_and_a_part_of_its_weight() -> None:
     spec = spec_with(judge(**RUBRIC, weight=2.0, on_failure=0.5), deterministic=False)
-    columns = [(column.name, column.type) for column in spec.stage_plan.outputs]
+    columns = [(column.name, column.type) for column in spec.stage_graph.outputs]
     scores = [("llm_judge_right", "float32"), ("llm_judge_short", "float32")]
     assert columns == [*scores, ("llm_judge_failure", "text")]
     assert spec.stage_reward_weights == {"llm_judge_right": 1.5, "llm_judge_short": 0.5}
@@ -98,16 +98,16 @@ def test_a_stage_named_as_the_environment_states_no_score() -> None:
 
 
 def test_a_stage_follows_those_that_make_its_inputs() -> None:
-    plan = spec_with(
+    graph = spec_with(
         external("third", ["first_score", "text", "second_score"], "third_score", unit="batch"),
         external("first", ["text"], "first_score"),
         external("second", ["completion_ids", "first_score"], "second_score", unit="group"),
-    ).stage_plan
-    assert [stage.after for stage in plan.stages] == [(1, 2), (), (1,)]
-    sizes = [stage.item_rows(num_groups=2, group_size=4) for stage in plan.stages]
+    ).stage_graph
+    assert [stage.after for stage in graph.stages] == [(1, 2), (), (1,)]
+    sizes = [stage.item_rows(num_groups=2, group_size=4) for stage in graph.stages]
     assert sizes == [8, 1, 4]
-    assert plan.stages[2].rows_of_item(1, num_groups=2, group_size=4) == range(4, 8)
-    assert not plan.carries_texts
+    assert graph.stages[2].rows_of_item(1, num_groups=2, group_size=4) == range(4, 8)
+    assert not graph.carries_texts
 
 
 def test_a_reward_of_a_stage_comes_too_late_for_resampling() -> None:
@@ -230,8 +230,8 @@ def test_a_number_that_is_not_finite_is_no_value_of_a_column(number: float) -> N
 
 
 def test_columns_of_a_batch_are_those_of_all_of_its_items_or_the_first_that_lacks_them_is_named() -> None:
-    plan, batch = spec_with(external("judge", ["text"], "score")).stage_plan, batch_of(1, 2)
+    graph, batch = spec_with(external("judge", ["text"], "score")).stage_graph, batch_of(1, 2)
     packed = [pack_values({"score": [pack_float32([row])]}) for row in (1.0, 2.0)]
-    assert columns_of(plan, batch, packed) == {"score": (pack_float32([1.0]), pack_float32([2.0]))}
+    assert columns_of(graph, batch, packed) == {"score": (pack_float32([1.0]), pack_float32([2.0]))}
     with pytest.raises(FenceViolation, match="stage judge, batch 0/train/0: item 1 lacks its columns"):
-        columns_of(plan, batch, [packed[0], None])
+        columns_of(graph, batch, [packed[0], None])

@@ -28,7 +28,7 @@ from onbeat.recording.files import folders_of, why_not_again
 from onbeat.stack.profile import load_profile
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.held_versions import HeldVersions
-from onbeat.weights.layout import PlannedVersion, layout_of
+from onbeat.weights.layout import PendingVersion, layout_of
 from onbeat.weights.publication import WeightPublisher
 from onbeat.weights.receiver import PublishedVersions, WeightReceiver
 from onbeat.weights.stores import CopiedFiles, Stores, VersionFile, VersionFiles
@@ -113,8 +113,8 @@ class CrateStore:
         self.crate = crate_of(needs.settings)
         self.crate.mkdir(parents=True, exist_ok=True)
 
-    def begin(self, plan: PlannedVersion) -> CrateVersion:
-        return CrateVersion(self.crate, self.crate / "index" / plan.directory)
+    def begin(self, version: PendingVersion) -> CrateVersion:
+        return CrateVersion(self.crate, self.crate / "index" / version.directory)
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
         index = self.crate / "index"

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from contracts.versions import ITEM_BYTES, STORED_NAMES, TORCH_NAMES
 from onbeat.weights.files.store import LocalFile
 from onbeat.weights.hashing import bytes_of
-from onbeat.weights.layout import FilePlan, layout_of
+from onbeat.weights.layout import FileLayout, layout_of
 from onbeat.weights.stores import TensorFile
 
 
@@ -32,8 +32,8 @@ def test_each_tensor_of_a_file_begins_at_a_multiple_of_its_element() -> None:
         "words": torch.zeros(1, dtype=torch.int64),
         "singles": torch.zeros(7),
     }
-    plan = FilePlan(layout_of(tensors))
-    starts = plan.starts
+    version = FileLayout(layout_of(tensors))
+    starts = version.starts
     assert sorted(starts, key=starts.__getitem__) == ["words", "singles", "halves", "bytes"]
     assert all(starts[name] % tensor.element_size() == 0 for name, tensor in tensors.items())
-    assert plan.num_bytes == starts["bytes"] + 3
+    assert version.num_bytes == starts["bytes"] + 3

@@ -1,4 +1,4 @@
-"""The plan of a job's stages for a batch: its items, and which of them have to be done before which.
+"""The graph of a job's stages for a batch: its items, and which of them have to be done before which.
 
     rows of a batch, k = 2, G = 2     0  1 │ 2  3
     items of a stage of unit "row"    0  1   2  3
@@ -30,7 +30,7 @@ from contracts.rollouts import RolloutBatch
 Unit = Literal["row", "group", "batch"]
 
 
-class PlannedStage(Record, frozen=True, kw_only=True):
+class StageNode(Record, frozen=True, kw_only=True):
     """A stage as scripts, stage workers and the trainer know it."""
 
     name: str
@@ -52,10 +52,10 @@ class PlannedStage(Record, frozen=True, kw_only=True):
         return {"row": 1, "group": group_size, "batch": num_groups * group_size}[self.unit]
 
 
-class StagePlan(Record, frozen=True, kw_only=True):
+class StageGraph(Record, frozen=True, kw_only=True):
     """The stages of a job, in the order of the spec; a stage is known by its index."""
 
-    stages: tuple[PlannedStage, ...] = ()
+    stages: tuple[StageNode, ...] = ()
 
     @property
     def outputs(self) -> tuple[Column, ...]:
@@ -130,27 +130,27 @@ class ClaimedItem:
     digest: str = field(repr=False)
     """The digest of the batch."""
     input_digests: tuple[str, ...] = field(default=(), repr=False)
-    """The digests of the items of other stages that the inputs are from, in the order of the plan."""
+    """The digests of the items of other stages that the inputs are from, in the order of the graph."""
 
     def __str__(self) -> str:
         return f"stage {self.stage}, batch {self.batch_id}, item {self.item} (attempt {self.attempt})"
 
 
-def all_items(plan: StagePlan, batch: RolloutBatch) -> list[tuple[int, int]]:
-    """Returns (stage by its index, item) of each item of the batch, in the order of the plan."""
+def all_items(graph: StageGraph, batch: RolloutBatch) -> list[tuple[int, int]]:
+    """Returns (stage by its index, item) of each item of the batch, in the order of the graph."""
     size = {"num_groups": len(batch.groups), "group_size": batch.group_size}
     return [
         (index, item)
-        for index, stage in enumerate(plan.stages)
+        for index, stage in enumerate(graph.stages)
         for item in range(batch.num_completions // stage.item_rows(**size))
     ]
 
 
-def columns_of(plan: StagePlan, batch: RolloutBatch, packed: Sequence[bytes | None]) -> dict[str, tuple[bytes, ...]]:
+def columns_of(graph: StageGraph, batch: RolloutBatch, packed: Sequence[bytes | None]) -> dict[str, tuple[bytes, ...]]:
     """Joins the columns of a batch's items.
 
     Args:
-        plan: The job's stages.
+        graph: The job's stages.
         batch: The batch.
         packed: The columns of each of `all_items`, as they were put; None for an item without any.
 
@@ -163,9 +163,9 @@ def columns_of(plan: StagePlan, batch: RolloutBatch, packed: Sequence[bytes | No
     """
     size = {"num_groups": len(batch.groups), "group_size": batch.group_size}
     shapes = row_shapes(batch)
-    columns: dict[str, list[bytes]] = {column.name: [] for column in plan.outputs}
-    for (index, item), data in zip(all_items(plan, batch), packed, strict=True):
-        stage = plan.stages[index]
+    columns: dict[str, list[bytes]] = {column.name: [] for column in graph.outputs}
+    for (index, item), data in zip(all_items(graph, batch), packed, strict=True):
+        stage = graph.stages[index]
         source = f"stage {stage.name}, batch {batch.batch_id}"
         if data is None:
             raise FenceViolation(f"item {item} lacks its columns", field=source)
