@@ -1,4 +1,4 @@
-"""Pictures of docs/job.md: the speed and the bound of each schedule, and who computes when."""
+"""Pictures of docs/schedules.md: the speed and the bound of each schedule, and who computes when."""
 
 from __future__ import annotations
 

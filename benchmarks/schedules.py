@@ -294,7 +294,7 @@ def main() -> None:
     parser.add_argument("--schedules", default=",".join(ARRANGEMENTS), help="comma-separated")
     parser.add_argument("--keep", type=Path, help="folder of runs; one that is there is not made again [scratch]")
     parser.add_argument("--name", default="schedules", help="of the result file")
-    parser.add_argument("--pictures", type=Path, help="folder for the pictures of docs/job.md")
+    parser.add_argument("--pictures", type=Path, help="folder for the pictures of docs/schedules.md")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in onbeat demo")
     arguments = parser.parse_args()
     runs: list[dict[str, Any]] = []

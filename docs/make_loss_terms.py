@@ -21,7 +21,7 @@ INTRO = """\
 This page is generated from the terms: `python -m docs.make_loss_terms > docs/loss-terms.md`.
 
 The loss of a job is a sum of terms. Each term gives every sampled token a loss; the terms that are means over samples
-are multiplied by the correction's weight, the others are added to them, and the [normaliser](job.md#losses) of
+are multiplied by the correction's weight, the others are added to them, and the [normaliser](losses.md#losses) of
 `algorithm.loss` makes one number of the tokens. [Extend](extend.md#a-term-of-the-loss) says how to add a term.
 
 A term reports *metrics*. They stand in `loss_metrics` of each line of `metrics.jsonl` and of each update of it, on the

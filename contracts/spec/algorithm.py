@@ -33,14 +33,14 @@ class PluginLoss(Record, tag_field="type", tag="plugin", frozen=True, kw_only=Tr
 
 
 class AlgorithmSpec(Record, frozen=True, kw_only=True):
-    """Advantage and loss; docs/job.md has the equations."""
+    """Advantage and loss; docs/losses.md has the equations."""
 
     loss: LossName | PluginLoss = "dapo"
     """The objective and its normaliser: response means (grpo, gspo: biased by length), a constant (dr_grpo), the
     iteration's tokens (dapo, cispo; sft, which learns the data set's completions), batches' token means (bnpo). Or a
     table: the loss of an installed package."""
     advantage: AdvantageName = "grpo"
-    """What a reward is compared with (docs/job.md): its group (grpo, dr_grpo, rloo, gdpo, lite_ppo,
+    """What a reward is compared with (docs/losses.md): its group (grpo, dr_grpo, rloo, gdpo, lite_ppo,
     reinforce++_baseline), at each token a critic (gae, PPO's), nothing (none: a teacher or the data teach)."""
     gae_lambda: Annotated[float, Meta(ge=0.0, le=1.0)] | UnsetType = UNSET
     """GAE's lambda; left out: 1."""
@@ -88,9 +88,9 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Estimate of that KL from the sampled tokens."""
     use_bias_correction_kl: bool | UnsetType = UNSET
     """Weighs the KL in the loss by policy ratio and correction, like the surrogate, which gives it the gradient of
-    KL(policy || reference) under each schedule (docs/job.md); left out: true, as in TRL."""
+    KL(policy || reference) under each schedule (docs/kl.md); left out: true, as in TRL."""
     kl_placement: Literal["loss", "reward"] = "loss"
-    """loss: added to each token's; reward: taken off the reward, before advantages (docs/job.md)."""
+    """loss: added to each token's; reward: taken off the reward, before advantages (docs/kl.md)."""
     entropy_coefficient: Factor = 0.0
     """Weight of the entropy bonus: the entropy of the distribution at each sampled token, normalised like the loss."""
     distillation_coefficient: Factor = 0.0

@@ -43,7 +43,7 @@ class DatasetTable(Table, frozen=True, kw_only=True):
 
 
 class DifficultyPools(Record, frozen=True, kw_only=True):
-    """Draws from an easy, a normal and a hard pool, by measured pass rates (docs/job.md)."""
+    """Draws from an easy, a normal and a hard pool, by measured pass rates (docs/data.md)."""
 
     easy_threshold: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
     """A prompt of this pass rate or more is easy."""

@@ -105,7 +105,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=0, le=2**53)] = 0
     """Seeds the prompt order and every sample."""
     schedule: ScheduleName = "periodic"
-    """Which version samples iteration t, and when it is trained: a table of docs/job.md."""
+    """Which version samples iteration t, and when it is trained: a table of docs/schedules.md."""
     max_policy_lag: Annotated[int, Meta(ge=0, le=MAX_POLICY_LAG)] = 0
     """K: how many versions older than iteration t its sampling version may be; 1 or more for delayed and bounded, else
     0."""

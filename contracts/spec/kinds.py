@@ -11,7 +11,7 @@ class LossKind:
     """A loss."""
 
     clip_range: tuple[float, float] = (0.2, 0.2)
-    """(clip_low, clip_high) where a spec leaves them out; sources in docs/job.md."""
+    """(clip_low, clip_high) where a spec leaves them out; sources in docs/losses.md."""
     has_token_ratios: bool = True
     """Whether each token has a policy ratio of its own, and not the response one."""
     is_unbounded_above: bool = True

@@ -151,14 +151,14 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     wider_sums: Annotated[tuple[WiderSums, ...], Meta(min_length=1, max_length=64)] | UnsetType = UNSET
     """Wider ranges of exact sums, each from its iteration on, in ascending order. A job that ends since a gradient is
     beyond their range gets one by `onbeat resume --wider-sums`; left out: the range follows from the loss and the
-    rollout (docs/job.md)."""
+    rollout (docs/losses.md)."""
     checkpoint_every_iterations: Iterations = 10
     """A checkpoint is also written after the last iteration and on cancel."""
     keep_checkpoints: Annotated[int, Meta(ge=1, le=1000)] = 2
     """Newest checkpoints that are kept, and beside them the best of those whose version was evaluated."""
     packing: Literal["shared_prompt", "as_sampled", "padded"] = "shared_prompt"
     """shared_prompt: a prompt goes through the model once for all its completions; as_sampled: likewise, with the
-    generator's log-probs bit for bit (docs/job.md); padded: once for each, which every architecture takes."""
+    generator's log-probs bit for bit (docs/hardware.md); padded: once for each, which every architecture takes."""
     max_tokens_per_micro_batch: Annotated[int, Meta(ge=1, le=2**24)] = 8192
     """Input tokens of one pass, padding included: bounds the memory of activations. A batch with more goes through in
     several passes; a prompt with one completion always goes whole."""

@@ -4,7 +4,7 @@
                                            waits                          imports, forks      scores, plays
 
 Each lock is tried by itself, since no platform has them all; `enter` answers which ones are not there, in words that
-the service logs at its start. docs/job.md says what each of them keeps out, and what is left without it.
+the service logs at its start. docs/cage.md says what each of them keeps out, and what is left without it.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ def benchmark_errors() -> list[float]:
 def test_the_formulas_are_as_near_to_the_benchmark_of_every_schedule_as_the_page_says() -> None:
     errors = [abs(error) for error in benchmark_errors()]
     within = sum(error <= REACH for error in errors)
-    page = " ".join((ROOT / "docs/job.md").read_text().split())
+    page = " ".join((ROOT / "docs/schedules.md").read_text().split())
     assert f"{within} of {len(errors)} runs" in page
     assert f"the median error was {statistics.median(errors):.1%}" in page.replace(" %", "%")
     assert f"the largest {max(errors):.0%}" in page.replace(" %", "%")
