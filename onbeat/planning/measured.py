@@ -12,7 +12,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TypeVar
 
 from contracts.encoding.json_lines import read_json_lines
 from contracts.encoding.wire import Record
@@ -27,15 +26,12 @@ WARM_UP = 2
 """First iterations of a run, which load and allocate; they are left out."""
 FEWEST_ITERATIONS = 3
 """Iterations that must be left after the warm-up."""
-LONGEST_SPAN_S = 604800.0
-"""No span lasts for more than a week, which is the longest deadline of a spec."""
+SOURCES = ("synchronous", "periodic")
+"""Schedules of jobs whose phases can be told apart: no lag, and each side on its own devices."""
 SAME_BATCHES = ("prompts_per_batch", "group_size", "max_resamples", "sampling")
 """Keys of [rollout] that decide what a batch costs."""
 SAME_PASSES = ("packing", "gradient_checkpointing", "lora", "sharding")
 """Keys of [trainer] that decide what a batch costs."""
-
-
-Key = TypeVar("Key", int, str)
 
 
 class MeasuredTimes(Record, frozen=True, kw_only=True):
@@ -50,52 +46,34 @@ class MeasuredTimes(Record, frozen=True, kw_only=True):
     tokens_per_batch: float
     """Sampled tokens."""
     generate_s: float
-    """A generator's mean time for one training batch; of batches that it samples together, each has its part."""
-    batch_latency_s: float
-    """Mean from a training batch's first sampled token to its last; `generate_s` where none are sampled together."""
+    """A generator's mean time for one training batch and its claim; batches sampled together share the time."""
+    first_batch_s: float
+    """Mean from a training batch's first sampled token to its last, which the trainer waits for in `periodic`."""
     longest_batch_s: float
-    """Mean over the iterations of the longest batch: more generators never make an iteration's sampling shorter."""
-    evaluation_s: float
-    """A generator's mean time for one evaluation batch."""
-    claim_s: float
-    """Median of a generator's gaps between two batches of one iteration."""
-    load_s: float
-    """Median, beyond a claim, from an opened iteration to its first sampled batch: a generator loads the version."""
+    """Mean over the iterations of the longest batch."""
     score_s: float
     """Mean time for the rewards of one training batch."""
-    arrival_s: float
-    """Median from a scored batch to its first pass, where the trainer waited for it."""
     train_s: float
-    """A rank's mean time for the first pass over one batch."""
-    take_s: float
-    """Mean of a rank's gaps between two batches where the second was there already."""
+    """A rank's mean time for the first pass over one batch, and the gap before it in which the rank takes the batch."""
     step_s: float
-    """Mean from the last first pass to the optimizer's end; further passes over the batches are in it."""
-    publish_s: float
-    """Mean from the optimizer's end to the announced version."""
-    open_s: float
-    """Median of committing an iteration and opening the next."""
-    after_commit_s: float
-    """Median from a commit to the trainer's turn to the next iteration, where no checkpoint is written."""
-    checkpoint_s: float
-    """Median of what a checkpoint adds to that."""
+    """Median from the last first pass to the next open iteration: further passes, optimizer, publishing, commit."""
+    load_s: float
+    """Median, beyond a claim, from an opened iteration to its first sampled batch: a generator loads the version."""
 
 
 def measured_times(folder: RunFolder) -> MeasuredTimes:
     """Reads a finished job's times.
 
     Raises:
-        InvalidInput: The run is too short, colocated, or has times that no run leaves.
+        InvalidInput: The run is too short, has a lag or was colocated, or its files have no times of batches.
     """
     spec = read_spec(folder)
-    if spec.schedule == "colocated":
+    if spec.schedule not in SOURCES:
         raise InvalidInput(
-            f"{folder.job_id} was colocated, so its times are those of all devices in turn",
+            f"{folder.job_id} was {spec.schedule}, so its phases can't be told apart",
             field="--from",
-            cure="measure a periodic or a synchronous job",
+            cure="measure a synchronous or a periodic job",
         )
-    timeline = read_json_lines(folder.timeline, TimelineSpan)
-    spans = latest_spans([span for span in timeline if is_of_the_pipeline(span)])
     metrics = {line.iteration: line for line in read_json_lines(folder.metrics, IterationMetrics)}
     counted = sorted(metrics)[WARM_UP:]
     if len(counted) < FEWEST_ITERATIONS:
@@ -105,17 +83,18 @@ def measured_times(folder: RunFolder) -> MeasuredTimes:
             field="--from",
             cure="measure a longer job",
         )
-    counted_spans = [span for span in spans if span.iteration in set(counted)]
-    _check(counted_spans, [metrics[number] for number in counted])
-    by_iteration = _grouped(counted_spans, lambda span: span.iteration)
-    iterations = [_Iteration(number, by_iteration[number]) for number in counted if number in by_iteration]
-    if not any(iteration.generated and iteration.trained for iteration in iterations):
+    timeline = read_json_lines(folder.timeline, TimelineSpan)
+    spans = latest_spans([span for span in timeline if is_of_the_pipeline(span)])
+    by_iteration = _grouped([span for span in spans if span.iteration in counted], lambda span: str(span.iteration))
+    iterations = [_Iteration(number, by_iteration[str(number)]) for number in counted]
+    whole = [iteration for iteration in iterations if iteration.generated and iteration.scored and iteration.trained]
+    if not whole:
         raise InvalidInput(
             f"{folder.job_id} has no timeline of its batches",
             field="--from",
             cure="measure a job whose files are whole",
         )
-    return _times(folder.job_id, spec, iterations, metrics, spans)
+    return _times(folder.job_id, spec, whole, metrics)
 
 
 def check_same_work(planned: JobSpec, folder: RunFolder) -> None:
@@ -139,195 +118,124 @@ class _Iteration:
     """The spans of one iteration, each kind in the order of its starts."""
 
     def __init__(self, number: int, spans: Sequence[TimelineSpan]) -> None:
-        self.number = number
+        """Sorts the spans by what they are of.
+
+        Raises:
+            InvalidInput: A span ends before it starts, as where a clock stepped back.
+        """
+        for span in spans:
+            if _seconds(span) < 0.0:
+                raise InvalidInput(
+                    f"{span.what} of iteration {span.iteration} by {span.who} takes {_seconds(span):g} s",
+                    field="timeline.jsonl",
+                    cure="measure a job on machines whose clocks agree",
+                )
         by_kind = _grouped(spans, lambda span: span.what)
-        self.generated = [span for span in by_kind["generate"] if _purpose(span) == "train"]
-        self.evaluated = [span for span in by_kind["generate"] if _purpose(span) == "evaluation"]
-        self.scored = [span for span in by_kind["score"] if _purpose(span) == "train"]
+        self.number = number
+        self.sampled = by_kind["generate"]
+        """Batches of training and, where the iteration has an evaluation, those of held-out prompts."""
+        self.generated = [span for span in self.sampled if _is_of_training(span)]
+        self.scored = [span for span in by_kind["score"] if _is_of_training(span)]
         # Only the first pass over each batch: further ones belong to the step.
-        self.trained = list({span.batch_id: span for span in reversed(by_kind["train"])}.values())[::-1]
-        self.synced = by_kind["sync"][-1] if by_kind["sync"] else None
+        first_passes: dict[str, TimelineSpan] = {}
+        for span in by_kind["train"]:
+            first_passes.setdefault(span.batch_id, span)
+        self.trained = list(first_passes.values())
         # An `open` span is of the commit before, which opened this iteration; a trainer's first has none.
         self.opened = by_kind["open"][-1] if by_kind["open"] else None
 
+    def batch_durations(self) -> list[float]:
+        """Returns each batch's seconds. One whose prompts were resampled has several spans, which are summed."""
+        by_batch = _grouped(self.generated, lambda span: span.batch_id)
+        return [sum(map(_seconds, spans)) for spans in by_batch.values()]
+
+    def sampling_s(self) -> float:
+        """Returns the seconds in which each generator samples at least one batch, summed over the generators."""
+        by_generator = _grouped(self.generated, lambda span: span.who)
+        return sum(covered_s((span.started_s, span.ended_s) for span in spans) for spans in by_generator.values())
+
+    def claim_gaps(self) -> list[float]:
+        """Returns each generator's gaps between two batches; 0 where it samples them together."""
+        by_generator = _grouped(self.generated, lambda span: span.who)
+        return [
+            max(0.0, later.started_s - sooner.ended_s)
+            for spans in by_generator.values()
+            for sooner, later in pairwise(spans)
+        ]
+
+    def load_gaps(self) -> list[float]:
+        """Returns each generator's seconds from the open iteration to its first batch."""
+        if self.opened is None:
+            return []
+        by_generator = _grouped(self.sampled, lambda span: span.who)
+        return [max(0.0, spans[0].started_s - self.opened.ended_s) for spans in by_generator.values()]
+
+    def take_gaps(self, *, waits_for_all: bool) -> list[float]:
+        """Returns the seconds before each pass in which its batch was scored and its rank was free.
+
+        Args:
+            waits_for_all: The trainer takes no batch before the last one is scored.
+        """
+        scored_s = {span.batch_id: span.ended_s for span in self.scored}
+        all_scored_s = max(scored_s.values())
+        gaps: list[float] = []
+        for spans in _grouped(self.trained, lambda span: span.who).values():
+            free_s = 0.0
+            for span in spans:
+                ready_s = all_scored_s if waits_for_all else scored_s.get(span.batch_id, span.started_s)
+                gaps.append(max(0.0, span.started_s - max(ready_s, free_s)))
+                free_s = span.ended_s
+        return gaps
+
 
 def _times(
-    job_id: str,
-    spec: JobSpec,
-    iterations: Sequence[_Iteration],
-    metrics: Mapping[int, IterationMetrics],
-    spans: Sequence[TimelineSpan],
+    job_id: str, spec: JobSpec, iterations: Sequence[_Iteration], metrics: Mapping[int, IterationMetrics]
 ) -> MeasuredTimes:
-    batch_durations: list[float] = []
-    longest: list[float] = []
-    for iteration in iterations:
-        # A batch whose prompts were resampled has several spans: its latency is their sum.
-        by_batch = _grouped(iteration.generated, lambda span: span.batch_id)
-        durations = [sum(map(_seconds, rounds)) for rounds in by_batch.values()]
-        batch_durations += durations
-        longest += [max(durations)] if durations else []
-    sampled_s = sum(_busy_s(iteration.generated) for iteration in iterations)
-    evaluated = [span for span in spans if span.what == "generate" and _purpose(span) == "evaluation"]
-    claim_s = _median(_claim_gaps(iterations))
-    arrivals, takes = _train_gaps(iterations, metrics)
-    after_commits, with_checkpoint = _after_commits(iterations, spec, metrics)
-    after_commit_s = _median(after_commits)
-    commits_s = [metrics[iteration.number].started_s + metrics[iteration.number].wall_s for iteration in iterations]
-    counted_tokens = [metrics[iteration.number].num_tokens for iteration in iterations]
+    lines = [metrics[iteration.number] for iteration in iterations]
+    commits_s = [line.started_s + line.wall_s for line in lines]
+    durations = [iteration.batch_durations() for iteration in iterations]
+    num_batches = sum(map(len, durations))
+    claim_s = _median([gap for iteration in iterations for gap in iteration.claim_gaps()])
+    sampling_s = sum(iteration.sampling_s() for iteration in iterations)
+    waits_for_all = spec.schedule == "synchronous"
+    takes = [gap for iteration in iterations for gap in iteration.take_gaps(waits_for_all=waits_for_all)]
+    passes = [_seconds(span) for iteration in iterations for span in iteration.trained]
+    steps = [
+        max(0.0, later.opened.ended_s - max(span.ended_s for span in sooner.trained))
+        for sooner, later in pairwise(iterations)
+        if later.opened is not None and later.number == sooner.number + 1
+    ]
     return MeasuredTimes(
         job_id=job_id,
         schedule=spec.schedule,
         num_iterations=len(iterations),
-        iteration_s=(commits_s[-1] - commits_s[0]) / (len(commits_s) - 1),
-        tokens_per_batch=statistics.fmean(counted_tokens) / spec.rollout.batches_per_iteration,
-        generate_s=sampled_s / len(batch_durations),
-        batch_latency_s=statistics.fmean(batch_durations),
-        longest_batch_s=statistics.fmean(longest),
-        # Held-out prompts go out before and after a job, so their batches may lie in the warm-up.
-        evaluation_s=_busy_s(evaluated) / len({span.batch_id for span in evaluated}) if evaluated else 0.0,
-        claim_s=claim_s,
-        load_s=max(0.0, _median(_first_gaps(iterations, max_policy_lag=spec.max_policy_lag)) - claim_s),
-        score_s=_mean([_seconds(span) for iteration in iterations for span in iteration.scored]),
-        arrival_s=_median(arrivals),
-        train_s=_mean([_seconds(span) for iteration in iterations for span in iteration.trained]),
-        take_s=_mean(takes),
-        step_s=_mean(_steps(iterations)),
-        publish_s=_mean([_seconds(iteration.synced) for iteration in iterations if iteration.synced]),
-        open_s=_median([_seconds(iteration.opened) for iteration in iterations if iteration.opened]),
-        after_commit_s=after_commit_s,
-        checkpoint_s=max(0.0, _median(with_checkpoint) - after_commit_s),
+        iteration_s=(commits_s[-1] - commits_s[0]) / max(1, lines[-1].iteration - lines[0].iteration),
+        tokens_per_batch=statistics.fmean(line.num_tokens for line in lines) / spec.rollout.batches_per_iteration,
+        generate_s=sampling_s / num_batches + claim_s,
+        first_batch_s=sum(map(sum, durations)) / num_batches,
+        longest_batch_s=statistics.fmean(map(max, durations)),
+        score_s=statistics.fmean(_seconds(span) for iteration in iterations for span in iteration.scored),
+        train_s=statistics.fmean(passes) + statistics.fmean(takes),
+        step_s=_median(steps),
+        load_s=max(0.0, _median([gap for iteration in iterations for gap in iteration.load_gaps()]) - claim_s),
     )
 
 
-def _check(spans: Iterable[TimelineSpan], metrics: Iterable[IterationMetrics]) -> None:
-    """Raises InvalidInput for times that no run leaves: a clock stepped back, or a file was changed."""
-    for span in spans:
-        if not 0.0 <= _seconds(span) <= LONGEST_SPAN_S:
-            raise InvalidInput(
-                f"{span.what} of iteration {span.iteration} by {span.who} takes {_seconds(span):g} s",
-                field="timeline.jsonl",
-                cure="measure a job on machines whose clocks agree",
-            )
-    for line in metrics:
-        if line.mfu is not None and line.mfu > 1.0:
-            raise InvalidInput(
-                f"iteration {line.iteration} has an MFU of {line.mfu:.2f}: more operations than its ranks can do",
-                field="metrics.jsonl",
-                cure="the setting peak_flops is too low",
-            )
-
-
-def _steps(iterations: Iterable[_Iteration]) -> list[float]:
-    """Returns the seconds from each iteration's last first pass to the start of its version's announcement."""
-    return [
-        max(0.0, iteration.synced.started_s - max(span.ended_s for span in iteration.trained))
-        for iteration in iterations
-        if iteration.synced is not None and iteration.trained
-    ]
-
-
-def _claim_gaps(iterations: Iterable[_Iteration]) -> list[float]:
-    """Returns each generator's gaps between two batches of one iteration; 0 where it samples them together."""
-    return [
-        max(0.0, later.started_s - sooner.ended_s)
-        for iteration in iterations
-        for spans in _grouped(iteration.generated, lambda span: span.who).values()
-        for sooner, later in pairwise(spans)
-    ]
-
-
-def _first_gaps(iterations: Sequence[_Iteration], *, max_policy_lag: int) -> list[float]:
-    """Returns each generator's gaps before its first batch of an iteration.
-
-    A gap begins when the iteration is open and the generator has ended its batch before, whichever is later. The commit
-    that opens iteration t + 1 under a lag of K gives out the prompts of t + 1 + K.
-    """
-    opened_s = {
-        iteration.number + max_policy_lag: iteration.opened.ended_s for iteration in iterations if iteration.opened
-    }
-    generated = [span for iteration in iterations for span in (*iteration.generated, *iteration.evaluated)]
-    generated.sort(key=lambda span: span.started_s)
-    gaps: list[float] = []
-    for spans in _grouped(generated, lambda span: span.who).values():
-        for sooner, later in pairwise(spans):
-            if sooner.iteration != later.iteration and later.iteration in opened_s:
-                free_s = max(sooner.ended_s, opened_s[later.iteration])
-                gaps.append(max(0.0, later.started_s - free_s))
-    return gaps
-
-
-def _train_gaps(
-    iterations: Iterable[_Iteration], metrics: Mapping[int, IterationMetrics]
-) -> tuple[list[float], list[float]]:
-    """Returns the gaps before a rank's passes, in two lists.
-
-    Returns:
-        The seconds from a scored batch to its pass where the rank waited for it, and the seconds between two passes
-        where the second batch was there already.
-    """
-    arrivals: list[float] = []
-    takes: list[float] = []
-    for iteration in iterations:
-        if not iteration.trained or not iteration.scored:
-            continue
-        scored_s = {span.batch_id: span.ended_s for span in iteration.scored}
-        all_scored_s = max(scored_s.values())
-        # Under `synchronous` the trainer takes the first batch when the last one is scored.
-        waits_for_all = iteration.trained[0].started_s >= all_scored_s
-        for rank_spans in _grouped(iteration.trained, lambda span: span.who).values():
-            free_s = metrics[iteration.number].started_s
-            for position, span in enumerate(rank_spans):
-                is_first_of_all = waits_for_all and position == 0
-                ready_s = all_scored_s if is_first_of_all else scored_s.get(span.batch_id, 0.0)
-                if ready_s > free_s:
-                    arrivals.append(max(0.0, span.started_s - ready_s))
-                else:
-                    takes.append(max(0.0, span.started_s - free_s))
-                free_s = span.ended_s
-    return arrivals, takes
-
-
-def _after_commits(
-    iterations: Iterable[_Iteration], spec: JobSpec, metrics: Mapping[int, IterationMetrics]
-) -> tuple[list[float], list[float]]:
-    """Returns the seconds from commits to the trainer's next turn: without a checkpoint, and with one."""
-    plain: list[float] = []
-    with_checkpoint: list[float] = []
-    for iteration in iterations:
-        if iteration.opened is None:
-            continue
-        passed_s = max(0.0, metrics[iteration.number].started_s - iteration.opened.ended_s)
-        if spec.checkpoints_after(iteration.number - 1):
-            with_checkpoint.append(passed_s)
-        else:
-            plain.append(passed_s)
-    return plain, with_checkpoint
-
-
-def _busy_s(spans: Iterable[TimelineSpan]) -> float:
-    """Returns the seconds in which each generator samples at least one of its batches, summed over the generators."""
-    by_generator = _grouped(spans, lambda span: span.who)
-    return sum(covered_s((span.started_s, span.ended_s) for span in own) for own in by_generator.values())
-
-
-def _grouped(spans: Iterable[TimelineSpan], key: Callable[[TimelineSpan], Key]) -> dict[Key, list[TimelineSpan]]:
-    groups: dict[Key, list[TimelineSpan]] = defaultdict(list)
-    for span in spans:
+def _grouped(spans: Iterable[TimelineSpan], key: Callable[[TimelineSpan], str]) -> dict[str, list[TimelineSpan]]:
+    """Groups spans, each group in the order of its starts."""
+    groups: dict[str, list[TimelineSpan]] = defaultdict(list)
+    for span in sorted(spans, key=lambda span: span.started_s):
         groups[key(span)].append(span)
     return groups
 
 
-def _purpose(span: TimelineSpan) -> str:
-    """Returns `train` or `evaluation`: the second part of a batch id such as `12/train/0`."""
-    return span.batch_id.split("/")[1] if span.batch_id.count("/") >= 2 else ""
+def _is_of_training(span: TimelineSpan) -> bool:
+    """Returns True for a batch id such as `12/train/0`, and False for `12/evaluation/0`."""
+    return "/train/" in span.batch_id
 
 
 def _seconds(span: TimelineSpan) -> float:
     return span.ended_s - span.started_s
-
-
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values) if values else 0.0
 
 
 def _median(values: Sequence[float]) -> float:

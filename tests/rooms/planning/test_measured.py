@@ -10,11 +10,12 @@ from msgspec.structs import replace
 
 from contracts.encoding.json_lines import append_json_lines, read_json_lines
 from contracts.errors import InvalidInput
-from contracts.events import IterationMetrics, TimelineSpan
+from contracts.events import TimelineSpan
 from contracts.spec.job import JobSpec
+from onbeat.planning.formulas import iteration_s
 from onbeat.planning.measured import check_same_work, measured_times
 from tests.builders import job_spec
-from tests.rooms.planning.timelines import JOB, SECONDS, TOKENS, rewrite_metrics, write_synchronous_run
+from tests.rooms.planning.timelines import JOB, SECONDS, TOKENS, write_synchronous_run
 
 
 def spec(**changes: Any) -> JobSpec:
@@ -27,17 +28,18 @@ def test_the_measured_times_are_those_of_the_run(tmp_path: Path) -> None:
     times = measured_times(write_synchronous_run(tmp_path, spec()))
     assert (times.job_id, times.schedule, times.num_iterations) == (JOB, "synchronous", 6)
     assert times.tokens_per_batch == TOKENS / 4
-    assert times.generate_s == times.batch_latency_s == times.longest_batch_s == pytest.approx(SECONDS.generate)
+    assert times.generate_s == pytest.approx(SECONDS.generate + SECONDS.claim)
+    assert times.first_batch_s == times.longest_batch_s == pytest.approx(SECONDS.generate)
     assert times.score_s == pytest.approx(SECONDS.score)
-    assert times.train_s == pytest.approx(SECONDS.train)
-    assert times.claim_s == pytest.approx(SECONDS.claim)
+    # The first pass waits for the arrival of the last batch, and each other one takes its batch.
+    assert times.train_s == pytest.approx(SECONDS.train + (SECONDS.arrival + 3 * SECONDS.take) / 4)
+    assert times.step_s == pytest.approx(SECONDS.step + SECONDS.publish + SECONDS.open)
     assert times.load_s == pytest.approx(SECONDS.load)
-    assert times.arrival_s == pytest.approx(SECONDS.arrival)
-    assert times.take_s == pytest.approx(SECONDS.take)
-    assert times.step_s == pytest.approx(SECONDS.step)
-    assert times.publish_s == pytest.approx(SECONDS.publish)
-    assert times.open_s == pytest.approx(SECONDS.open)
-    assert times.after_commit_s == pytest.approx(SECONDS.after)
+
+
+def test_the_formula_of_the_measured_schedule_gives_the_measured_iteration(tmp_path: Path) -> None:
+    times = measured_times(write_synchronous_run(tmp_path, spec()))
+    assert iteration_s("synchronous", times, batches=4, generators=1) == pytest.approx(times.iteration_s)
 
 
 def test_batches_that_a_generator_samples_together_share_its_time(tmp_path: Path) -> None:
@@ -53,17 +55,9 @@ def test_batches_that_a_generator_samples_together_share_its_time(tmp_path: Path
     ]
     append_json_lines(folder.timeline, moved)
     times = measured_times(folder)
+    # Two of the three gaps are 0, inside the pairs, so the median claim is 0 as well.
     assert times.generate_s == pytest.approx(SECONDS.generate / 2)
-    assert times.batch_latency_s == pytest.approx(SECONDS.generate)
-
-
-def test_a_checkpoint_is_measured_where_one_was_due(tmp_path: Path) -> None:
-    folder = write_synchronous_run(tmp_path, spec(trainer__checkpoint_every_iterations=3))
-    lines = read_json_lines(folder.metrics, IterationMetrics)
-    for iteration in (3, 6):
-        lines[iteration] = replace(lines[iteration], started_s=lines[iteration].started_s + 2.0)
-    rewrite_metrics(folder, lines)
-    assert measured_times(folder).checkpoint_s == pytest.approx(2.0)
+    assert times.first_batch_s == pytest.approx(SECONDS.generate)
 
 
 def test_lines_that_a_replay_wrote_again_count_once(tmp_path: Path) -> None:
@@ -80,9 +74,15 @@ def test_a_run_that_is_too_short_is_refused(tmp_path: Path) -> None:
         measured_times(folder)
 
 
-def test_a_colocated_job_is_no_source(tmp_path: Path) -> None:
-    folder = write_synchronous_run(tmp_path, spec(schedule="colocated"))
-    with pytest.raises(InvalidInput, match="was colocated"):
+@pytest.mark.parametrize(
+    ("schedule", "changes"),
+    [("colocated", {}), ("delayed", {"max_policy_lag": 1, "algorithm": {"correction": "tis"}})],
+)
+def test_a_job_whose_phases_cannot_be_told_apart_is_no_source(
+    tmp_path: Path, schedule: str, changes: dict[str, Any]
+) -> None:
+    folder = write_synchronous_run(tmp_path, spec(schedule=schedule, **changes))
+    with pytest.raises(InvalidInput, match=f"was {schedule}, so its phases can't be told apart"):
         measured_times(folder)
 
 
@@ -100,15 +100,6 @@ def test_a_timeline_that_no_run_leaves_is_refused_by_its_span(tmp_path: Path) ->
     backward = TimelineSpan(who="trainer", what="step", iteration=7, started_s=1005.0, ended_s=1004.0)
     append_json_lines(folder.timeline, [backward])
     with pytest.raises(InvalidInput, match="step of iteration 7 by trainer takes -1 s"):
-        measured_times(folder)
-
-
-def test_a_job_whose_mfu_is_above_one_has_a_wrong_setting(tmp_path: Path) -> None:
-    folder = write_synchronous_run(tmp_path, spec())
-    lines = read_json_lines(folder.metrics, IterationMetrics)
-    lines[5] = replace(lines[5], mfu=1.7)
-    rewrite_metrics(folder, lines)
-    with pytest.raises(InvalidInput, match=r"iteration 5 has an MFU of 1\.70"):
         measured_times(folder)
 
 

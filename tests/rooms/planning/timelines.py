@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from contracts.encoding.json_lines import append_json_lines
 from contracts.encoding.wire import encode_json
-from contracts.events import IterationMetrics, TimelineSpan
+from contracts.events import TimelineSpan
 from contracts.run_folder import RunFolder
 from contracts.spec.job import JobSpec
 from tests.contract.golden_files import iteration_metrics
@@ -53,15 +52,10 @@ def write_synchronous_run(root: Path, spec: JobSpec, seconds: Seconds = SECONDS)
             num_tokens=TOKENS,
             started_s=turned_s,
             wall_s=committed.ended_s - turned_s,
-            mfu=None,
         )
         append_json_lines(folder.metrics, [line])
         turned_s = committed.ended_s + seconds.after
     return folder
-
-
-def rewrite_metrics(folder: RunFolder, lines: Sequence[IterationMetrics]) -> None:
-    folder.metrics.write_bytes(b"".join(encode_json(line) + b"\n" for line in lines))
 
 
 def _iteration(iteration: int, batches: int, turned_s: float, seconds: Seconds) -> list[TimelineSpan]:
