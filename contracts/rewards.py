@@ -34,8 +34,9 @@ class Component(Record, tag_field="type", frozen=True, kw_only=True):
     weight: Weight = 1.0
     """Factor of this score in the reward; negative for a penalty."""
     on_unscorable: OnUnscorable = "fail"
-    """What a completion gets that it can't score: fail (its batch, in the end the job), or a score, counted and
-    audited; for a time-out or a crash as the last resort. A resume may change it."""
+    """What happens when this component raises, times out or crashes at a completion. fail: the batch, and in the end
+    the job, fails. A number: the completion gets this score, which is counted and audited; after a time-out or a crash
+    only in the last attempt. A resume may change it."""
 
     sources: Annotated[tuple[Line, ...], Meta(min_length=1, max_length=16)] | UnsetType = UNSET
     """Sources of a mixture, and sets of the evaluation, that it scores; left out: all."""
@@ -411,5 +412,5 @@ class RewardSpec(Record, frozen=True, kw_only=True):
     request_timeout_s: Seconds = 120.0
     """Deadline of one request to the reward service."""
     max_attempts: Attempts = 4
-    """Requests for a batch, with back-off and jitter, before it fails: so many without an answer, and so many in which
-    the same completion couldn't be scored."""
+    """Requests for a batch, with back-off and jitter, before it fails. Requests without an answer, and requests in
+    which the same completion couldn't be scored, are counted separately."""

@@ -38,7 +38,7 @@ class SamplingParams(Record, frozen=True, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | UnsetType = UNSET
     """Divides positive logits of tokens in prompt or completion so far, multiplies negative ones."""
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=64)] | UnsetType = UNSET
-    """Tokens that end a completion beside the model's own; each is sampled, trained and part of it."""
+    """Tokens that end a completion in addition to the model's own; each is sampled, trained and part of it."""
     stop: Annotated[tuple[StopText, ...], Meta(min_length=1, max_length=16)] | UnsetType = UNSET
     """Texts that end a completion with the token that completes one, which is part of it: trained, and seen by rewards.
     Special tokens have no text."""

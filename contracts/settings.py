@@ -113,8 +113,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     """Address that an HTTP service listens on."""
     allowed_hosts: str = ""
-    """Names, separated by commas, that a request's `Host` may have beside localhost, ONBEAT_HOST and numeric addresses;
-    others are refused."""
+    """Names, separated by commas, that a request's `Host` may have in addition to localhost, ONBEAT_HOST and numeric
+    addresses; others are refused."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """Port that an HTTP service listens on; 0 takes the service's default."""
     threads: Annotated[int, Meta(ge=1, le=4096)] = 1
@@ -184,8 +184,9 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """none: no scorer can open a connection; host: every one can, as a plug-in that asks a judge over HTTP needs: then
     a completion that finds a hole in a scorer can, too."""
     cage_readable: str = ""
-    """Files and folders, with a `:` between them, that scorers and environments may read beside the interpreter,
-    installed packages and the system's libraries: data of a plug-in, a tokenizer, an MCP server's program."""
+    """Files and folders, with a `:` between them, that scorers and environments may read in addition to the
+    interpreter, installed packages and the system's libraries: data of a plug-in, a tokenizer, the program of an MCP
+    server."""
     environment_children: Annotated[int, Meta(ge=0, le=200)] = 0
     """Processes that play the sessions of one environment of one job; 0: as many as the service may use cores."""
     environment_sessions: Annotated[int, Meta(ge=1, le=2**20)] = 16384
@@ -204,8 +205,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Programs whose tools specs may name, for environment `mcp`: JSON {"name": {"command": …, "args": […], "env":
     {…}}}, or its file. The reward service alone is told."""
     trl_modules: str = ""
-    """Modules, with commas between them, whose classes specs may name as `module:Class` for environment `trl`, beside
-    the entry points of group `onbeat.trl_environments`."""
+    """Modules, with commas between them, whose classes specs may name as `module:Class` for environment `trl`, in
+    addition to the entry points of group `onbeat.trl_environments`."""
     judge_url: str = ""
     """Base URL, without /v1, of the OpenAI-compatible server that stages of type `llm_judge` ask; "": this stage worker
     leaves such stages alone."""

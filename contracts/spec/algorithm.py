@@ -71,18 +71,18 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Lower clip of the policy ratio: 1 - clip_low; none: 0.2, gspo 0.0003, cispo 1.0 (no bound). Refused where it
     can't act: with old_policy = "trainer" and one update an iteration the ratio is exactly 1."""
     clip_high: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
-    """Upper clip of the policy ratio: 1 + clip_high; none: 0.2, dapo 0.28, gspo 0.0004, cispo 4.0. Refused where
-    clip_low is."""
+    """Upper clip of the policy ratio: 1 + clip_high; none: 0.2, dapo 0.28, gspo 0.0004, cispo 4.0. Only with
+    several updates an iteration, or old_policy = "generator": otherwise no clip acts."""
     clip_max: Annotated[float, Meta(gt=1.0, le=1e6)] | UnsetType = UNSET
     """Dual clip: the most that the policy ratio counts for a negative advantage, above 1 + clip_high; left out: 3.0
-    under a lag with old_policy = "generator", as in verl, unless 1 + clip_high is as much, else no bound. Refused where
-    clip_high is."""
+    under a lag with old_policy = "generator", as in verl, unless 1 + clip_high is as much, else no bound. Only with
+    several updates an iteration, or old_policy = "generator"."""
     kl_coefficient: Factor = 0.0
     """Weight of the KL to the initial model; 0 keeps no reference model."""
     ref_model_sync_iterations: Iterations | UnsetType = UNSET
     """After each so many iterations the model of that KL becomes the policy; left out: it stays the initial one."""
     ref_model_mixup_alpha: Annotated[float, Meta(gt=0.0, le=1.0)] | UnsetType = UNSET
-    """Share of the policy in it then, beside what it was (TR-DPO, arXiv 2404.09656); left out: 1. Below 1 a bfloat16
+    """Share of the policy in it then, next to what it was (TR-DPO, arXiv 2404.09656); left out: 1. Below 1 a bfloat16
     model's average is kept in float32, 4 bytes a parameter more."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of that KL from the sampled tokens."""

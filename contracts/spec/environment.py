@@ -60,9 +60,9 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     max_attempts: Attempts = 3
     """Times that a trajectory is begun before its batch fails, where its environment hangs, dies or raises."""
     on_failure: OnUnscorable = "fail"
-    """What a trajectory gets at whose message the environment fails each time: fail (its batch, in the end the job), or
-    a score as the environment's whole reward, counted and audited; for a time-out or a crash as the last resort. A
-    resume may change it."""
+    """What happens when the environment fails at the same message in each attempt. fail: the batch, and in the end the
+    job, fails. A number: the trajectory ends, and this score is the environment's whole reward, counted and audited;
+    after a time-out or a crash only in the last attempt. A resume may change it."""
 
     @property
     def seen_bound(self) -> tuple[str, int]:

@@ -54,7 +54,7 @@ class HeldOutSpec(Record, frozen=True, kw_only=True):
     prompts_per_batch: Prompts = 32
     """Prompts of one evaluation batch."""
     greedy: bool = True
-    """Also evaluates greedy decoding, beside sampling."""
+    """Also evaluates greedy decoding, next to sampling."""
     group_size: Annotated[int, Meta(ge=1, le=4096)] | UnsetType = UNSET
     """Samples a prompt, of which mean and pass@k have standard errors; left out: 1."""
     sampling: SamplingParams | UnsetType = UNSET
@@ -78,7 +78,7 @@ class HeldOutSpec(Record, frozen=True, kw_only=True):
 
 
 class EvaluationSet(HeldOutSpec, frozen=True, kw_only=True):
-    """Held-out prompts beside those of `dataset`; the job's `environment` plays them, too."""
+    """Held-out prompts in addition to those of `dataset`; the job's `environment` plays them, too."""
 
     name: SourceName
     """In scores, and in a reward component's `sources`."""

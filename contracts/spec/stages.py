@@ -108,8 +108,9 @@ class JudgingStage(StageTable, frozen=True, kw_only=True):
     weight: Weight = 1.0
     """What a score of 1.0 adds to the reward."""
     on_failure: OnUnscorable = "fail"
-    """What a completion gets that it can't judge: fail (its batch, in the end the job), or a score, counted and
-    audited. What the completion didn't cause always fails. A resume may change it."""
+    """What happens when the stage can't judge a completion. fail: the batch, and in the end the job, fails. A number:
+    the completion gets this score, which is counted and audited. An error that the completion didn't cause always
+    fails. A resume may change it."""
     name: ColumnName
     """The name of the stage and of its column."""
 

@@ -34,7 +34,7 @@ ALL_LINEAR = "all-linear"
 
 
 class LoraSpec(Record, frozen=True, kw_only=True):
-    """Trains low-rank adapters beside the model's own weights, which stay as they are (arXiv 2106.09685)."""
+    """Trains low-rank adapters next to the model's own weights, which stay as they are (arXiv 2106.09685)."""
 
     rank: Annotated[int, Meta(ge=1, le=1024)] = 16
     """r: rows of A and columns of B in W + alpha / r · B A."""
@@ -139,8 +139,8 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     """How gradients are accumulated and saved."""
 
     world_size: Annotated[int, Meta(ge=1, le=4096)] = 1
-    """Ranks: processes that take an iteration's batches as they are free, and step together. With exact accumulation
-    their number doesn't change the weights."""
+    """Number of trainer processes, called ranks; on GPUs each has one. With exact accumulation the number doesn't
+    change the weights."""
     hosts: HostsSpec | UnsetType = UNSET
     """Ranks of several hosts are one trainer; left out: one host has all of them, and world_size says how many."""
     sharding: Literal["none", "fsdp"] = "none"
@@ -155,7 +155,7 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     checkpoint_every_iterations: Iterations = 10
     """A checkpoint is also written after the last iteration and on cancel."""
     keep_checkpoints: Annotated[int, Meta(ge=1, le=1000)] = 2
-    """Newest checkpoints that are kept, and beside them the best of those whose version was evaluated."""
+    """Newest checkpoints that are kept, and next to them the best of those whose version was evaluated."""
     packing: Literal["shared_prompt", "as_sampled", "padded"] = "shared_prompt"
     """shared_prompt: a prompt goes through the model once for all its completions; as_sampled: likewise, with the
     generator's log-probs bit for bit (docs/hardware.md); padded: once for each, which every architecture takes."""
