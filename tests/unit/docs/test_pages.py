@@ -79,7 +79,7 @@ def test_each_link_to_a_section_leads_to_a_heading(page: Path) -> None:
             assert name in anchors(path), f"{target}#{name}"
 
 
-@pytest.mark.parametrize(("place", "values"), specs_shown(), ids=[place for place, _ in specs_shown()])
+@pytest.mark.parametrize(("place", "values"), list(specs_shown()), ids=[place for place, _ in specs_shown()])
 def test_each_block_of_a_spec_is_part_of_a_job_that_the_judge_accepts(place: str, values: dict[str, Any]) -> None:
     parse_spec(values)
 
