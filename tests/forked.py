@@ -3,7 +3,10 @@
     test ── a start ──▶ nursery ── fork ──▶ `python -m MODULE ARGUMENTS`, with an environment and a log of its own
          ── its number ─▶       ◀── its exit code, once it has ended
 
-In all else they are what a ChildProcess starts: a process group of their own, SIGTERM when their launcher ends.
+In all else they are what a ChildProcess starts: a process group of their own, SIGTERM when their launcher ends. Only
+/proc shows the nursery's command and environment: a test that looks there starts a ChildProcess.
+
+A worker that is forked has a nursery of its own, forked before the worker has threads: its trainers are forked too.
 """
 
 from __future__ import annotations
@@ -17,27 +20,37 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from contracts.settings import PREFIX
 from onbeat.base.process.child_process import ChildProcess
 from onbeat.base.process.folders import make_missing
 from onbeat.base.process.launcher import end_with_launcher, with_own_packages
 
 STAGE_WORKER = "onbeat.stages"
-MODULES = ("consumer", STAGE_WORKER, "producer")
+TASK_WORKER = "onbeat.tasks"
+WORKER = "consumer.supervisor"
+MODULES = ("consumer", STAGE_WORKER, "producer", "reward_service", "gateway", TASK_WORKER, WORKER)
 IMPORTED = (
     *(f"{module}.__main__" for module in MODULES),
     *("consumer.trainer.job_run", "producer.engine.transformers.engine", "producer.engine.fingerprint"),
+    "reward_service.app",
     "transformers.models.qwen3.modeling_qwen3",
 )
 NSENTER = "nsenter"
 """The program whose options lead a command to another host of a test: `--net=FILE`, `--mount=FILE`, …"""
 MAX_BYTES = 1 << 18
 ANSWERS_WITHIN_S = 300.0
+READ_AT_LOAD = {
+    "OMP_NUM_THREADS": ("1",),
+    f"{PREFIX}COLOCATED_THREADS": ("", "0", "1"),
+    f"{PREFIX}DEVICE": ("", "cpu"),
+}
+"""Environment variable by which a library of numbers is loaded → its values that are as in the nursery."""
 
 
 class Forked:
@@ -65,10 +78,11 @@ class Forked:
         os.kill(self.pid, signal.SIGTERM)
 
 
-def is_forked(command: Sequence[str]) -> bool:
+def is_forked(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Whether it is Python's `-m MODULE ARGUMENTS`, of a module for which the nursery has imported what it needs."""
     _, command = entered(command)
-    return command[1] == "-m" and command[2] in MODULES
+    is_plain = all(environment.get(name, "") in values for name, values in READ_AT_LOAD.items())
+    return is_plain and tuple(command[:2]) == (sys.executable, "-m") and command[2] in MODULES
 
 
 def entered(command: Sequence[str]) -> tuple[list[str], Sequence[str]]:
@@ -80,9 +94,12 @@ def entered(command: Sequence[str]) -> tuple[list[str], Sequence[str]]:
 
 
 class ForkedChild(ChildProcess):
-    """Its command is one of those."""
+    """It is forked where its command is one of those; any other is executed."""
 
     def start(self) -> None:
+        if not is_forked(self.command, self.environment):
+            super().start()
+            return
         make_missing(self.log_path.parent)
         namespaces, command = entered(self.command)
         start = {"argv": command[2:], "environment": self.environment, "log": str(self.log_path)}
@@ -90,26 +107,39 @@ class ForkedChild(ChildProcess):
         self._process = Forked(nursery(), asked(nursery(), start) or 0)  # type: ignore[assignment]
 
 
-@cache
+_nurseries: list[socket.socket] = []
+_talks = threading.Lock()
+"""Held from a question to its answer: a thread that watches a stack asks too."""
+
+
 def nursery() -> socket.socket:
     """The nursery of this process, which ends with it."""
+    if not _nurseries:
+        ours, theirs = control_sockets()
+        with theirs:
+            subprocess.Popen(
+                (sys.executable, "-m", "tests.forked", str(theirs.fileno())),
+                env=with_own_packages({**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}),
+                pass_fds=(theirs.fileno(),),
+                preexec_fn=end_with_launcher(),
+                process_group=0,
+            )
+        _nurseries[:] = [ours]
+    return _nurseries[0]
+
+
+def control_sockets() -> tuple[socket.socket, socket.socket]:
+    """The launcher's end, and the nursery's."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        subprocess.Popen(
-            (sys.executable, "-m", "tests.forked", str(theirs.fileno())),
-            env=with_own_packages({**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}),
-            pass_fds=(theirs.fileno(),),
-            preexec_fn=end_with_launcher(),
-            process_group=0,
-        )
     ours.settimeout(ANSWERS_WITHIN_S)
-    return ours
+    return ours, theirs
 
 
 def asked(nursery: socket.socket, question: dict[str, Any] | int) -> int | None:
     """question: a start, whose answer is its process number; or this, whose answer is its exit code after its end."""
-    nursery.send(json.dumps(question).encode())
-    return json.loads(nursery.recv(MAX_BYTES))
+    with _talks:
+        nursery.send(json.dumps(question).encode())
+        return json.loads(nursery.recv(MAX_BYTES))
 
 
 def serve(control: socket.socket) -> dict[str, Any] | None:
@@ -145,8 +175,26 @@ def become(start: dict[str, Any], control: socket.socket) -> None:
     paths = [one for one in start["environment"].get("PYTHONPATH", "").split(os.pathsep) if one]
     sys.path[:0] = [one for one in paths if one not in sys.path]
     module, *arguments = start["argv"]
+    if module == WORKER:
+        fork_trainers()
     sys.argv = [module, *arguments]
+    sys.orig_argv = [sys.executable, "-m", module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def fork_trainers() -> None:
+    """Has the worker that this process becomes fork its trainers, from a nursery of its own."""
+    ours, theirs = control_sockets()
+    ask_kernel = end_with_launcher()
+    if not os.fork():
+        if ask_kernel:
+            ask_kernel()
+        ours.close()
+        run(theirs)
+        sys.exit()
+    theirs.close()
+    _nurseries[:] = [ours]
+    import_module("consumer.supervisor.trainer_process").ChildProcess = ForkedChild
 
 
 def enter(namespaces: Sequence[str]) -> None:
@@ -160,6 +208,12 @@ def enter(namespaces: Sequence[str]) -> None:
     os.chdir(here)
 
 
+def run(control: socket.socket) -> None:
+    """Is a nursery until its launcher is gone; each of its forks becomes what it was forked for."""
+    if start := serve(control):
+        become(start, control)
+
+
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     for name in IMPORTED:
@@ -167,9 +221,9 @@ def main() -> None:
     for module in MODULES:
         del sys.modules[f"{module}.__main__"]  # a fork runs it anew
     gc.freeze()
-    if start := serve(control):
-        become(start, control)
+    run(control)
 
 
 if __name__ == "__main__":
-    main()
+    # The module by its name: what a fork runs imports it too.
+    import_module("tests.forked").main()

@@ -25,13 +25,12 @@ from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.audit.weights import digests_on_disk
 from onbeat.base.process.child_process import ChildProcess
 from onbeat.base.process.waiting import Waiting
-from onbeat.stack.plan import child_environment
+from onbeat.stack.plan import child_environment, settings_of
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import DEVICE
-from tests.forked import STAGE_WORKER, ForkedChild, is_forked
+from tests.forked import STAGE_WORKER, TASK_WORKER, ForkedChild
 from tests.redundant_redis import RedundantRedis
-from tests.task_worker import TASK_WORKER
 from tests.until import until
 
 REPOSITORY = Path(__file__).parents[1]
@@ -114,6 +113,9 @@ class Pipeline:
         if module in OF_CELERY:
             urls["celery_url"] = self._url_of(CELERY)
         settings = replace(self.settings, **urls, max_ranks=max_ranks, **changes)
+        if module == "reward_service":
+            # As in a stack: with secrets of others in its environment it would start itself anew without them.
+            settings = settings_of(module, settings)
         return self._start(name, command, settings, port=port)
 
     def start_program(self, name: str, program: Path, *arguments: str, role: str) -> ChildProcess:
@@ -122,9 +124,7 @@ class Pipeline:
         return self._start(name, (sys.executable, str(program), *arguments), settings)
 
     def _start(self, name: str, command: tuple[str, ...], settings: StackSettings, *, port: int = 0) -> ChildProcess:
-        # A library of numbers takes its threads and its device when it is imported.
-        is_plain = settings.threads == 1 and settings.colocated_threads <= 1 and settings.device == "cpu"
-        child = (ForkedChild if is_plain and is_forked(command) else ChildProcess)(
+        child = ForkedChild(
             name,
             command=command,
             environment=child_environment(os.environ, settings, port=port),

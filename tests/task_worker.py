@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from broker.connection.client import Broker
 from broker.presence import TaskPresence
 from contracts.settings import StackSettings
+from onbeat.base.process.child_process import ChildProcess
+from tests.forked import TASK_WORKER, ForkedChild
 from tests.until import until
 
-TASK_WORKER = "onbeat.tasks"
-"""The module that `python -m` runs."""
 END_S = 60.0
 """Longest that a worker may take to end; a broken one is killed."""
 
 
 @contextmanager
-def task_worker(settings: StackSettings, broker: Broker, log: Path, *queues: str) -> Iterator[subprocess.Popen[bytes]]:
+def task_worker(settings: StackSettings, broker: Broker, log: Path, *queues: str) -> Iterator[ChildProcess]:
     """A worker that is ready; it ends with the block.
 
     Args:
@@ -34,20 +33,16 @@ def task_worker(settings: StackSettings, broker: Broker, log: Path, *queues: str
     environment.pop("ONBEAT_API_KEY", None)
     presence = TaskPresence(broker)
     before = {worker.worker_id for worker in presence.live()}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", TASK_WORKER, *queues], env=environment, stdout=output, stderr=output
-        )
+    process = ForkedChild(
+        "worker of tasks", command=(sys.executable, "-m", TASK_WORKER, *queues), environment=environment, log_path=log
+    )
+    process.start()
     try:
         until(
-            lambda: process.poll() is not None or {worker.worker_id for worker in presence.live()} - before,
+            lambda: not process.is_running or {worker.worker_id for worker in presence.live()} - before,
             "the worker of tasks",
         )
-        assert process.poll() is None, log.read_text()
+        assert process.is_running, process.tail()
         yield process
     finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(END_S)
-        process.kill()
-        process.wait()
+        process.stop(grace_s=END_S)

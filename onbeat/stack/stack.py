@@ -97,13 +97,22 @@ class EmbeddedStack:
         modules: Mapping[str, str] = MODULES,
         restarts: RestartPolicy = PATIENT,
         folder: Path | None = None,
+        child: type[ChildProcess] = ChildProcess,
     ) -> None:
-        """modules: of the services that it has. folder: where its logs, its stack.json and its server's data are; None:
-        the plan's run root."""
+        """Starts nothing yet.
+
+        Args:
+            plan: The operator's choices.
+            modules: The modules of the services that it has.
+            restarts: How often a service that dies is started again, and after which pauses.
+            folder: Where its logs, its stack.json and its server's data are; None: the plan's run root.
+            child: The class that starts, watches and ends the process of each service but Redis.
+        """
         self.plan = plan
         self.folder = folder or plan.run_root
         self._restarts = restarts
         self._modules = modules
+        self._child = child
         self.gateway_url = f"http://{HOST}:{plan.gateway_port or free_port()}"
         self.reward_url = f"http://{HOST}:{free_port()}"
         self.api_key = plan.settings.api_key or secrets.token_urlsafe(32)
@@ -298,7 +307,7 @@ class EmbeddedStack:
         if service in ("generator", "stage"):
             # They compute by themselves; a consumer's trainer gets its environment from that.
             environment = with_large_pages(environment)
-        return ChildProcess(
+        return self._child(
             name,
             command=(python, *arguments),
             environment=environment | (engine.environment() if service == "generator" else {}),

@@ -15,6 +15,7 @@ from onbeat.stack.stack import MODULES, EmbeddedStack
 from onbeat.stack.supervision import RestartPolicy
 from tests.chaos.short_job import long_variant, short_job
 from tests.chaos.stand_ins.poisoned_generator import POISON_BATCH, POISON_SEED
+from tests.forked import ForkedChild
 from tests.pipeline import REPOSITORY
 from tests.until import until
 
@@ -44,7 +45,7 @@ def test_a_batch_that_kills_its_generators_is_dead_after_its_attempts_and_the_st
         "timeouts__generator_lease_s": 4.0,
     }
     poisoned = short_job(seed=POISON_SEED, rollout__on_failed_batch="abandon", **few)
-    stack = EmbeddedStack(plan, modules=modules, restarts=IMPATIENT)
+    stack = EmbeddedStack(plan, modules=modules, restarts=IMPATIENT, child=ForkedChild)
     with stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
         first = client.submit(poisoned, idempotency_key="poisoned").job_id
         second = client.submit(short_job(**few), idempotency_key="harmless").job_id

@@ -19,6 +19,7 @@ from onbeat.client.gateway import GatewayClient
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
 from tests.chaos.short_job import DEADLINE_S, ITERATIONS, short_job
+from tests.forked import ForkedChild
 from tests.pipeline import REPOSITORY
 from tests.until import until
 
@@ -63,7 +64,7 @@ def test_a_killed_gateway_and_a_killed_worker_cost_the_job_and_its_watchers_noth
     spec = short_job(
         model__matmul="torch"
     )  # as the undisturbed run multiplies; the gateway would choose for this machine
-    with EmbeddedStack(plan) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
+    with EmbeddedStack(plan, child=ForkedChild) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
         # The job can't end before its worker does: no generator runs.
         os.kill(stack.pids["generator-1"], signal.SIGSTOP)
         job_id = client.submit(spec, idempotency_key=uuid.uuid4().hex).job_id

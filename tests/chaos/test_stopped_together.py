@@ -25,11 +25,13 @@ from onbeat.audit.chain import verify_run
 from onbeat.audit.folder import read_spec
 from onbeat.audit.weights import digests_on_disk
 from onbeat.base.process import child_process
+from onbeat.base.process.child_process import ChildProcess
 from onbeat.base.process.waiting import Waiting
 from onbeat.client.gateway import GatewayClient
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
 from tests.chaos.short_job import DEADLINE_S, STAGED, long_variant, short_job
+from tests.forked import WORKER, ForkedChild
 from tests.pipeline import REPOSITORY
 from tests.until import until
 
@@ -138,10 +140,20 @@ class StoppedStack:
         return "\n".join(f"--- {name}\n{child.tail(40)}" for name, child in self._stack.children.items())
 
 
+class ForkedButWorker(ForkedChild):
+    """Leaves the worker to start its trainers by their own commands, by which they are found here."""
+
+    def start(self) -> None:
+        if WORKER in self.command:
+            ChildProcess.start(self)
+        else:
+            super().start()
+
+
 @pytest.fixture
 def stopped(tmp_path: Path) -> Iterator[StoppedStack]:
     plan = StackPlan(run_root=tmp_path / "runs", model_root=REPOSITORY, threads=1, stage_workers=1)
-    with EmbeddedStack(plan) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
+    with EmbeddedStack(plan, child=ForkedButWorker) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
         yield StoppedStack(stack, client)
 
 

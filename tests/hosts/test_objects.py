@@ -20,11 +20,11 @@ from onbeat.base.process.child_process import ChildProcess
 from onbeat.weights.objects.blobs import open_blobs
 from tests.chaos.short_job import IS_LONG, LAG, committed, long_variant, short_job, succeed, until
 from tests.chaos.test_crash_points import COPY_POINTS, LAGGING_POINTS, TRAINER_POINTS
+from tests.forked import TASK_WORKER
 from tests.hosts.machines import Machines
 from tests.hosts.ranks import finished
 from tests.pipeline import HELD, wait_for_exit
 from tests.rooms.objects.s3_server import FaultyProxy
-from tests.task_worker import TASK_WORKER
 
 FEW = ["consumer.after_micro_batch", "consumer.writing_weights", "consumer.writing_checkpoint"]
 """Training, publishing, saving."""

@@ -15,6 +15,7 @@ from contracts.encoding.wire import encode_json
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
 from tests.chaos.short_job import DEADLINE_S, long_variant, short_job
+from tests.forked import ForkedChild
 from tests.page.browsing import chromium, opened
 from tests.until import until
 
@@ -27,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[EmbeddedStack]:
     plan = StackPlan(run_root=tmp_path / "runs", model_root=ROOT, threads=1, generators=2)
-    with EmbeddedStack(plan) as made:
+    with EmbeddedStack(plan, child=ForkedChild) as made:
         yield made
 
 

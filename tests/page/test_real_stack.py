@@ -16,6 +16,7 @@ import pytest
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
 from tests.chaos.short_job import long_variant
+from tests.forked import ForkedChild
 from tests.page.browsing import chromium, opened, spec_editor, write_spec
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def test_a_job_from_the_editor_to_its_deletion_with_a_gateway_that_is_killed(tmp
     plan = StackPlan(run_root=tmp_path / "runs", model_root=REPOSITORY, threads=1)
     with (
         chromium() as browser,
-        ticking(EmbeddedStack(plan)) as stack,
+        ticking(EmbeddedStack(plan, child=ForkedChild)) as stack,
         opened(browser, stack.gateway_url, stack.api_key, "new") as page,
     ):
         expect.set_options(timeout=MINUTES)

@@ -25,6 +25,7 @@ from onbeat.stack.plan import StackPlan
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.stack.stack import EmbeddedStack
 from tests.chaos.short_job import short_job
+from tests.forked import ForkedChild
 from tests.until import until
 
 REPOSITORY = Path(__file__).parents[3]
@@ -37,7 +38,9 @@ class Ticking:
     """A stack that is watched as `onbeat up` does."""
 
     def __init__(self, run_root: Path) -> None:
-        self.stack = EmbeddedStack(StackPlan(run_root=run_root, model_root=REPOSITORY, threads=1, tasks=True))
+        self.stack = EmbeddedStack(
+            StackPlan(run_root=run_root, model_root=REPOSITORY, threads=1, tasks=True), child=ForkedChild
+        )
         self._open = contextlib.ExitStack()
         self._done = threading.Event()
         self._watcher = threading.Thread(target=self._watch)

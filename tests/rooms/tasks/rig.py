@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -32,6 +31,7 @@ from contracts.tasks.records import TaskArguments, TaskStatus
 from gateway.app import create_app
 from gateway.services import Services
 from onbeat.audit.weights import digest_of
+from onbeat.base.process.child_process import ChildProcess
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import commit_record, job_spec, tiny_model_folder
 from tests.served import asked, services_over, serving
@@ -95,7 +95,7 @@ class TaskStack:
                 services.closing.set()
 
     @contextmanager
-    def worker(self, *queues: str, **changes: Any) -> Iterator[subprocess.Popen[bytes]]:
+    def worker(self, *queues: str, **changes: Any) -> Iterator[ChildProcess]:
         """A worker of tasks as a process, ready; it ends with the block."""
         log = self.folder / f"worker-{len(list(self.folder.glob('worker-*')))}.log"
         with task_worker(self.settings("tasks", **changes), self.broker, log, *queues) as process:

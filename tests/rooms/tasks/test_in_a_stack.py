@@ -22,6 +22,7 @@ from contracts.tasks.kinds import TaskQueue
 from onbeat.base.process import child_process
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import BACKGROUND, MODULES, EmbeddedStack
+from tests.forked import ForkedChild
 from tests.until import until
 
 WITHOUT_JOBS = {name: MODULES[name] for name in BACKGROUND}
@@ -32,7 +33,7 @@ ENDS_WITHIN_S = 45.0
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[EmbeddedStack]:
     plan = StackPlan(run_root=tmp_path / "runs", model_root=tmp_path, threads=1, tasks=True)
-    with EmbeddedStack(plan, modules=WITHOUT_JOBS) as started:
+    with EmbeddedStack(plan, modules=WITHOUT_JOBS, child=ForkedChild) as started:
         yield started
 
 
