@@ -13,13 +13,15 @@ VLLM_STAMP := $(VLLM)/.installed
 
 setup: $(STAMP)
 
-# Each package by its pin and its hash, but torch: its wheels, and so their hashes, differ by build.
+# Each package by its pin and its hash, but torch: its wheels, and so their hashes, differ by build. pip would compile
+# twenty thousand modules one after the other, compileall does it on all cores; some, as templates, are no Python.
 $(STAMP): pyproject.toml constraints.txt requirements/core.txt requirements/dev.txt
 	$(PYTHON) -c 'import sys; sys.exit("Onbeat needs Python 3.11 or newer: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --no-deps --require-hashes --log $(VENV)/pip.log -r requirements/core.txt -r requirements/dev.txt
-	$(BIN)/python -m pip install -q -c constraints.txt $(TORCH)
+	$(BIN)/python -m pip install -q --no-compile --no-deps --require-hashes --log $(VENV)/pip.log -r requirements/core.txt -r requirements/dev.txt
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt $(TORCH)
 	$(BIN)/python -m pip install -q --no-deps -e .
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $(STAMP)
 
 # After a change of constraints.txt or pyproject.toml's packages; needs `uv`.
@@ -28,7 +30,7 @@ lock:
 
 # The bill of materials of what the images install, with its hashes, as CycloneDX: build/sbom.json.
 sbom:
-	test -x .venv-sbom/bin/cyclonedx-py || ($(PYTHON) -m venv .venv-sbom && .venv-sbom/bin/python -m pip install -q cyclonedx-bom==7.5.0)
+	test -x .venv-sbom/bin/cyclonedx-py || ($(PYTHON) -m venv .venv-sbom && .venv-sbom/bin/python -m pip install -q --no-compile cyclonedx-bom==7.5.0)
 	mkdir -p build
 	.venv-sbom/bin/cyclonedx-py requirements requirements/core.txt -o build/sbom.json
 
@@ -40,7 +42,7 @@ audit: $(STAMP)
 # README and docs/ as a site that needs no network, in build/site; a link that leads nowhere, or what a
 # page would fetch from elsewhere, fails it.
 site: $(STAMP)
-	test -x .venv-site/bin/mkdocs || ($(PYTHON) -m venv .venv-site && .venv-site/bin/python -m pip install -q mkdocs==1.6.1 mkdocs-material==9.8.2)
+	test -x .venv-site/bin/mkdocs || ($(PYTHON) -m venv .venv-site && .venv-site/bin/python -m pip install -q --no-compile mkdocs==1.6.1 mkdocs-material==9.8.2)
 	rm -rf build/pages
 	$(BIN)/python -m docs.make_site build/pages
 	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --quiet --strict

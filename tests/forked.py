@@ -11,6 +11,7 @@ A worker that is forked has a nursery of its own, forked before the worker has t
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -62,8 +63,13 @@ class Forked:
         self._exit_code: int | None = None
 
     def poll(self) -> int | None:
-        if self._exit_code is None:
-            self._exit_code = asked(self._nursery, self.pid)
+        """Never waits for a talk that is under way: a signal handler, which may have interrupted it, polls too."""
+        if self._exit_code is None and _talks.acquire(blocking=False):
+            try:
+                if self._exit_code is None:  # another thread may have had the answer, which is given once
+                    self._exit_code = answer_of(self._nursery, self.pid)
+            finally:
+                _talks.release()
         return self._exit_code
 
     def wait(self, timeout: float = ANSWERS_WITHIN_S) -> int:
@@ -75,7 +81,8 @@ class Forked:
         return code
 
     def terminate(self) -> None:
-        os.kill(self.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
 
 
 def is_forked(command: Sequence[str], environment: Mapping[str, str]) -> bool:
@@ -97,14 +104,16 @@ class ForkedChild(ChildProcess):
     """It is forked where its command is one of those; any other is executed."""
 
     def start(self) -> None:
-        if not is_forked(self.command, self.environment):
+        if self.cwd or self.kept_open or not is_forked(self.command, self.environment):
             super().start()
             return
         make_missing(self.log_path.parent)
         namespaces, command = entered(self.command)
         start = {"argv": command[2:], "environment": self.environment, "log": str(self.log_path)}
         start["namespaces"] = namespaces
-        self._process = Forked(nursery(), asked(nursery(), start) or 0)  # type: ignore[assignment]
+        with _talks:
+            pid = answer_of(nursery(), start)
+        self._process = Forked(nursery(), pid or 0)  # type: ignore[assignment]
 
 
 _nurseries: list[socket.socket] = []
@@ -135,19 +144,23 @@ def control_sockets() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-def asked(nursery: socket.socket, question: dict[str, Any] | int) -> int | None:
-    """question: a start, whose answer is its process number; or this, whose answer is its exit code after its end."""
-    with _talks:
-        nursery.send(json.dumps(question).encode())
-        return json.loads(nursery.recv(MAX_BYTES))
+def answer_of(nursery: socket.socket, question: dict[str, Any] | int) -> int | None:
+    """Asks under `_talks`.
+
+    Args:
+        nursery: The launcher's end of the socket to it.
+        question: A start, whose answer is its process number; or this, whose answer is its exit code after its end.
+    """
+    nursery.send(json.dumps(question).encode())
+    return json.loads(nursery.recv(MAX_BYTES))
 
 
 def serve(control: socket.socket) -> dict[str, Any] | None:
     """Forks until its launcher is gone; in a fork it returns what to run."""
     while question := control.recv(MAX_BYTES):
-        asked_for = json.loads(question)
-        if isinstance(asked_for, int):
-            pid, status = os.waitpid(asked_for, os.WNOHANG)
+        request = json.loads(question)
+        if isinstance(request, int):
+            pid, status = os.waitpid(request, os.WNOHANG)
             control.send(json.dumps(os.waitstatus_to_exitcode(status) if pid else None).encode())
             continue
         ask_kernel = end_with_launcher()
@@ -155,7 +168,7 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
         if not pid:
             if ask_kernel:
                 ask_kernel()
-            return asked_for
+            return request
         control.send(json.dumps(pid).encode())
     return None
 
