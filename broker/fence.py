@@ -7,7 +7,7 @@ from typing import Any
 
 from broker.connection.client import Broker
 from broker.keys import JobKeys
-from broker.ledger import read_of
+from broker.ledger import Setback, read_of, readable
 from contracts.encoding.wire import Record, decode
 from contracts.jobs import WindowIteration
 
@@ -54,6 +54,10 @@ class FenceState(Record, frozen=True, kw_only=True):
     """How long the lease was taken for; 0.0 where none ever was."""
     engine: str = ""
     """Fingerprint of the one kind of engine that samples a deterministic job (I7); "" before its first claim."""
+    setback: Setback | None = None
+    """The newest claim that was given back; None before the first."""
+    recent_ms: tuple[int, ...] = ()
+    """Milliseconds from claim to publication, for each round of the latest batches, newest first."""
 
     @property
     def iteration(self) -> int:
@@ -137,6 +141,8 @@ def fence_of(rows: Mapping[bytes, bytes], counts: Mapping[bytes, bytes]) -> Fenc
         lease_until_s=float(rows.get(b"lease_until", 0)) / 1000,  # scripts write milliseconds
         lease_s=float(rows.get(b"lease_ms", 0)) / 1000,
         engine=counts.get(b"engine", b"").decode(errors="replace"),
+        setback=readable(counts.get(b"setback"), Setback),
+        recent_ms=readable(counts.get(b"recent_ms"), tuple[int, ...]) or (),
     )
 
 

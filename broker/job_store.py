@@ -17,7 +17,15 @@ from broker.connection.client import Broker
 from broker.keys import OpenKeys, num_open_of
 from broker.ledger import ids_among, read_of
 from contracts.encoding.wire import decode, encode
-from contracts.errors import Conflict, ContractViolation, Fault, FencedOff, InvalidInput, NotFound
+from contracts.errors import (
+    Conflict,
+    ContractViolation,
+    Fault,
+    FencedOff,
+    InvalidInput,
+    NotFound,
+    without_numbers,
+)
 from contracts.events import AuditRecord, JobEvent, StateChanged
 from contracts.jobs import (
     NEXT_STATES,
@@ -443,9 +451,21 @@ class JobStore:
             self.reset_trainer_starts(job_id)
 
     def reset_trainer_starts(self, job_id: str) -> None:
+        """Begins to count anew: a trainer has made progress, and what ended one before it has lost its meaning."""
         self._write_field(job_id, "HSET", "trainer_starts", 0)
+        self._write_field(job_id, "HSET", "trainer_fault", "")
 
-    def _write_field(self, job_id: str, command: str, name: str, value: int | bytes) -> Any:
+    def note_trainer_fault(self, job_id: str, fault: str) -> bool:
+        """Keeps the line of foreign code by which a trainer of the job ended.
+
+        Returns True where the one before it, since the last progress, ended by the same words: numbers and addresses
+        don't count. Raises NotFound.
+        """
+        before = self.fields(job_id).get("trainer_fault", b"").decode(errors="replace")
+        self._write_field(job_id, "HSET", "trainer_fault", fault[:MAX_REASON_CHARS])
+        return bool(before) and without_numbers(before) == without_numbers(fault[:MAX_REASON_CHARS])
+
+    def _write_field(self, job_id: str, command: str, name: str, value: str | int | bytes) -> Any:
         """Runs a command on a field of the job hash, and returns its answer; None where the job was removed."""
         return self._broker.write(command, "job", name, value, job=job_id)
 

@@ -110,17 +110,19 @@ class LeasedSide(ABC, Generic[C]):
             settled=tuple(claim for claim, state in zip(claims, states, strict=True) if state == b"settled"),
         )
 
-    def fail(self, claim: C, reason: str, *, is_released: bool = False) -> FailOutcome:
+    def fail(self, claim: C, reason: str, *, is_released: bool = False, fault: str = "") -> FailOutcome:
         """Gives an item back: it is tried again at once, or after the cap its batch is dead-lettered (I6).
 
         Args:
             claim: The claim of the item.
             reason: Why it failed; the dead letter has it.
             is_released: As if it had not been claimed, for the fault is this worker's, or a service's.
+            fault: The words of an exception that no code of ours raised (`OnbeatError.foreign`); "" for any other
+                failure. Where an attempt before failed by the same words, this one is the last.
         """
-        return self._give_back(self._lease_of(claim), reason, is_released=is_released)
+        return self._give_back(self._lease_of(claim), reason, is_released=is_released, fault=fault)
 
-    def _give_back(self, lease: Lease, reason: str, *, is_released: bool = False) -> FailOutcome:
+    def _give_back(self, lease: Lease, reason: str, *, is_released: bool = False, fault: str = "") -> FailOutcome:
         if lease.stage == 0:  # a prompt batch; a job's own stages are counted from 1
             answer = self._run(
                 "fail_batch",
@@ -128,6 +130,7 @@ class LeasedSide(ABC, Generic[C]):
                 max_attempts=self._job.spec.rollout.max_attempts,
                 reason=_cut(reason),
                 is_released=is_released,
+                fault=_cut(fault),
             )
         else:
             node = self._job.graph.stages[lease.stage - 1]
@@ -137,6 +140,7 @@ class LeasedSide(ABC, Generic[C]):
                 max_attempts=node.max_attempts,
                 reason=_cut(f"stage {node.name}: {reason}"),
                 is_released=is_released,
+                fault=_cut(fault),
                 stages=self._job.stages,
             )
         return FailOutcome(answer[0].decode())

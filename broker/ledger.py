@@ -6,7 +6,8 @@ What stands in Redis of a job is data: a reader answers that it is damaged, and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 from contracts.encoding.names import JOB_ID
 from contracts.encoding.wire import Record, decode
@@ -61,14 +62,43 @@ class LastClaim(Record, frozen=True, kw_only=True):
     """The generator that works on a copy; "" where none does."""
     hedge: int = 0
     hedged_ms: int = 0
+    fault: str = ""
+    """Words of the last exception of foreign code that an attempt failed by (`fault_words`); "" where none did."""
+
+
+class Setback(Record, frozen=True, kw_only=True):
+    """The newest claim of a job that its worker gave back. Scripts write it; whoever says what the job waits for reads
+    it."""
+
+    stage: int
+    """0 for a prompt batch; a job's own stages are counted from 1."""
+    iteration: int
+    batch_id: str
+    item: int
+    worker: str
+    """The generator or stage worker that gave it back."""
+    attempt: int
+    """The attempt that the claim was, counted from 1."""
+    is_released: bool
+    """True where the fault wasn't the item's: the attempt doesn't count."""
+    reason: str
+    at_ms: int
 
 
 BatchRecord = Expected | Published | Dead
+T = TypeVar("T")
 
 
 def batch_record(value: bytes) -> BatchRecord:
     """Decodes a record of the ledger. Raises ContractViolation for what no script of this version has written."""
     return decode(value, BatchRecord)  # type: ignore[arg-type]
+
+
+def readable(value: bytes | None, kind: type[T]) -> T | None:
+    """Decodes a value; None where no script of this version has written it: a report shows what it can."""
+    with suppress(ContractViolation):
+        return None if value is None else decode(value, kind)
+    return None
 
 
 UNREADABLE = (ValueError, KeyError, TypeError, IndexError, OverflowError)

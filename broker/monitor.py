@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from broker.awaited_batch import awaited_batch
 from broker.connection.client import Broker
 from broker.fence import FenceState, read_fence
 from broker.hosts_side import hosts_waited_for
@@ -80,7 +81,15 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorSee
         state = JobState(values["state"].decode())
         is_full = 0 < memory["maxmemory"] <= _counted_bytes(memory)  # it refuses writes that need memory
         reason = values["reason"].decode() or _waits_for(
-            broker, job_id, spec, fence, state=state, live=generators, now_s=seconds(clock), is_full=is_full
+            broker,
+            job_id,
+            spec,
+            fence,
+            state=state,
+            live=generators,
+            now_s=seconds(clock),
+            is_full=is_full,
+            trainer_fault=values.get("trainer_fault", b"").decode(errors="replace"),
         )
         fault = UNSET
         if values.get("fault"):
@@ -153,6 +162,7 @@ def _waits_for(
     live: Sequence[GeneratorSeen],
     now_s: float,
     is_full: bool,
+    trainer_fault: str,
 ) -> str:
     """Says what a job that is queued, or runs, waits for; "" where it waits for nothing.
 
@@ -165,6 +175,7 @@ def _waits_for(
         live: The live generators.
         now_s: Unix time by the server's clock.
         is_full: The server is at maxmemory.
+        trainer_fault: The line of foreign code by which the last trainer without progress ended; "" for none.
     """
     if state is JobState.QUEUED:
         trainer = _trainer_waited_for(broker, job_id, spec.trainer, now_s)
@@ -177,12 +188,18 @@ def _waits_for(
     if is_full:
         return "waits for room in Redis, which is at maxmemory: raise it, or end jobs"
     if fence.lease_until_s <= now_s:
-        return f"waits for {_trainer_waited_for(broker, job_id, spec.trainer, now_s)} to take over"
+        waits = f"waits for {_trainer_waited_for(broker, job_id, spec.trainer, now_s)} to take over"
+        return f"{waits}; the last one ended by {trainer_fault}" if trainer_fault else waits
     if fence.state != "open":
         return ""
     stages = StagePresence(broker)
     of_stages = stages.missed(job_id, spec.stages) | stages.unserved(job_id, spec.stages)
-    awaited = (_generators_waited_for(job_id, spec, fence, live), *of_stages.values())
+    keys = broker.job_keys(job_id, spec.num_open)
+    awaited = (
+        _generators_waited_for(job_id, spec, fence, live),
+        *of_stages.values(),
+        awaited_batch(broker, keys, fence, live=live, now_s=now_s),
+    )
     return next((f"waits for {what}" for what in awaited if what), "")
 
 

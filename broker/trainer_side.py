@@ -6,6 +6,7 @@ import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from broker.awaited_batch import awaited_batch
 from broker.batch_cache import READ_AHEAD, RolloutCursor, RolloutEntry
 from broker.connection.bounds import ASKED_AT_ONCE, RESTORED_AT_ONCE
 from broker.connection.client import Broker
@@ -18,6 +19,7 @@ from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, JobEvent, Rewound, record_digest
 from contracts.experience.graph import StageGraph, all_items, columns_of
 from contracts.jobs import JobState
+from contracts.monitor import GeneratorSeen
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from contracts.versions import WeightManifest, WeightShard
 
@@ -364,6 +366,12 @@ class TrainerSide:
             rows: Any = self._broker.redis.hgetall(self._keys.slot_of(iteration).ledger)
         batches = {batch_id.decode(): batch_record(value) for batch_id, value in rows.items()}
         return {batch_id: batch.reason for batch_id, batch in batches.items() if isinstance(batch, Dead)}
+
+    def awaited_batch(self, live: Sequence[GeneratorSeen]) -> str:
+        """Says for which batch of the oldest open iteration this trainer waits, and why; "" where it takes no longer
+        than usual. live: the live generators.
+        """
+        return awaited_batch(self._broker, self._keys, self.fence(), live=live, now_s=self._broker.now_s())
 
     def dispatch(self, iteration: int, batches: Iterable[PromptBatch]) -> int:
         """Puts batches of an open iteration in work that have not been there, and returns how many.

@@ -19,9 +19,10 @@ from typing import NoReturn
 from msgspec.structs import replace
 
 import onbeat.base.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
-from broker.connection.client import connect
+from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from consumer.ranks import launching
+from consumer.trainer.repeated_fault import ends_job, line_of
 from contracts.errors import OnbeatError, Unavailable
 from contracts.jobs import TrainerExit
 from contracts.settings import PREFIX, StackSettings, settings_from
@@ -37,18 +38,35 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: StackSettings, job_id: str) -> int:
-    """Runs what this process is, and returns its exit code. Raises OnbeatError before the job's lease is held."""
+    """Runs what this process is, and returns its exit code. Raises OnbeatError before the job's lease is held.
+
+    What foreign code raises before then (a library that can't be imported, the launcher's own) ends this trainer, and
+    the job where the trainer before ended by the same words.
+    """
     rank = os.environ.get("RANK")
     if rank is not None:
         end_with_parent(signal.SIGTERM if rank == "0" else signal.SIGKILL)
     if rank is not None and rank != "0":
         return launching.follow(settings)
     broker = connect(settings, patience_s=settings.broker_timeout_s)
+    try:
+        return _run_job(settings, broker, job_id, is_rank=rank is not None)
+    except OnbeatError:
+        raise
+    except BaseException as error:
+        line = line_of(error)
+        log.critical("this trainer ends by an error that no code of Onbeat raised: %s", line, exc_info=error)
+        has_failed = ends_job(JobStore(connect(settings)), job_id, line)
+        return TrainerExit.FAILED if has_failed else TrainerExit.DIED
+
+
+def _run_job(settings: StackSettings, broker: Broker, job_id: str, *, is_rank: bool) -> int:
+    """Runs the trainer, or the launcher of its ranks."""
     spec = JobStore(broker).spec(job_id)
     world_size = min(spec.trainer.world_size, settings.most_ranks)
     if spec.schedule_rule.takes_turns:
         settings = with_all_cores(settings, world_size)
-    if rank is None and (spec.trainer.over_hosts or world_size > 1):
+    if not is_rank and (spec.trainer.over_hosts or world_size > 1):
         return launching.launch(settings, broker, spec, job_id)
     with importing():
         from consumer.trainer.job_run import train

@@ -44,6 +44,8 @@ import msgspec
 
 MOST_CHARACTERS = 500
 """A library's line is cut here."""
+NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
+"""Addresses, process ids, sizes, positions: what differs between two lines that say the same."""
 SPEC_KEY = re.compile(r"[a-z][a-z0-9_]*(\[\d+\])?(\.[a-z][a-z0-9_]*(\[\d+\])?)*")
 """`optimizer.groups[0].parameters`: a field of a spec. A setting is in capitals, a path has slashes."""
 PATH_KEY = "path"
@@ -78,6 +80,9 @@ class OnbeatError(Exception):
             cls.status = status
         elif OnbeatError in cls.__bases__:
             raise TypeError(f"{cls.__name__} needs the HTTP status that a service answers it with")
+
+    foreign = ""
+    """The words of an exception that no code of ours raised, and that this one stands for; "" where there is none."""
 
     def __init__(self, problem: str, *, field: str | None = None, cure: str | None = None) -> None:
         self.problem = problem
@@ -193,7 +198,7 @@ class ObjectsUnavailable(Unavailable):
 
 
 class EngineUnavailable(Unavailable):
-    """The inference engine is gone, or does not answer; its generator ends, and its leases expire."""
+    """The inference engine is gone, or does not answer; its generator gives back what it holds, and ends."""
 
 
 class FencedOff(OnbeatError, status=HTTPStatus.CONFLICT):
@@ -302,3 +307,13 @@ def kind_and_text(error: BaseException) -> str:
     kind = type(error).__name__
     text = first_line(error)
     return kind if text == kind else f"{kind}: {text}"
+
+
+def fault_words(error: BaseException) -> str:
+    """Returns the words by which a fault of foreign code is known again: its kind and first line, without numbers."""
+    return without_numbers(kind_and_text(error))
+
+
+def without_numbers(text: str) -> str:
+    """Returns a text with # for each number and address: what is left of two that say the same is equal."""
+    return NUMBERS.sub("#", text)

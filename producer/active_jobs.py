@@ -17,7 +17,7 @@ from contracts.spec.job import JobSpec, ModelSpec
 from contracts.versions import WeightManifest
 from onbeat.work.calls import BrokerCalls
 from onbeat.work.declined_work import Alone, LeftAlone, in_one_line
-from producer.engine.failures import by_name
+from onbeat.work.failures import by_name
 from producer.rollout.carried_batch import ActiveJob
 
 log = logging.getLogger(__name__)

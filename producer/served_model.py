@@ -28,9 +28,9 @@ from contracts.spec.job import JobSpec, ModelSpec
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.base.process.waiting import tried_again
 from onbeat.work.declined_work import MAX_WHY
+from onbeat.work.failures import by_name, ends_caller, named_failure
 from producer.detokenizer import Detokenizer
 from producer.engine.base import GenerationEngine, Turn, VerifiedWeights
-from producer.engine.failures import by_name, ends_caller, named_failure
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class LoadedModel:
     async def within(self, deadline_s: float, what: str) -> AsyncIterator[None]:
         """Sets a job's deadline for a call of any engine, also of one that computes in this process; see `hangs`.
 
-        Whatever the engine raises leaves as an OnbeatError (producer/engine/failures.py); a cancellation stays one.
+        Whatever the engine raises leaves as an OnbeatError (onbeat/work/failures.py); a cancellation stays one.
         """
         caller = asyncio.current_task()
         deadline = asyncio.timeout(deadline_s)

@@ -25,9 +25,9 @@ from onbeat.data.prompts.environment_service import client_for
 from onbeat.data.rendering.base import Renderer
 from onbeat.environments.client import EnvironmentClient
 from onbeat.weights.chunks import ChunkReader
+from onbeat.work.failures import by_name
 from producer.detokenizer import FolderDetokenizer, folder_renderer
 from producer.engine.factory import fingerprint_of_job, make_engine
-from producer.engine.failures import by_name
 from producer.rollout.sampled_batch import Play
 from producer.rollout.turns import EnvironmentCalls, Generate, TurnPlayer
 from producer.served_model import LoadedModel, ServedModel

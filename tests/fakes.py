@@ -184,7 +184,7 @@ class FakeSide:
         self._changes.notify()
         return outcome
 
-    def fail(self, claim: Claim, reason: str, *, is_released: bool = False) -> FailOutcome:
+    def fail(self, claim: Claim, reason: str, *, is_released: bool = False, fault: str = "") -> FailOutcome:
         """A batch that is released may be claimed again, as it is from the server."""
         (self.released if is_released else self.failed).append((claim.prompt_batch.batch_id, reason))
         if is_released:

@@ -393,12 +393,13 @@ count('accepted')
 count('accepted_bytes', #rollouts)
 return { 'accepted' }
 
--- fail_batch: {lease, max_attempts, reason, is_released}
+-- fail_batch: {lease, max_attempts, reason, is_released, fault}
 -- Gives a prompt batch back, or buries it after its last attempt (I6).
 --   lease         {stage, iteration, batch_id, item, claim}, as in `renew`.
 --   max_attempts  Claims of one batch, after which it is buried.
 --   reason        Why it failed; the ledger has it of a dead batch.
 --   is_released   True where the fault was not the batch's: the attempt doesn't count.
+--   fault         The words of an exception that no code of ours raised, or ''. By the same ones it fails once again, and no more.
 --   -> {retried} | {dead} | {released} | {settled}   see `give_back`
 -- Keys:
 --   job, fence              read: an ended job and a closed iteration are settled
@@ -414,7 +415,7 @@ return { 'accepted' }
 --   onbeat:role:generator   never there: the right to read it shows the caller's role
 local slot = slot_of(a.lease.iteration)
 local id = a.lease.batch_id
-local outcome, batch, attempts = give_back(a.lease, 'expected', '%s', a.max_attempts, a.is_released)
+local outcome, batch, attempts = give_back(a.lease, 'expected', '%s', a.max_attempts, a.is_released, a.reason, a.fault)
 if outcome == 'dead' then
   bury(slot, id, batch, a.reason, attempts)
 elseif outcome ~= 'settled' then

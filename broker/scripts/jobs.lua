@@ -144,7 +144,7 @@ end_window()
 if read_fence().committed < 0 then redis.call('HDEL', PROGRESS, 'engine') end
 redis.call('SET', SPEC, after)
 redis.call('SADD', ACTIVE, JOB_ID)
-redis.call('HSET', JOB, 'state', 'queued', 'reason', '', 'fault', '', 'trainer_starts', 0)
+redis.call('HSET', JOB, 'state', 'queued', 'reason', '', 'fault', '', 'trainer_starts', 0, 'trainer_fault', '')
 -- A health problem that it has by now ends it no more.
 redis.call('HSET', JOB, 'health_at_resume', redis.call('HGET', JOB, 'health') or '')
 if horizons ~= '' then redis.call('HSET', JOB, 'horizons', horizons) end

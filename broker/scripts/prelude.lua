@@ -36,6 +36,7 @@
 --                        claim           the number of the newest claim
 --                        engine          the one kind of engine that samples a deterministic job, from its first claim on
 --                        largest         the bytes of the largest published batch
+--                        setback         packed, the newest claim that was given back (broker/ledger.py, Setback)
 -- and six of each slot. Iteration t lives in slot t % num_slots, and as many iterations as there are slots may be open at once:
 --     prompts   hash     batch id -> PromptBatch, of a batch that is neither published nor dead
 --     rollouts  stream   field batch (RolloutBatch), batch_id, digest; without batch where stages made columns: it stays in `items`
@@ -52,8 +53,8 @@
 --                        It has each item that has its inputs and lacks its columns, leased or free. Stage 0 has one item, 0, of
 --                        each batch: its rollouts. A job's own stages are counted from 1, and items from 0
 --     items     hash     Of a job with stages b/BATCH_ID -> RolloutBatch, from its publication on; and of each item:
---                          l/ITEM    packed {worker, attempt, claim (its number), claimed_ms, lease_ms} of its last claim, and of
---                                    a copied batch hedger, hedge (its number), hedged_ms
+--                          l/ITEM    packed {worker, attempt, claim (its number), claimed_ms, lease_ms} of its last claim, of a
+--                                    copied batch hedger, hedge (its number), hedged_ms, and fault, the words of the last one
 --                          c/ITEM    its packed columns
 --                          d/ITEM    their digest, where another stage reads them
 --                          n/ITEM    how many of the items are there that its inputs are made by
@@ -662,7 +663,8 @@ end
 --   settled    it is not the caller's any more
 -- Only the claim that holds the lease may: one that lost it, or is of a copy, would take the work from the
 -- holder. is_released: it comes back as if it had not been claimed, for the fault was not its own: the attempt doesn't count (I6).
-local function give_back(lease, state, counter, max_attempts, is_released)
+-- An attempt that fails by the fault of one before it is the last.
+local function give_back(lease, state, counter, max_attempts, is_released, reason, fault)
   require_worker_of(lease.stage)
   local slot = slot_of(lease.iteration)
   local member = member_of(lease.stage, lease.batch_id, lease.item)
@@ -672,9 +674,17 @@ local function give_back(lease, state, counter, max_attempts, is_released)
   local is_over = is_ended() or not open_at(read_fence(), lease.iteration) or batch.state ~= state
   if is_over or not is_claim(last.claim, lease.claim) or not redis.call('ZSCORE', slot.work, member) then return 'settled' end
   count(string.format(counter, is_released and 'released' or 'failed'))
-  if last.attempt >= max_attempts and not is_released then return 'dead', batch, last.attempt end
+  -- A fault of code that repeats word for word would do so at each attempt that is left.
+  fault = type(fault) == 'string' and fault ~= '' and fault or nil
+  local is_last = last.attempt >= max_attempts or (fault and fault == last.fault)
+  if is_last and not is_released then return 'dead', batch, last.attempt end
+  -- What a person who waits is told.
+  redis.call('HSET', PROGRESS, 'setback', cmsgpack.pack({ stage = lease.stage, iteration = lease.iteration,
+    batch_id = lease.batch_id, item = lease.item, worker = last.worker, attempt = last.attempt,
+    is_released = is_released == true, reason = reason, at_ms = now_ms() }))
   -- A released attempt is taken back, so that it doesn't count. The number of the claim goes: no worker holds the item.
-  local given_back = { worker = '', attempt = is_released and last.attempt - 1 or last.attempt, claimed_ms = last.claimed_ms }
+  local given_back = { worker = '', attempt = is_released and last.attempt - 1 or last.attempt, claimed_ms = last.claimed_ms,
+    fault = fault or last.fault }
   redis.call('HSET', slot.items, 'l/' .. member, cmsgpack.pack(given_back))
   return is_released and 'released' or 'retried'
 end

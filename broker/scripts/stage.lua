@@ -49,7 +49,7 @@ local values = {}
 local is_known = {}
 -- Batch id -> its record in the ledger, read once.
 local batches = {}
--- Attempt -> the packed claim of it: all items of a claim with the same attempt have the same.
+-- Attempt and last fault -> the packed claim of it: all items of a claim where these are the same have the same.
 local packed = {}
 -- So much the claim has, and whether there is no room for more.
 local items_taken = 0
@@ -109,18 +109,19 @@ local function write(slot)
   claimed = {}
   leased = {}
 end
-local function lease_out(member, attempt)
+local function lease_out(member, attempt, fault)
   claim = claim or new_claim()
-  packed[attempt] = packed[attempt]
-    or cmsgpack.pack({ worker = a.worker, attempt = attempt, claim = claim, claimed_ms = now, lease_ms = a.lease_ms })
+  local key = whole(attempt) .. ' ' .. (type(fault) == 'string' and fault or '')
+  packed[key] = packed[key]
+    or cmsgpack.pack({ worker = a.worker, attempt = attempt, claim = claim, claimed_ms = now, lease_ms = a.lease_ms, fault = fault })
   claimed[#claimed + 1] = 'l/' .. member
-  claimed[#claimed + 1] = packed[attempt]
+  claimed[#claimed + 1] = packed[key]
   -- ZADD takes the score before the member.
   leased[#leased + 1] = lease_end
   leased[#leased + 1] = member
 end
 -- Takes or buries an item, or says that there is no room for it.
-local function take(slot, iteration, member, attempt)
+local function take(slot, iteration, member, attempt, fault)
   local id, item = string.match(member, '^%d+/(.*)/(%d+)$')
   local batch = known_batch(slot, id)
   -- Another item of it was one attempt too many, or it is of none: left there, it would be found again without end.
@@ -139,7 +140,7 @@ local function take(slot, iteration, member, attempt)
   local rows = item_rows(stage, batch)
   is_full = not has_room(rows)
   if is_full then return end
-  lease_out(member, attempt)
+  lease_out(member, attempt, fault)
   item = tonumber(item)
   local last = claimed_batches[#claimed_batches]
   if not last or last.batch_id ~= id then
@@ -163,7 +164,7 @@ end
 local function take_all(slot, iteration, members)
   local before = items_taken
   for at, claim in ipairs(claims_of(slot, members)) do
-    if not is_full then take(slot, iteration, members[at], claim.attempt + 1) end
+    if not is_full then take(slot, iteration, members[at], claim.attempt + 1, claim.fault) end
   end
   write(slot)
   is_full = is_full or not has_room(1)
@@ -179,7 +180,7 @@ local function take_again(last)
     local claims = open_at(fence, part.iteration) and claims_of(slot, members) or {}
     for at, item_claim in ipairs(claims) do
       local stands = item_claim.claim == claim and redis.call('ZSCORE', slot.work, members[at])
-      if stands and not is_full then take(slot, part.iteration, members[at], item_claim.attempt) end
+      if stands and not is_full then take(slot, part.iteration, members[at], item_claim.attempt, item_claim.fault) end
     end
     write(slot)
   end
@@ -439,13 +440,14 @@ for _, run in ipairs(a.runs) do put(run, out) end
 for number, num in pairs(num_free) do wake(number, num) end
 return out
 
--- fail_rows: {lease, stages, max_attempts, reason, is_released}
+-- fail_rows: {lease, stages, max_attempts, reason, is_released, fault}
 -- Gives an item of a stage back, or buries its batch after the last attempt (I6).
 --   lease         {stage, iteration, batch_id, item, claim}, as in `renew`.
 --   stages        The job's stages: a list of {unit, after}.
 --   max_attempts  Claims of one item, after which its batch is buried.
 --   reason        Why it failed; the ledger has it of a dead batch.
 --   is_released   True where the fault was not the item's: the attempt doesn't count.
+--   fault         The words of an exception that no code of ours raised, or ''. By the same ones it fails once again, and no more.
 --   -> {retried} | {dead} | {released} | {settled}   see `give_back`
 -- Keys:
 --   job, fence          read: an ended job and a closed iteration are settled
@@ -462,7 +464,7 @@ local slot = slot_of(a.lease.iteration)
 local stage = a.lease.stage
 local id = a.lease.batch_id
 local item = a.lease.item
-local outcome, batch, attempts = give_back(a.lease, 'published', 'stage_%s:' .. stage, a.max_attempts, a.is_released)
+local outcome, batch, attempts = give_back(a.lease, 'published', 'stage_%s:' .. stage, a.max_attempts, a.is_released, a.reason, a.fault)
 if outcome == 'dead' then
   bury_staged(slot, id, batch, a.stages, a.reason, attempts)
 elseif outcome ~= 'settled' then

@@ -58,7 +58,7 @@ def gather(job: HeldJob, iteration: Iteration) -> None:
 
     gathering = Gathering(job, iteration, train=train, repair=functools.partial(_repair_weights, job, iteration))
     limit = functools.partial(Waiting, deadline_s=job.spec.timeouts.iteration_s, cure="raise timeouts.iteration_s")
-    waiting = limit(iteration.missing_in_words)
+    waiting = limit(gathering.missing_in_words)
     passes = limit("a batch's passes")
     may_take = job.schedule.takes_at_once
     is_sampled = False
@@ -81,7 +81,7 @@ def gather(job: HeldJob, iteration: Iteration) -> None:
         wait_s = 0.0
         gathering.look()
         if has_use_for_more():
-            waiting.poke(iteration.missing_in_words)
+            waiting.poke(gathering.missing_in_words)
             gathering.wait()
             passes.progress()
         elif num_training:

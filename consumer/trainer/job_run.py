@@ -9,6 +9,8 @@
     another OnbeatError                 failed                    FAILED
     Unavailable, FenceViolation         stays running             DIED; HELD where it is another's by then
     an error that is none of ours       stays running             DIED
+    the same one as of the trainer
+    before (repeated_fault.py)          failed                    FAILED
     FencedOff                           is another's              HELD
 
 Saved is the last committed version, as a checkpoint. A job that was being cancelled is cancelled by an error, too. At
@@ -32,6 +34,7 @@ from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
 from consumer.ranks.launching import is_rank, sealed
+from consumer.trainer import repeated_fault
 from consumer.trainer.commit import save
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.trainer import run_iterations
@@ -80,10 +83,20 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
             log.error("%s", error)
             return TrainerExit.HELD
         except (errors.Unavailable, errors.FenceViolation) as error:
+            # A rank's foreign error comes as one of ours, with its words.
+            if error.foreign and repeated_fault.ends_job(jobs, job_id, str(error), trainer_epoch=epoch):
+                return _give_back(side, keeper, TrainerExit.FAILED)
             return _left_to_another(error, side, keeper)
-        except Exception:
-            _give_back(side, keeper, TrainerExit.DIED)
-            raise
+        except BaseException as error:
+            # SystemExit of a library, too: its code would say that the trainer was done.
+            line = repeated_fault.line_of(error)
+            log.critical("this trainer ends by an error that no code of Onbeat raised: %s", line, exc_info=error)
+            code = TrainerExit.DIED
+            # A rank whose peer was killed meets a RuntimeError of torch: that says nothing of the job.
+            is_of_a_peer = is_rank() and type(error) is RuntimeError
+            if not is_of_a_peer and repeated_fault.ends_job(jobs, job_id, line, trainer_epoch=epoch):
+                code = TrainerExit.FAILED
+            return _give_back(side, keeper, code)
 
 
 def _metrics_of(settings: StackSettings) -> ProcessMetrics:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,10 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from broker.connection.client import Broker
 from broker.keys import STAGE_BAND, SlotKeys, item_fields
-from broker.ledger import LastClaim, Published
+from broker.ledger import LastClaim, Published, readable
 from broker.presence import StagePresence
-from contracts.encoding.wire import Record, decode
-from contracts.errors import ContractViolation
+from contracts.encoding.wire import Record
 from contracts.spec.job import JobSpec
 
 MAX_ITEMS = 10_000
@@ -164,13 +162,6 @@ def last_claims(broker: Broker, fields: Sequence[tuple[SlotKeys, str]]) -> list[
         for slot, field in fields:
             pipe.hget(slot.items, field)
         return [readable(value, LastClaim) for value in pipe.execute()]
-
-
-def readable(value: bytes | None, kind: type[T]) -> T | None:
-    """Decodes a value; None where no script of this version has written it: a report shows what it can."""
-    with contextlib.suppress(ContractViolation):
-        return None if value is None else decode(value, kind)
-    return None
 
 
 def _counter(counters: Mapping[bytes, bytes], name: str) -> int:

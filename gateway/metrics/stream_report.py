@@ -18,7 +18,7 @@ from broker.connection.client import Broker
 from broker.fence import read_fence
 from broker.job_store import unknown_job
 from broker.keys import STAGE_BAND, TRAINER_GROUP, JobKeys, OpenKeys, SlotKeys, item_fields, num_open_of
-from broker.ledger import BatchRecord, Expected, Published, read_of
+from broker.ledger import BatchRecord, Expected, Published, read_of, readable
 from broker.monitor import ask_missing, counted, seconds, with_lost
 from broker.presence import Presence
 from contracts.encoding.wire import Record, decode
@@ -27,7 +27,7 @@ from contracts.jobs import JobCounts
 from contracts.monitor import GeneratorSeen, StageWorkerSeen
 from contracts.spec.job import JobSpec
 from gateway import openapi
-from gateway.metrics.stage_report import StageLease, StageState, last_claims, of_stages, readable
+from gateway.metrics.stage_report import StageLease, StageState, last_claims, of_stages
 from gateway.services import HasServices, KnownJob
 from onbeat.base.http.bodies import json_answer
 

@@ -17,7 +17,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from broker.connection.deadlines import within
 from broker.leases import C
-from contracts.errors import JobEnded, OnbeatError, Unavailable, WeightsRejected, kind_and_text
+from contracts.errors import JobEnded, OnbeatError, Unavailable, WeightsRejected, fault_words, kind_and_text
 from contracts.monitor import WorkerSeen
 from contracts.spec.job import JobSpec
 from onbeat.client.connection import JobConnection, speaking_the_same
@@ -37,7 +37,7 @@ WAIT_S = 5.0
 class FailingSide(Side[C], Protocol[C]):
     """A worker's side of a job, which takes claims back."""
 
-    def fail(self, claim: C, reason: str, /, *, is_released: bool = False) -> object: ...
+    def fail(self, claim: C, reason: str, /, *, is_released: bool = False, fault: str = "") -> object: ...
 
 
 class OwnWorker(ABC, Generic[C, T]):
@@ -145,11 +145,14 @@ class OwnWorker(ABC, Generic[C, T]):
     def _give_all_back(self, error: BaseException) -> None:
         is_released = isinstance(error, (Unavailable, WeightsRejected)) or not isinstance(error, Exception)
         reason = f"{self._connection.process_id} ended: {kind_and_text(error)}"
+        fault = ""
+        if not is_released and not isinstance(error, OnbeatError):
+            fault = fault_words(error)
         try:
             with within(GIVE_BACK_S):
                 for claim in self._leases:
                     self._leases.end(claim)
-                    self._own_side.fail(claim, reason, is_released=is_released)
+                    self._own_side.fail(claim, reason, is_released=is_released, fault=fault)
         except OnbeatError as problem:
             log.warning("what it holds is not given back, and goes to others when its leases end: %s", problem)
 

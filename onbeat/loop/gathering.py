@@ -12,6 +12,7 @@ Produces:     each expected batch once, as it is trained.
 
 from __future__ import annotations
 
+import functools
 import logging
 import struct
 import time
@@ -30,6 +31,7 @@ from contracts.rollouts import Rollout, RolloutBatch
 from contracts.spec.job import JobSpec
 from contracts.spec.stages import STAGE_REASONS, JudgingStage
 from onbeat.base.telemetry.correlation import about_batch
+from onbeat.base.telemetry.observing import observed
 from onbeat.loop.expected import ExpectedIteration
 from onbeat.loop.trained_job import TrainedJob
 
@@ -54,6 +56,16 @@ class Gathering:
     repair: Callable[[frozenset[str]], None]
     """Looks at the versions that generators refuse, by their folders; it raises where one can't be repaired."""
     _reconciled_s: float = field(default_factory=time.monotonic)
+    _awaited: str = ""
+    """Which batch lasts, who has it, and why it isn't there: as of the last look."""
+
+    @property
+    def missing_in_words(self) -> str:
+        """`3 of 9 batches of iteration 4 (4/train/1, …): batch 4/train/1, which g1 failed at attempt 1, …`"""
+        missing = self.iteration.missing_in_words
+        if not self._awaited:
+            return missing
+        return f"{missing}: {self._awaited}"
 
     def take(self) -> int:
         """Claims what is published, and settles what is dead; answers how many batches came.
@@ -86,6 +98,8 @@ class Gathering:
         if time.monotonic() - self._reconciled_s >= RECONCILE_EVERY_S:
             self._reconciled_s = time.monotonic()
             self._reconcile()
+            ask = functools.partial(self.job.side.awaited_batch, self.job.generators.live)
+            self._awaited = observed("which batch the trainer waits for", ask) or ""
 
     def wait(self) -> None:
         self.job.side.wait_for_rollouts(self.iteration.number, WAIT_S)

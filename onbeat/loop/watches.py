@@ -64,6 +64,8 @@ class GeneratorWatch:
     _waiting: dict[str, Waiting] = field(default_factory=dict)
     _live: frozenset[str] | None = None
     _changes: list[GeneratorsChanged] = field(default_factory=list)
+    live: list[GeneratorSeen] = field(default_factory=list)
+    """The live generators, as of the last look."""
     unfit: dict[str, str] = field(default_factory=dict)
     """Folder of a version that each live generator of this job's kind of engine refuses, whatever copy of it it would
     read → why, as one of them says; as of the last look."""
@@ -112,7 +114,7 @@ class GeneratorWatch:
         if self.clock() - self._looked_s < LOOK_EVERY_S:
             return frozenset()
         self._looked_s = self.clock()
-        live = self.presence.live()
+        live = self.live = self.presence.live()
         self._note(frozenset(generator.worker_id for generator in live))
         able = [generator for generator in live if generator.serves(self.job_id, deterministic=self.spec.deterministic)]
         awaited: dict[str, Awaited] = {}

@@ -3,12 +3,14 @@
 its rounds (rounds.py) ─┬─ every place has its group ─▶ fence ─▶ accepted / refused
                         ├─ an error of the batch, or an unforeseen one ─▶ failed, with its reason: an attempt less
                         ├─ of a service, or of this process ─▶ given back: none less (I6)
-                        └─ Redis or the engine is gone ─▶ this process ends
+                        ├─ the engine is gone ─▶ failed, with its reason, and this process ends
+                        └─ Redis is gone ─▶ this process ends
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ from dataclasses import dataclass
 from broker.generator_side import REFUSED_FOR_GOOD, WAITS, Claim, PublishOutcome
 from contracts.errors import (
     BatchFailed,
+    BrokerFull,
+    BrokerUnavailable,
     DeadlineExceeded,
     EngineUnavailable,
     EnvironmentUnavailable,
@@ -28,7 +32,7 @@ from contracts.rollouts import RolloutBatch
 from onbeat.base.process.crash_points import reach
 from onbeat.base.process.waiting import Waiting
 from onbeat.work.calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, BrokerCalls
-from producer.engine.failures import ends_caller, named_failure
+from onbeat.work.failures import ends_caller, named_failure
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of
 from producer.rollout.rounds import Rounds
 
@@ -61,6 +65,9 @@ class Carrier(Rounds):
                 await self.fail(batch.job, batch.claim, error)
             else:
                 await self.release(batch.job, batch.claim, error)
+        except EngineUnavailable as error:
+            await self._fail_with_engine(batch, error)
+            raise
         except (Unavailable, FenceViolation):
             raise
         except BaseException as error:
@@ -68,6 +75,7 @@ class Carrier(Rounds):
                 raise
             failure = named_failure(error, what=f"batch {batch.prompt_batch.batch_id}")
             if isinstance(failure, EngineUnavailable):
+                await self._fail_with_engine(batch, failure)
                 raise failure from error
             await self.fail(batch.job, batch.claim, failure)
         else:
@@ -77,8 +85,19 @@ class Carrier(Rounds):
     async def fail(self, job: ActiveJob, claim: Claim, error: OnbeatError) -> None:
         """Gives the batch back, with the reason: it may be its own."""
         self.activity.ended("failed")
-        outcome = await self.calls(job.side.fail, claim, str(error))
+        outcome = await self.calls(job.side.fail, claim, str(error), fault=error.foreign)
         log.warning("%s failed (%s): %s", name_of(claim), outcome.value, error)
+
+    async def _fail_with_engine(self, batch: CarriedBatch, error: EngineUnavailable) -> None:
+        """Gives back a batch whose engine has ended, as the last word of this process: no lease has to run out, and who
+        waits is told why.
+
+        The batch, or one beside it, may have ended the engine: the attempt counts. Which of them isn't known, so that
+        none is said to have failed by the same words before.
+        """
+        with contextlib.suppress(BrokerUnavailable, BrokerFull):
+            outcome = await self.calls(batch.job.side.fail, batch.claim, str(error))
+            log.warning("%s ends with its engine (%s): %s", name_of(batch.claim), outcome.value, error)
 
     async def release(self, job: ActiveJob, claim: Claim, error: Exception) -> None:
         """Gives the batch back as if it had not been claimed: it can't be the cause."""

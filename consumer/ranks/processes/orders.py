@@ -35,7 +35,7 @@ from consumer.model.rows import store_errors
 from contracts import errors
 from contracts.checkpoints import CheckpointState
 from contracts.encoding.wire import Record, decode, decode_json, encode, encode_json
-from contracts.errors import OnbeatError, Unavailable
+from contracts.errors import OnbeatError, Unavailable, fault_words, kind_and_text
 from contracts.rollouts import RolloutBatch
 from contracts.spec.job import JobSpec
 from onbeat.base.process.crash_points import reach
@@ -200,6 +200,8 @@ class Failed(Answer, tag="failed", frozen=True, kw_only=True):
     problem: str
     field: str | None
     cure: str | None
+    foreign: str = ""
+    """As of OnbeatError."""
 
     @classmethod
     def of(cls, rank: int, order: int, error: OnbeatError) -> Failed:
@@ -207,14 +209,36 @@ class Failed(Answer, tag="failed", frozen=True, kw_only=True):
         # The most derived class that the other end knows too: only those of contracts/errors.py can be made again
         # there.
         kind = next(base.__name__ for base in type(error).__mro__ if base.__module__ == errors.__name__)
-        return cls(rank=rank, order=order, kind=kind, problem=error.problem, field=error.field, cure=error.cure)
+        return cls(
+            rank=rank,
+            order=order,
+            kind=kind,
+            problem=error.problem,
+            field=error.field,
+            cure=error.cure,
+            foreign=error.foreign,
+        )
 
     def error(self) -> OnbeatError:
         """The error as it was raised on its rank."""
-        return getattr(errors, self.kind)(self.problem, field=self.field, cure=self.cure)
+        error = getattr(errors, self.kind)(self.problem, field=self.field, cure=self.cure)
+        error.foreign = self.foreign
+        return error
 
 
 AnyAnswer = HasTrained | Done | Failed
+
+
+def foreign_failure(error: BaseException, rank: int) -> Unavailable:
+    """Returns the error of ours that an exception of foreign code on a rank goes to rank 0 by: all ranks end, and the
+    job goes on in another trainer, unless the one before ended by the same words.
+
+    torch's plain RuntimeError has no words here: it is also what a rank meets whose peer was killed.
+    """
+    failure = Unavailable(f"died: {kind_and_text(error)}", field=f"rank {rank}")
+    if not (type(error) is RuntimeError or isinstance(error, dist.DistError)):
+        failure.foreign = fault_words(error)
+    return failure
 
 
 class NumberedAnswer(Record, frozen=True, kw_only=True):

@@ -44,10 +44,13 @@ def follow(settings: StackSettings) -> int:
     patience_s = idle_patience_s(member.spec)
     try:
         learner = make_rank_learner(settings, member.spec, member.place)
-    except OnbeatError as error:
+    except BaseException as error:
         # Rank 0 ends the job with this reason, if not with its own. A rank that died first would only end the group.
-        log.error("%s", error)
-        member.exchange.answer(orders.Failed.of(member.place.rank, member.exchange.newest_order, error))
+        failure = error
+        if not isinstance(failure, OnbeatError):
+            failure = orders.foreign_failure(error, member.place.rank)
+        log.error("%s", failure, exc_info=None if failure is error else error)
+        member.exchange.answer(orders.Failed.of(member.place.rank, member.exchange.newest_order, failure))
         while not isinstance(member.exchange.next_order(patience_s), orders.End):
             pass
         return TrainerExit.DONE
@@ -83,13 +86,17 @@ class Rank:
     def run(self) -> None:
         """Returns at the End. Raises Unavailable past patience_s, and SentAgain, which it answers before.
 
-        An error of ours becomes an answer: rank 0 decides what becomes of the job.
+        An error becomes an answer, whatever its kind: rank 0 decides what becomes of the job.
         """
         while not isinstance(order := self._next_order(), orders.End):
             try:
                 answer = self._carry_out(order)
             except OnbeatError as error:
                 answer = self._failed(error)
+            except BaseException as error:
+                # Else this process would end without a word, and with it all ranks: the reason would stay in its log.
+                log.exception("an order failed by an error that no code of Onbeat raised")
+                answer = self._failed(orders.foreign_failure(error, self._learner.place.rank))
             if answer is not None:
                 self._exchange.answer(answer)
 

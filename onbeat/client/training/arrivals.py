@@ -198,13 +198,15 @@ class TrainingIteration:
         expected = self.expected
         gathering = self._gathering
         waiting = Waiting(
-            expected.missing_in_words, deadline_s=self._job.spec.timeouts.iteration_s, cure="raise timeouts.iteration_s"
+            gathering.missing_in_words,
+            deadline_s=self._job.spec.timeouts.iteration_s,
+            cure="raise timeouts.iteration_s",
         )
         while not expected.is_complete and not self._closing.is_set():
             self._check()
             if gathering.take():
                 continue
-            waiting.poke(expected.missing_in_words)
+            waiting.poke(gathering.missing_in_words)
             gathering.look()
             gathering.wait()
 

@@ -7,7 +7,7 @@
 run   consumes requests in their order; waits for nothing: it ends when no request is left, and the next `put` starts it
       again; produces an answer for each request. One whose answer was cancelled leaves at the next step.
 
-Whatever is raised, each request is answered by name (producer/engine/failures.py). What a batch may be the cause of
+Whatever is raised, each request is answered by name (onbeat/work/failures.py). What a batch may be the cause of
 fails that batch. Anything else breaks the loop: all requests get the error of an engine that is gone, those that come
 later too, and their generator ends.
 """
@@ -25,8 +25,8 @@ import torch
 from contracts.errors import BatchFailed, EngineUnavailable
 from contracts.rollouts import Completion, PromptBatch
 from onbeat.base.process.crash_points import reach
+from onbeat.work.failures import ends_engine, is_of_the_gpu, named_failure
 from producer.engine.base import Turn
-from producer.engine.failures import ends_engine, is_of_the_gpu, named_failure
 from producer.engine.growing_rows import GrowingBatch
 from producer.engine.sampling import not_finite
 

@@ -41,8 +41,8 @@ from onbeat.weights.model_folder import (
     weight_tensors,
 )
 from onbeat.weights.model_path import opened_model
+from onbeat.work.failures import by_name
 from producer.engine import base
-from producer.engine.failures import by_name
 from producer.engine.sampling import Ends
 from producer.engine.transformers import decode_loop
 from producer.engine.transformers.decoding import LoneDecoding

@@ -118,7 +118,7 @@ class FakeStageSide:
             settled=tuple(item for item in items if place_of(item) in self.settled),
         )
 
-    def fail(self, item: ClaimedItem, reason: str, *, is_released: bool = False) -> FailOutcome:
+    def fail(self, item: ClaimedItem, reason: str, *, is_released: bool = False, fault: str = "") -> FailOutcome:
         """An item that is released may be claimed again, as it is from the server."""
         (self.released if is_released else self.failed).append((place_of(item), reason))
         if is_released:

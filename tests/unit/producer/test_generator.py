@@ -461,13 +461,13 @@ async def test_weights_are_replaced_once_every_batch_of_the_old_ones_is_sampled(
     }
 
 
-async def test_an_engine_that_is_gone_ends_the_generator_and_fails_no_batch(stack: Stack) -> None:
+async def test_an_engine_that_is_gone_ends_the_generator_whose_batch_goes_back_with_the_reason(stack: Stack) -> None:
     side = stack.add_job(num_batches=1)
     stack.shop.errors["0/train/0"] = EngineUnavailable("its core died", field="vllm")
     with pytest.raises(BaseExceptionGroup) as caught:
         await stack.generator.run()
     assert caught.group_contains(EngineUnavailable, match="its core died")
-    assert side.failed == [], "the lease expires, and another generator takes the batch"
+    assert side.failed == [("0/train/0", "vllm: its core died")], "another generator takes it at once"
 
 
 async def test_an_engine_that_hangs_ends_the_generator_at_the_jobs_deadline_and_is_not_waited_for(stack: Stack) -> None:
@@ -478,7 +478,9 @@ async def test_an_engine_that_hangs_ends_the_generator_at_the_jobs_deadline_and_
     assert caught.group_contains(
         EngineUnavailable, match=r"timeouts\.generation_s: batch 0/train/0 is not done after 0\.05 s"
     )
-    assert side.failed == [], "the lease expires, and another generator takes the batch"
+    ((batch_id, reason),) = side.failed
+    assert batch_id == "0/train/0", "another generator takes it at once"
+    assert reason == "timeouts.generation_s: batch 0/train/0 is not done after 0.05 s (raise it)"
     assert not [event for event in stack.shop.log if event.startswith("close")], "its thread would never come back"
 
 

@@ -30,6 +30,7 @@ from contracts.errors import (
 from contracts.events import BatchDead, GeneratorsChanged
 from contracts.experience.columns import values_digest
 from contracts.jobs import WindowIteration
+from contracts.monitor import GeneratorSeen
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
 from contracts.schedule import Schedule
@@ -80,6 +81,8 @@ class Played:
         self.side = self.ranks = self.keeper = self.generators = self
         self.published = ReadBack(self)
         self.unfit: dict[str, str] = {}
+        self.live: list[GeneratorSeen] = []
+        self.awaited = ""
         self.said: list[str] = []
         self.told: list[object] = []
         self.handed_over: list[RolloutBatch] = []
@@ -117,6 +120,9 @@ class Played:
 
     def dead_batches(self, iteration: int) -> dict[str, str]:
         return self._dead
+
+    def awaited_batch(self, live: Sequence[GeneratorSeen]) -> str:
+        return self.awaited
 
     def wait_for_rollouts(self, iteration: int, timeout_s: float) -> None:
         batch_id = self._coming.pop(0)

@@ -1,13 +1,17 @@
-"""Whatever an engine raises, as an error that its generator answers by name: of a batch, or of the engine itself.
+"""Whatever foreign code raises, as an error that is answered by name: of the work in hand, or of the whole process.
 
     an error of ours                          as it is
-    any other Exception                       BatchFailed: the batch may be the cause, and has an attempt less
-    a kernel that failed on the GPU           EngineUnavailable: the generator's process ends, and starts anew
+    any other Exception                       BatchFailed: the work may be the cause, and has an attempt less
+    a kernel that failed on the GPU           EngineUnavailable: the worker's process ends, and starts anew
     MemoryError, and what is no Exception     EngineUnavailable, too: SystemExit, KeyboardInterrupt, GeneratorExit, …
 
-An engine is a library's code and a model's: nothing bounds what it raises. An exception that no handler names would
-lose the request that it belongs to, and its trainer would wait for a batch that no engine samples. Two kinds would be
-lost on their way out of a thread: asyncio drops a StopIteration, and takes a CancelledError for a cancellation.
+An engine, a stage's model, a tokenizer are a library's code: nothing bounds what they raise. An exception that no
+handler names would lose the request that it belongs to, and its trainer would wait for a batch that nobody samples. Two
+kinds would be lost on their way out of a thread: asyncio drops a StopIteration, and takes a CancelledError for a
+cancellation.
+
+The words of such an exception stay with the work (`OnbeatError.foreign`): where its next attempt fails by the same
+ones, there is no third (broker/leases.py).
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from contracts.errors import BatchFailed, EngineUnavailable, OnbeatError, kind_and_text, text_of
+from contracts.errors import BatchFailed, EngineUnavailable, OnbeatError, fault_words, kind_and_text, text_of
 
 T = TypeVar("T")
 
@@ -29,7 +33,7 @@ GPU_WORDS = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS")
 
 
 def by_name(work: Callable[[], T], *, what: str) -> T:
-    """Runs a part of an engine's work, in whatever thread; all that it raises is an OnbeatError.
+    """Runs foreign code, in whatever thread; all that it raises is an OnbeatError.
 
     Args:
         work: is called without arguments.
@@ -50,14 +54,16 @@ def named_failure(error: BaseException, *, what: str) -> BatchFailed | EngineUna
     failure: BatchFailed | EngineUnavailable
     if isinstance(error, OnbeatError):
         failure = BatchFailed(f"{what} failed: {error}")
+        failure.foreign = error.foreign
     elif is_of_the_gpu(error):
         failure = EngineUnavailable(f"the GPU is lost to this process, which has to be started anew: {text_of(error)}")
     elif ends_engine(error):
-        failure = EngineUnavailable(f"{what} failed, and the engine's process starts anew: {kind_and_text(error)}")
+        failure = EngineUnavailable(f"{what} failed, and its process starts anew: {kind_and_text(error)}")
     else:
         failure = BatchFailed(f"{what} failed: {kind_and_text(error)}")
     failure.__cause__ = error
     if not isinstance(error, OnbeatError):
+        failure.foreign = fault_words(error)
         # No handler has foreseen it: where it came from is in this line alone.
         log.warning("%s", failure, exc_info=error)
     return failure
