@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from broker.fence import read_fence
 from broker.job_store import JobStore
 from broker.monitor import job_status
 from broker.trainer_side import TrainerSide
+from consumer.ranks.processes.orders import Failed, foreign_failure
 from contracts.errors import (
     BatchFailed,
     BrokerFull,
@@ -35,6 +35,7 @@ from contracts.errors import (
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from onbeat.loop.lease_keeper import Cancelled, LeaseKeeper, Stopped
+from tests.any_exception import ALL
 from tests.builders import job_spec
 
 pytestmark = pytest.mark.usefixtures("restored_process")
@@ -191,8 +192,7 @@ def succeed_it(job: OneJob) -> TrainerSide:
 
 def ends_by_itself(job: OneJob, runs: Callable[[], None]) -> None:
     """By an error that leaves the job to another trainer, whether it is one of ours or a fault."""
-    with contextlib.suppress(ZeroDivisionError):
-        assert job.train(lambda _: StandIn(runs=runs)) == TrainerExit.DIED
+    assert job.train(lambda _: StandIn(runs=runs)) == TrainerExit.DIED
     assert job.end[0] is JobState.RUNNING
 
 
@@ -205,6 +205,73 @@ def test_after_a_trainer_that_ends_by_itself_a_successor_starts_at_once(job: One
     assert not job.is_held
     assert job.train(lambda _: StandIn(runs=lambda: None)) == TrainerExit.DONE
     assert job.end == (JobState.SUCCEEDED, "")
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_fault_that_repeats_word_for_word_in_two_trainers_ends_the_job_with_its_line(job: OneJob, kind: str) -> None:
+    """SystemExit(0) among them: its code would say that the trainer was done."""
+    ends_by_itself(job, raising(ALL[kind]()))
+    assert not job.is_held
+    waits = job_status(job.broker, job.job_id).reason
+    assert waits.startswith("waits for a trainer to take over; the last one ended by ")
+    line = waits.partition("ended by ")[2]
+    assert line.startswith({"ExceptionGroup": "KeyError: 'layers'", "BaseExceptionGroup": "ValueError"}.get(kind, kind))
+    assert line.endswith(")"), "it says where"
+    assert job.train(lambda _: StandIn(runs=raising(ALL[kind]()))) == TrainerExit.FAILED
+    reason = f"two trainers in a row ended by the same error, before any progress: {line}"
+    assert (job.end, job.is_held) == ((JobState.FAILED, reason), False)
+
+
+def test_a_fault_that_repeats_while_it_loads_ends_the_job_too(job: OneJob) -> None:
+    def make(_: LeaseKeeper) -> StandIn:
+        raise AttributeError("'Gemma4TextConfig' object has no attribute 'head_dim'")
+
+    assert job.train(make) == TrainerExit.DIED
+    assert job.train(make) == TrainerExit.FAILED
+    assert "AttributeError: 'Gemma4TextConfig' object has no attribute 'head_dim'" in job.end[1]
+
+
+def test_numbers_and_addresses_make_no_other_fault(job: OneJob) -> None:
+    ends_by_itself(job, raising(RuntimeError("<Cache at 0x7f3a> of process 4711 holds 17 rows")))
+    again = raising(RuntimeError("<Cache at 0x55be> of process 12 holds 9 rows"))
+    assert job.train(lambda _: StandIn(runs=again)) == TrainerExit.FAILED
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Unavailable("a rank died"), BrokerFull("no room"), FenceViolation("the commit is lost"), KeyError("heads")],
+)
+def test_another_fault_and_one_of_the_stack_leave_the_job_its_further_trainers(job: OneJob, error: Exception) -> None:
+    """What passes by itself may say the same twice: Redis that is away, a rank that was killed."""
+    for _ in range(2):
+        ends_by_itself(job, raising(KeyError("layers")))
+        job.jobs.reset_trainer_starts(job.job_id)
+    ends_by_itself(job, raising(KeyError("layers")))
+    for _ in range(2 if isinstance(error, OnbeatError) else 1):
+        ends_by_itself(job, raising(error))
+    if isinstance(error, OnbeatError):
+        assert job.train(lambda _: StandIn(runs=raising(KeyError("layers")))) == TrainerExit.FAILED
+
+
+def test_a_resumed_job_has_no_fault_behind_it(job: OneJob) -> None:
+    fault = raising(KeyError("layers"))
+    ends_by_itself(job, fault)
+    assert job.train(lambda _: StandIn(runs=fault)) == TrainerExit.FAILED
+    job.jobs.resume(job.job_id)
+    ends_by_itself(job, fault)
+    assert job.train(lambda _: StandIn(runs=fault)) == TrainerExit.FAILED
+
+
+def test_a_rank_s_fault_has_its_words_and_a_lost_peer_none(job: OneJob) -> None:
+    """torch says in a plain RuntimeError that a peer was killed: that is no fault of the job, however often."""
+    for error in (RuntimeError("Connection closed by peer"), RuntimeError("Connection closed by peer")):
+        failure = Failed.of(1, 7, foreign_failure(error, 1)).error()
+        assert str(failure) == "rank 1: died: RuntimeError: Connection closed by peer"
+        ends_by_itself(job, raising(failure))
+    ends_by_itself(job, raising(Failed.of(1, 7, foreign_failure(KeyError("layers"), 1)).error()))
+    again = Failed.of(0, 3, foreign_failure(KeyError("layers"), 0)).error()
+    assert job.train(lambda _: StandIn(runs=raising(again))) == TrainerExit.FAILED
+    assert job.end[1].endswith("rank 0: died: KeyError: 'layers'")
 
 
 def test_a_trainer_that_could_not_reach_redis_leaves_its_lease_to_run_out(job: OneJob) -> None:
