@@ -40,6 +40,13 @@ def set_claim_times(broker: Broker, keys: JobKeys, batch_id: str, *, iteration: 
         broker.redis.zadd(slot.claims, {batch_id: times_ms["claimed_ms"]}, xx=True)
 
 
+def set_fault(broker: Broker, keys: JobKeys, batch_id: str, words: str, *, stage: int = 0, item: int = 0) -> None:
+    """As if an attempt of the item before the one that holds it had failed by these words."""
+    slot, field = keys.slot_of(int(batch_id.partition("/")[0])), item_fields(stage, batch_id, item).claim
+    held: Any = broker.redis.hget(slot.items, field)
+    broker.redis.hset(slot.items, field, encode(replace(decode(held, LastClaim), fault=words)))
+
+
 def let_expire(broker: Broker, keys: JobKeys, batch_id: str, *, iteration: int = 0) -> None:
     """As if its generator had not renewed this lease for very long."""
     broker.redis.zadd(keys.slot_of(iteration).work, {item_fields(0, batch_id, 0).member: 1}, xx=True)

@@ -13,7 +13,13 @@ from contracts.errors import BrokerUnavailable, WrongEngine
 from contracts.rollouts import PromptBatch
 from contracts.versions import WeightManifest
 from tests.integration.fence_checks import read
-from tests.integration.fence_parts import AnswerLosingBroker, let_expire, set_claim_times, set_typical_time
+from tests.integration.fence_parts import (
+    AnswerLosingBroker,
+    let_expire,
+    set_claim_times,
+    set_fault,
+    set_typical_time,
+)
 from tests.model.move import Move
 from tests.model.moves import moves
 from tests.model.real import LONG_S, RealFence, digest_text, engine_text
@@ -21,6 +27,9 @@ from tests.model.server import FREE, NONE, VARIANTS, Server, known
 from tests.model.stage_names import stage_tables
 from tests.model.state import Bounds, State
 from tests.model.wrong_calls import OFF, Late, Others
+
+WORDS = "AttributeError: no cache"
+"""By which an attempt fails that is the last one for that."""
 
 
 class GeneratorReplay:
@@ -156,6 +165,11 @@ class GeneratorReplay:
             self._num_bytes = len(encode(batch))
             outcome = self._generators[move.who].publish(claim, batch).value
             assert move.name in (f"publishes: {outcome}", "publishes, answer lost"), outcome
+        elif move.name.startswith("fails its item by the same words"):
+            assert claim is not None
+            set_fault(self._broker, self._real.keys, claim.prompt_batch.batch_id, WORDS)
+            outcome = self._generators[move.who].fail(claim, "no cache", fault=WORDS).value
+            assert move.name == f"fails its item by the same words: {outcome}"
         elif move.name.startswith("fails"):
             assert claim is not None
             assert move.name == f"fails its item: {self._generators[move.who].fail(claim, 'no reward').value}"

@@ -59,6 +59,8 @@ def _weight(move: Move, phases: set[int], *, restarts: bool) -> float:
         return 0.8
     if move.name.startswith("claims") and move.name.endswith("answer lost"):
         return 0.005
+    if move.name.startswith("fails its item by the same words"):
+        return 0.008  # a batch that is dead so early has no late calls
     if move.name == "the newest checkpoint is damaged":
         return 0.1
     if move.name.startswith(("the job is given up", "fails the job")):

@@ -14,7 +14,8 @@ from contracts.encoding.wire import decode
 from contracts.errors import BrokerUnavailable
 from contracts.experience.columns import pack_values
 from contracts.rollouts import RolloutBatch
-from tests.integration.fence_parts import AnswerLosingBroker
+from tests.integration.fence_parts import AnswerLosingBroker, set_fault
+from tests.model.generator_replay import WORDS
 from tests.model.move import Move
 from tests.model.real import RealFence
 from tests.model.server import DONE, FREE, LEASED, Items, Server
@@ -85,6 +86,10 @@ class StageReplay:
             values = column_values(mine[2], value_of(self._bounds, mine, move.who), len(claim.rows))
             (outcome,) = self._sides[move.who].put([(claim, values)])
             assert move.name in (f"puts: {outcome.value}", "puts, answer lost"), f"{move.name}: {outcome.value}"
+        elif move.name.startswith("fails its item by the same words"):
+            set_fault(self._broker, self._keys, claim.batch_id, WORDS, stage=mine[2], item=claim.item)
+            outcome = self._sides[move.who].fail(claim, "no cache", fault=WORDS)
+            assert move.name == f"fails its item by the same words: {outcome.value}"
         elif move.name.startswith("fails its item"):
             outcome = self._sides[move.who].fail(claim, "no answer")
             assert move.name == f"fails its item: {outcome.value}"

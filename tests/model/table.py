@@ -100,6 +100,7 @@ def fail(
 ) -> tuple[str, Server]:
     """Only the lease's holder may fail its item; past the attempts its batch is dead (I6).
 
+    max_attempts: of a failure by the words of an attempt before it, the attempt that it is.
     is_released: the item comes back as if it had not been claimed.
     """
     place, attempt = claim[:4], claim[4]

@@ -36,7 +36,7 @@ class Tally:
         for name, counters in BY_NAME.items():
             if move.name.startswith(name) and not any(move.place[2:3]):
                 self.counted.update(counters)
-        self.counted["dead"] += move.name.endswith((": buried", "fails its item: dead"))
+        self.counted["dead"] += move.name.endswith((": buried", "fails its item: dead", "by the same words: dead"))
         self.counted["rewinds"] += move.name.startswith("rewind") and after.last != before.last
         if move.name.startswith("publishes"):
             self.note_publication(move.name.rpartition(": ")[2], before, is_new=after != before)

@@ -38,6 +38,7 @@ REACHED = {
     "claims again",
     "claims from a dead one: claimed",
     "fails its item: retried",
+    "fails its item by the same words: dead",
     "gives back its item: released",
     "the last writes are lost",
     "finds its commit lost",

@@ -51,6 +51,13 @@ def worker_moves(state: State, bounds: Bounds, off: Off, who: int, may_fail: boo
                 breaks = robbery(state, who, claim) or costs
                 tried = wrote(tired, after, bounds)
                 yield Move(f"{verb} its item: {outcome}", who, tried, True, breaks, claim[:4])
+        if 1 < claim[4] < bounds.max_attempts_of(claim[2]):
+            # By the words of an attempt before it, which the model doesn't keep: any may have had them.
+            outcome, after = table.fail(server, claim, who, claim[4], off)
+            if after != server:
+                breaks = robbery(state, who, claim)
+                tried = wrote(tired, after, bounds)
+                yield Move(f"fails its item by the same words: {outcome}", who, tried, True, breaks, claim[:4])
 
 
 def _claims(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool, opened: Open) -> Iterator[Move]:
