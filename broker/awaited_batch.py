@@ -2,7 +2,7 @@
 
     the newest setback of a batch that isn't settled     who gave it back, and with which words
     a claim that lasts for longer than batches do        who holds it, since when, and what that process says it does
-    a batch that nobody has claimed                      since when
+    a batch that no generator has claimed                since when
 
 It reads a handful of fields, however many batches there are: a job's status is asked for each second.
 """

@@ -67,8 +67,7 @@ class LastClaim(Record, frozen=True, kw_only=True):
 
 
 class Setback(Record, frozen=True, kw_only=True):
-    """The newest claim of a job that its worker gave back. Scripts write it; whoever says what the job waits for reads
-    it."""
+    """The newest claim of a job that its worker gave back. Scripts write it, and `awaited_batch` reads it."""
 
     stage: int
     """0 for a prompt batch; a job's own stages are counted from 1."""

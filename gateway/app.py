@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -36,6 +34,7 @@ from gateway.services import Services, services_of
 from onbeat.base.http.access import Access, AccessRules
 from onbeat.base.http.problems import answer_with_problems
 from onbeat.base.http.process_routes import process_routes
+from onbeat.base.process.lasting import end_process
 from onbeat.base.process.waiting import wait_for
 
 VERSION = "0.1.0"
@@ -123,6 +122,8 @@ async def _look_again_and_again(services: Services) -> None:
 
 def _end_if_died(task: asyncio.Task[None]) -> None:
     """A task of the background that dies ends its process, which is started again."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.critical("the look at the jobs' files died: this gateway ends", exc_info=error)
-        os.kill(os.getpid(), signal.SIGTERM)
+    if task.cancelled():
+        return
+    error = task.exception()
+    if error is not None:
+        end_process("the look at the jobs' files", error)

@@ -21,8 +21,10 @@ from dataclasses import KW_ONLY, dataclass, field
 from threading import Lock, Thread
 from typing import Any, Generic, Literal, TypeVar
 
+from contracts.errors import kind_and_text
 from onbeat.base.cage.cage import CageRules, own_slot
 from onbeat.base.cage.caged_process import CagedProcess, ChildDied
+from onbeat.base.process.lasting import end_process
 
 log = logging.getLogger(__name__)
 
@@ -158,13 +160,21 @@ class CageThread(Thread, ABC, Generic[W, C]):
         """Delivers a result for each."""
 
     def run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:
+            # What waits in this lane, and what comes, would have no answer.
+            end_process(f"lane {self.name}", error)
+
+    def _serve(self) -> None:
         while (turn := self._next()) is not None:
             work, places = turn
             try:
                 self._answer(work, places)
-            except Exception as error:  # our own fault, not a child's: the request learns it, the thread lives on
+            except BaseException as error:  # our own fault, not a child's: the request learns it, the thread lives on
                 log.exception("thread %s failed", self.name)
-                work.fail(RuntimeError(f"thread {self.name} failed: {error!r}"))  # asyncio can't carry a StopIteration
+                # asyncio can't carry a StopIteration, and takes a CancelledError for a client that has gone.
+                work.fail(RuntimeError(f"thread {self.name} failed: {kind_and_text(error)}"))
                 self._end(work.cage_key)
         for key in list(self._cages):
             self._end(key)

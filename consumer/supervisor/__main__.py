@@ -81,6 +81,11 @@ class LookOut:
             except Unavailable:
                 time.sleep(LOOK_EVERY_S)
                 continue
+            except Exception:
+                # The look goes by the time as well: it is only later.
+                log.exception("cannot listen for changes of jobs now")
+                time.sleep(LOOK_EVERY_S)
+                continue
             if change != newest:
                 self._wakes.put(None)
             newest = change

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from contracts.errors import InvalidInput
+from contracts.errors import InvalidInput, kind_and_text
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
@@ -66,14 +66,14 @@ class BackgroundTracker:
             log.warning("tracker %s did not end within %g s: its last points may be lost", self._name, CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
-        """Runs the library. Any exception of foreign code has the same answer: the tracker is off, training goes on."""
+        """Runs the library. Whatever foreign code raises has the same answer: the tracker is off, training goes on."""
         try:
             tracker = self._make()
             while (point := self._points.get()) is not None:
                 tracker.log(*point)
             tracker.close()
-        except Exception as error:
-            log.warning("tracker %s fails and is off: %s: %s", self._name, type(error).__name__, error)
+        except BaseException as error:  # SystemExit, too, which would end this thread without a word
+            log.warning("tracker %s fails and is off: %s", self._name, kind_and_text(error))
 
 
 def iteration_values(metrics: IterationMetrics) -> dict[str, float]:

@@ -278,7 +278,8 @@ def _end_stuck(silent_s: float, jobs: JobStore, *, side: TrainerSide, job_id: st
 def _end_hung(silent_s: float, side: TrainerSide) -> None:
     """Ends the process in the keeper's thread: the main thread hangs by a fault of the process, and not of the job."""
     log.error("this trainer ends, another goes on: nothing came of it for %.0f s (timeouts.iteration_s)", silent_s)
-    faulthandler.dump_traceback()
+    with contextlib.suppress(OSError, ValueError):  # no file stands behind stderr
+        faulthandler.dump_traceback()
     _say_last(side.release)
     _exit(TrainerExit.DIED)
 

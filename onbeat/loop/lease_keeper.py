@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 
 from broker.trainer_side import TrainerSide
-from contracts.errors import FencedOff, OnbeatError, Unavailable
+from contracts.errors import FencedOff, OnbeatError, Unavailable, kind_and_text
 from contracts.jobs import JobState
 
 log = logging.getLogger(__name__)
@@ -126,12 +126,20 @@ class LeaseKeeper:
             except OnbeatError as error:
                 log.warning("the trainer's lease: %s", error)
                 self._error = error
-            except Exception as error:
+            except BaseException as error:
                 # Without its keeper a trainer would go on until another one takes its job.
                 log.exception("the trainer's lease keeper died")
-                self._error = Unavailable(f"the lease keeper died: {type(error).__name__}: {error}", field="lease")
+                self._error = Unavailable(f"the lease keeper died: {kind_and_text(error)}", field="lease")
 
     def _watch(self) -> None:
+        try:
+            self._end_in_time()
+        except BaseException as error:
+            # Without it nothing would end a trainer that loads for ever, or hangs in a pass.
+            log.exception("what ends a trainer that hangs died")
+            self._error = Unavailable(f"what ends a trainer that hangs died: {kind_and_text(error)}", field="lease")
+
+    def _end_in_time(self) -> None:
         while not self._closing.wait(LOOK_S):
             self._end_if_loading()
             # In the other order than they are set above: a new limit never meets an old time.

@@ -13,20 +13,20 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 from broker.stage_side import ClaimedItem
-from contracts.errors import BatchFailed, DeadlineExceeded, InvalidInput
+from contracts.errors import DeadlineExceeded, EngineUnavailable, InvalidInput, OnbeatError, kind_and_text
 from contracts.experience.columns import ColumnValues
 from onbeat.base.process.host_memory import give_free_memory_back
 from onbeat.stages.served_stages import ServedStage, StageKey, field_of
+from onbeat.work.failures import by_name, named_failure
 
 log = logging.getLogger(__name__)
 
 MOST_ROWS = 16
 """Items of a stage of unit "row" that are claimed together: a row is short, and asking for it takes time too."""
-FOREIGN_ERRORS = (RuntimeError, MemoryError, ValueError, TypeError, KeyError, IndexError, AttributeError)
-"""What torch and transformers raise for an item that a model can't take, or that memory doesn't suffice for."""
 
 
 class StageModel(Protocol):
@@ -121,13 +121,12 @@ class ComputeService:
 
     def _compute(self, stage: ServedStage, item: ClaimedItem) -> ColumnValues:
         model = self._model_of(stage)
-        try:
-            return model.values(item)
-        except FOREIGN_ERRORS as error:
-            raise BatchFailed(_in_words(error)) from error
+        return by_name(partial(model.values, item), what="the model")
 
     def _model_of(self, stage: ServedStage) -> StageModel:
-        """Raises InvalidInput for a model that this process can't load: no item is the cause."""
+        """Raises InvalidInput for a model that this process can't load: no item is the cause; and EngineUnavailable
+        for what leaves no process to go on with.
+        """
         model = self._models.pop(stage.key, None)
         if model is None:
             # Freed before the next one is read: both may not fit.
@@ -137,8 +136,14 @@ class ComputeService:
             log.info("loads the model of %s", stage)
             try:
                 model = self._load(stage)
-            except FOREIGN_ERRORS as error:
-                raise InvalidInput(f"does not load here: {_in_words(error)}", field=field_of(stage, "model")) from error
+            except OnbeatError:
+                raise
+            except BaseException as error:
+                failure = named_failure(error, what=f"loading the model of {stage}")
+                if isinstance(failure, EngineUnavailable) and not isinstance(error, MemoryError):
+                    raise failure from error
+                problem = f"does not load here: {kind_and_text(error)}"
+                raise InvalidInput(problem, field=field_of(stage, "model")) from error
             self._proven.add(stage.key)
         self._models[stage.key] = model
         return model
@@ -150,8 +155,3 @@ class ComputeService:
             del self._models[key]
         if ended:
             give_free_memory_back()
-
-
-def _in_words(error: Exception) -> str:
-    problem = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {problem}"

@@ -31,6 +31,7 @@ from onbeat.base.process.waiting import wait_for
 from onbeat.stages.served_stages import ServedStage, ServedStages
 from onbeat.stages.services import Services, judged_values
 from onbeat.work.calls import BrokerCalls
+from onbeat.work.failures import ends_caller, named_failure
 from onbeat.work.heartbeat import Board
 from onbeat.work.spans import Report, Spans
 from onbeat.work.worker import IDLE_POLL_S, Worker
@@ -139,6 +140,8 @@ class StageWorker(Worker[ClaimedItem]):
                 await self._of_kind[stage.stage.kind].look(stage)
             except errors.InvalidInput as error:
                 self._stages.leave_alone(stage, error)
+            except errors.EngineUnavailable:
+                raise
             except errors.Unavailable as error:
                 log.debug("%s: %s", stage, error)
             else:
@@ -207,7 +210,10 @@ class StageWorker(Worker[ClaimedItem]):
             (outcome,) = await self._calls(stage.side.put, [(item, values)])
         except (errors.BatchFailed, errors.ContractViolation) as error:
             return await self._give_back(stage, item, error, is_released=False)
-        except (errors.BrokerUnavailable, errors.BrokerFull):
+        except (errors.BrokerUnavailable, errors.BrokerFull, errors.DeadlineExceeded):
+            raise
+        except errors.EngineUnavailable as error:
+            await self._give_back(stage, item, error, is_released=False)
             raise
         except errors.Unavailable as error:
             return await self._give_back(stage, item, error, is_released=True)
@@ -215,6 +221,14 @@ class StageWorker(Worker[ClaimedItem]):
             self._stages.leave_alone(stage, error)
             self._heartbeat.changed.set()
             return await self._give_back(stage, item, error, is_released=True)
+        except BaseException as error:
+            if ends_caller(error, asyncio.current_task()):
+                raise
+            failure = named_failure(error, what="its service")
+            outcome = await self._give_back(stage, item, failure, is_released=False)
+            if isinstance(failure, errors.EngineUnavailable):
+                raise failure from error
+            return outcome
         reach("stage.after_put")
         self._stages.made(stage)
         if outcome in (PutOutcome.ACCEPTED, PutOutcome.AGAIN):
@@ -223,9 +237,13 @@ class StageWorker(Worker[ClaimedItem]):
         log.info("%s: its columns are refused as %s", name_of(stage, item), outcome.value)
         return "lost"
 
-    async def _give_back(self, stage: ServedStage, item: ClaimedItem, error: Exception, *, is_released: bool) -> str:
-        """is_released: the item can't be the cause."""
-        outcome = await self._calls(stage.side.fail, item, str(error), is_released=is_released)
+    async def _give_back(
+        self, stage: ServedStage, item: ClaimedItem, error: errors.OnbeatError, *, is_released: bool
+    ) -> str:
+        """Returns how the item ended: failed, or released, where it can't be the cause (`is_released`)."""
+        # Beside an item whose process ends, none is said to have failed by the same words before.
+        fault = "" if isinstance(error, errors.EngineUnavailable) else error.foreign
+        outcome = await self._calls(stage.side.fail, item, str(error), is_released=is_released, fault=fault)
         ended = "is given back" if is_released else "failed"
         log.warning("%s %s, %s: %s", name_of(stage, item), ended, outcome.value, error)
         return "released" if is_released else "failed"

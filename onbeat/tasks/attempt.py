@@ -200,6 +200,9 @@ class RunningAttempt:
                     self._interrupt("lost")
             except OnbeatError as error:
                 log.warning("the lease of %s is not renewed: %s", self._attempt.task_id, error)
+            except Exception:
+                # This thread also ends a work that doesn't answer: it goes on.
+                log.exception("the lease of %s is not renewed", self._attempt.task_id)
 
     def _end_process(self) -> None:
         """Ends this process in the keeper's thread: the work doesn't answer. Its scratch files go with the next run."""

@@ -274,6 +274,16 @@ class WorkerEnd:
         threading.Thread(target=self._run, args=(reader,), name="worker end", daemon=True).start()
 
     def _run(self, reader: int) -> None:
+        try:
+            self._end_all(reader)
+        except BaseException:
+            # Celery's own end may wait for ever: this one comes, whatever the look at the children meets.
+            log.exception("the end of this worker failed")
+        logging.shutdown()
+        os._exit(0)
+
+    def _end_all(self, reader: int) -> None:
+        """Ends the children once a signal of ENDING has come, and returns when this process is to end."""
         ending = {signal.Signals[name] for name in ENDING}
         while not ending.intersection(os.read(reader, 64)):
             pass
@@ -294,8 +304,6 @@ class WorkerEnd:
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 child.kill()
-        logging.shutdown()
-        os._exit(0)
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -6,7 +6,7 @@
     MemoryError, and what is no Exception     EngineUnavailable, too: SystemExit, KeyboardInterrupt, GeneratorExit, …
 
 An engine, a stage's model, a tokenizer are a library's code: nothing bounds what they raise. An exception that no
-handler names would lose the request that it belongs to, and its trainer would wait for a batch that nobody samples. Two
+handler names would lose the request that it belongs to, and its trainer would wait for a batch that no generator samples. Two
 kinds would be lost on their way out of a thread: asyncio drops a StopIteration, and takes a CancelledError for a
 cancellation.
 

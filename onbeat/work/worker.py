@@ -24,10 +24,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Generic
 
 from broker.leases import C, Renewal
+from contracts.errors import OnbeatError, kind_and_text
 from contracts.monitor import WorkerSeen
 from onbeat.base.process.dependency import PROBE_EVERY_S, Dependency
 from onbeat.base.process.waiting import wait_for
 from onbeat.work.calls import BrokerCalls, last_word
+from onbeat.work.failures import ends_caller
 from onbeat.work.heartbeat import Board, Heartbeat, Leases, Side
 from onbeat.work.spans import Report, Reports, Spans
 
@@ -149,8 +151,8 @@ class Worker(ABC, Generic[C]):
         try:
             async with self._group:
                 parts = (self._heartbeat.run(), self._reports.run(), *self._parts(), *map(self._watch, self._services))
-                background = [self._group.create_task(part) for part in parts]
-                serving = self._group.create_task(self._serve())
+                background = [self._group.create_task(self._lasting(part)) for part in parts]
+                serving = self._group.create_task(self._lasting(self._serve()))
                 await self._stopping.wait()
                 await self._drain(serving)
                 for task in background:
@@ -161,6 +163,24 @@ class Worker(ABC, Generic[C]):
             self._calls.break_off()
             await self._aclose()
             self._calls.close()
+
+    async def _lasting(self, part: Coroutine[None, None, None]) -> None:
+        """Runs a part of the worker until `stop`. A TaskGroup takes a task that ends as cancelled for one that was to
+        end: the worker would beat on without that part.
+
+        Raises OnbeatError where it ends before, by itself or by what is no Exception.
+        """
+        name = part.__qualname__
+        try:
+            await part
+        except Exception:
+            raise
+        except BaseException as error:
+            if ends_caller(error, asyncio.current_task()):
+                raise
+            raise OnbeatError(f"{name} of this worker ended: {kind_and_text(error)}") from error
+        if not self._stopping.is_set():
+            raise OnbeatError(f"{name} of this worker ended by itself")
 
     async def _serve(self) -> None:
         while not self._stopping.is_set():

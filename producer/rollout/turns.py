@@ -373,6 +373,9 @@ class TurnPlayer:
                 await self.environments.renew(session_ids)
             except (EnvironmentUnavailable, InvalidInput) as error:
                 log.info("%d sessions were not renewed: %s", len(session_ids), error)
+            except Exception:
+                # Without renewals the sessions would be idle, and end in the middle of their trajectories.
+                log.exception("%d sessions were not renewed", len(session_ids))
 
     async def _close(self, session_ids: Sequence[str]) -> None:
         try:
@@ -380,6 +383,8 @@ class TurnPlayer:
                 await self.environments.close(session_ids)
         except (EnvironmentUnavailable, TimeoutError) as error:
             log.info("%d sessions are left to end by themselves: %s", len(session_ids), error)
+        except Exception:
+            log.exception("%d sessions are left to end by themselves", len(session_ids))
 
 
 def calls_of(prompts: Sequence[Prompt], most_tokens: int = MOST_TOKENS) -> list[list[Prompt]]:

@@ -24,7 +24,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from threading import Condition, Event, Thread
+from threading import Condition, Event
 from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
@@ -40,6 +40,7 @@ from contracts.rewards import (
     Unscorable,
 )
 from contracts.settings import StackSettings, usable_cores
+from onbeat.base.process.lasting import lasting_thread
 from reward_service.cages import Cages
 from reward_service.scorers import rubric
 from reward_service.scoring.scorer_cage import ScorerCage
@@ -216,7 +217,7 @@ class ScorerPool:
             )
             self._threads.append(thread)
             thread.start()
-        Thread(target=self._take_back_overdue, name="scorer-turns", daemon=True).start()
+        lasting_thread("scorer-turns", self._take_back_overdue)
         log.info("%d scorer processes", self.num_threads)
 
     def _new_cage(self) -> ScorerCage:

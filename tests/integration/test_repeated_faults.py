@@ -1,4 +1,4 @@
-"""A fault of foreign code that repeats word for word has no third attempt, and whoever waits is told of the first."""
+"""A fault of foreign code that repeats word for word has no third attempt, and a trainer that waits says the first one."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_status_says_that_the_holder_of_a_batch_is_gone(job: Job) -> None:
     )
 
 
-def test_a_status_says_that_nobody_claims_a_batch(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_status_says_that_no_generator_claims_a_batch(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     assert says(job) == ""
     monkeypatch.setattr("broker.awaited_batch.PATIENCE_S", -1.0)
     assert says(job).startswith("waits for batch 0/train/0, which no generator has claimed since ")

@@ -31,7 +31,7 @@ from broker.hosts_side import REFUSALS, HostGroup, HostKind, HostsSide
 from broker.job_store import JobStore
 from consumer.ranks.hosts.local_ranks import LocalRanks, WaitingRanks
 from consumer.ranks.hosts.network import answers, listening_on, own_address
-from contracts.errors import Fault, NotFound, Unavailable
+from contracts.errors import Fault, NotFound, Unavailable, kind_and_text
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
@@ -146,6 +146,13 @@ class Membership:
         self._side.seal(self.group.formed)
 
     def _run(self) -> None:
+        try:
+            self._renew()
+        except BaseException as error:
+            log.exception("the lease of this host is not renewed any more")
+            self._why = f"what renews its lease died: {kind_and_text(error)}"
+
+    def _renew(self) -> None:
         num_missed = 0
         while not self._over.wait(self._lease_s / 3 if self._sealed else min(ASK_S, self._lease_s / 3)):
             try:

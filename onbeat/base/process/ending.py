@@ -104,7 +104,11 @@ class Ending:
         if not self._is_requested():
             return
         deadline_s = time.monotonic() + self._within_s - LAST_ACT_S
-        self._on_request()
+        try:
+            self._on_request()
+        except BaseException:
+            # The process ends in time, whatever this meets.
+            log.exception("what is to be done first at the end of this process failed")
         time.sleep(max(0.0, deadline_s - time.monotonic()))
         acting = threading.Thread(target=self._act_last, name="last act", daemon=True)
         acting.start()

@@ -217,7 +217,7 @@ def _lasting_thread() -> SimpleQueue[tuple[Callable[[], None], Future[None]]]:
             work, outcome = queue.get()
             try:
                 work()
-            except Exception as error:  # its caller's to answer; the thread serves other callers
+            except BaseException as error:  # its caller's to answer; the thread serves other callers
                 outcome.set_exception(error)
             else:
                 outcome.set_result(None)

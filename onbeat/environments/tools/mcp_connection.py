@@ -112,7 +112,9 @@ class Connection:
         except BaseException as error:
             if ready.done():
                 return  # a call that waited has its own error
-            ready.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            # A future carries neither what is no Exception nor a StopIteration.
+            is_carried = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            ready.set_exception(error if is_carried else RuntimeError(repr(error)))
 
     async def _tools(self, client: Client) -> list[Tool]:
         tools: list[Tool] = []

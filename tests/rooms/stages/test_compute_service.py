@@ -136,7 +136,7 @@ def test_models_of_ended_jobs_are_freed() -> None:
 def test_what_a_library_raises_is_a_failure_of_the_item_with_its_first_line() -> None:
     async def scenario(shop: Shop, service: ComputeService) -> None:
         shop.errors["a"] = RuntimeError("index out of range\nat ...")
-        with pytest.raises(BatchFailed, match=r"^RuntimeError: index out of range$"):
+        with pytest.raises(BatchFailed, match=r"^the model failed: RuntimeError: index out of range$"):
             await service.values(served(), item())
         assert await service.values(served(), item()) == {"column": [b""]}
 
