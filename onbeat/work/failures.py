@@ -6,9 +6,9 @@
     MemoryError, and what is no Exception     EngineUnavailable, too: SystemExit, KeyboardInterrupt, GeneratorExit, …
 
 An engine, a stage's model, a tokenizer are a library's code: nothing bounds what they raise. An exception that no
-handler names would lose the request that it belongs to, and its trainer would wait for a batch that no generator samples. Two
-kinds would be lost on their way out of a thread: asyncio drops a StopIteration, and takes a CancelledError for a
-cancellation.
+handler names would lose the request that it belongs to, and its trainer would wait for a batch that no generator
+samples. Two kinds would be lost on their way out of a thread: asyncio drops a StopIteration, and takes a CancelledError
+for a cancellation.
 
 The words of such an exception stay with the work (`OnbeatError.foreign`): where its next attempt fails by the same
 ones, there is no third (broker/leases.py).

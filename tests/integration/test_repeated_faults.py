@@ -1,4 +1,4 @@
-"""A fault of foreign code that repeats word for word has no third attempt, and a trainer that waits says the first one."""
+"""A fault of foreign code that repeats word for word has no third attempt, and a job that waits says the first."""
 
 from __future__ import annotations
 

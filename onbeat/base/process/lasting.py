@@ -1,7 +1,7 @@
 """A thread or task that others wait for, for as long as its process runs: whatever ends it ends the process.
 
-A part that died without a word would leave its process alive and of no use: it beats, it answers that it is healthy, and
-a request that needs that part has no answer. The supervisor of the process starts it anew.
+A part that died without a word would leave its process alive and of no use: it beats, it answers that it is healthy,
+and a request that needs that part has no answer. The supervisor of the process starts it anew.
 """
 
 from __future__ import annotations
