@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from broker.connection.client import Broker
+from broker.fence import read_fence
 from broker.generator_side import PublishOutcome
 from broker.leases import FailOutcome
 from broker.monitor import job_status
 from broker.presence import Presence
 from contracts.errors import BatchFailed, fault_words
 from contracts.monitor import GeneratorSeen
+from contracts.settings import StackSettings
+from onbeat.client import Consumer, Producer
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.work.failures import named_failure
-from tests.any_exception import OF_A_BATCH
+from tests.any_exception import ALL, OF_A_BATCH
 from tests.integration.fence_parts import let_expire, set_claim_times, set_recent_times
 from tests.integration.stage_parts import external, open_job
+from tests.integration.test_client import created, model_of
 from tests.integration.test_fence import Job, opened
 from tests.integration.window_parts import answer_to, claimed
 
 LEASE_S = 600.0
+SOON_S = 60.0
+NAMES = {"ExceptionGroup": "KeyError: 'layers'", "BaseExceptionGroup": "ValueError: a mask"}
+"""Kind → what names it, where that isn't the kind itself."""
 
 
 @pytest.fixture
@@ -159,6 +167,38 @@ def test_a_setback_that_is_none_hides_nothing_else(job: Job, hurt: bytes) -> Non
     fail(job, KeyError("layers"))
     job.broker.redis.hset(job.broker.job_keys(job.job_id).progress, "setback", hurt)
     assert says(job) == ""
+
+
+# A generator of one's own
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_what_leaves_a_producer_s_block_gives_its_batch_back_by_name(
+    own: StackSettings, broker: Broker, kind: str
+) -> None:
+    """An Exception costs an attempt, and the second of the same words the batch; a person who stops it costs none."""
+    job_id = created(broker, rollout__batches_per_iteration=1, evaluation__num_prompts=0, rollout__max_attempts=9)
+    is_of_the_batch = isinstance(ALL[kind](), Exception)
+
+    def fail() -> None:
+        with Producer(job_id, settings=own) as producer:
+            assert producer.claim(timeout_s=SOON_S) is not None
+            raise ALL[kind]()
+
+    with Consumer(job_id, settings=own) as consumer:
+        consumer.begin(model_of(consumer))
+        with pytest.raises(type(ALL[kind]())):
+            fail()
+        keys = broker.job_keys(job_id)
+        setback = read_fence(broker, keys).setback
+        assert setback is not None
+        assert NAMES.get(kind, kind) in setback.reason
+        assert setback.is_released is not is_of_the_batch
+        with pytest.raises(type(ALL[kind]())):
+            fail()
+        buried: Any = broker.redis.xrange(keys.dead)
+        reasons = [fields[b"reason"].decode() for _, fields in buried]
+        assert [NAMES.get(kind, kind) in reason for reason in reasons] == [True] * is_of_the_batch
 
 
 # Words
