@@ -452,8 +452,7 @@ class JobStore:
 
     def reset_trainer_starts(self, job_id: str) -> None:
         """Begins to count anew: a trainer has made progress, and what ended one before it has lost its meaning."""
-        self._write_field(job_id, "HSET", "trainer_starts", 0)
-        self._write_field(job_id, "HSET", "trainer_fault", "")
+        self._broker.write("HSET", "job", "trainer_starts", 0, "trainer_fault", "", job=job_id)
 
     def note_trainer_fault(self, job_id: str, fault: str) -> bool:
         """Keeps the line of foreign code by which a trainer of the job ended.

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
+from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from consumer.gradient.micro_batch import line_tokens
@@ -35,8 +36,9 @@ class ModelShape:
     trained_share: float
     """Trained parameters over both, counted alike: below 1.0 under adapters."""
     num_layers: int
-    attention_width: int
-    """Heads times their width."""
+    """Layers that attend to pairs of tokens: linear attention, state spaces and convolutions have no pairs."""
+    attention_width: float
+    """Heads times their width: the mean of that of queries and keys, and that of values, where these differ."""
 
 
 SHAPELESS = ModelShape(num_body_parameters=0, num_head_parameters=0, trained_share=1.0, num_layers=0, attention_width=0)
@@ -72,15 +74,28 @@ def model_shape(model: PreTrainedModel) -> ModelShape:
         head_parameters = list(head.parameters())
     num_head = sum(parameter.numel() for parameter in head_parameters)
     num_trained += sum(parameter.numel() for parameter in head_parameters if parameter.requires_grad)
-    # Families whose heads are wider or narrower than hidden_size / heads say it in head_dim.
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return ModelShape(
         num_body_parameters=num_body,
         num_head_parameters=num_head,
         trained_share=num_trained / (num_body + num_head),
-        num_layers=config.num_hidden_layers,
-        attention_width=config.num_attention_heads * width,
+        num_layers=_num_attending_layers(config),
+        attention_width=config.num_attention_heads * _head_width(config),
     )
+
+
+def _num_attending_layers(config: PreTrainedConfig) -> int:
+    layer_types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
+    if layer_types is None:
+        return config.num_hidden_layers
+    return sum("attention" in layer_type and "linear" not in layer_type for layer_type in layer_types)
+
+
+def _head_width(config: PreTrainedConfig) -> float:
+    """Returns the width of a head, for scores and for the sum of values alike."""
+    if getattr(config, "kv_lora_rank", None):
+        # Latent attention (DeepSeek-V2, arXiv 2405.04434): `head_dim` is the rotated part of a query alone.
+        return (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim) / 2
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _items_of_a_token(name: str, parameter: nn.Parameter, num_chosen: int | None) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 
 from consumer.gradient.learner import OptimizerStep, mini_batch_of
 from consumer.gradient.optimizer import horizon_at, learning_rate_at
@@ -25,6 +26,7 @@ from contracts.errors import BatchFailed, ContractViolation, TrainingDiverged
 from contracts.events import IterationMetrics
 from contracts.versions import WeightManifest
 from onbeat.base.process.crash_points import reach
+from onbeat.base.telemetry.observing import observed
 from onbeat.weights.publication import Publication
 
 log = logging.getLogger(__name__)
@@ -151,7 +153,8 @@ def _train_again(job: HeldJob, iteration: Iteration, stats: list[BatchStats], *,
 
 def _check_mismatch(job: HeldJob, iteration: Iteration) -> None:
     """Raises TrainingDiverged where the spec says that an alarm fails the job."""
-    problem = clipped_noise(iteration.stats, job.spec.algorithm)
+    look = partial(clipped_noise, iteration.stats, job.spec.algorithm)
+    problem = observed("the share of tokens that clips act on", look)
     if problem:
         log.warning("in iteration %d %s", iteration.number, problem)
     trainer = job.spec.trainer

@@ -16,6 +16,7 @@ What they share is a `HeldJob`; what one hands to the next is a number, an `Iter
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 from consumer.trainer.commit import Commits
 from consumer.trainer.gather import gather
@@ -25,6 +26,7 @@ from consumer.trainer.report import RunLog, log_run
 from consumer.trainer.start import start
 from consumer.trainer.step import Stepped, step
 from onbeat.base.telemetry.correlation import about
+from onbeat.base.telemetry.observing import observed
 
 
 def run_iterations(job: HeldJob) -> None:
@@ -45,7 +47,15 @@ def run_iterations(job: HeldJob) -> None:
         job.health.check()
         commits = Commits(job, run_log, succession)
         learner = job.ranks.learner
-        log_run(job.folder.job_id, job.spec, learner.policy, first=succession.next, num_ranks=learner.place.world_size)
+        say = partial(
+            log_run,
+            job.folder.job_id,
+            job.spec,
+            learner.policy,
+            first=succession.next,
+            num_ranks=learner.place.world_size,
+        )
+        observed("the lines about the run", say)
         number = succession.next
         while number is not None:
             with about(job=job.folder.job_id, iteration=number):

@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    MixtralConfig,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
 
 from consumer.gradient.cost import ModelShape, TrainingCost, model_shape, training_cost
 from consumer.model.policy import load_policy
@@ -92,6 +99,28 @@ def test_the_shape_of_a_model_leaves_the_input_embedding_out(tmp_path: Path, tie
     assert shape.num_head_parameters == 79 * 16
     assert shape.num_body_parameters == attention + 3 * 16 * 48 + norms
     assert (shape.num_layers, shape.attention_width, shape.trained_share) == (1, 16, 1.0)
+
+
+def test_layers_without_attention_have_no_pairs_of_tokens() -> None:
+    config = AutoConfig.for_model(
+        "qwen3_5_text",
+        **MIXTURE | {"num_hidden_layers": 4, "head_dim": 16},
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+    )
+    shape = model_shape(AutoModelForCausalLM.from_config(config))
+    assert config.layer_types.count("full_attention") == 1
+    assert (shape.num_layers, shape.attention_width) == (1, 4 * 16)
+
+
+def test_the_width_of_a_latent_head_is_the_mean_of_what_is_scored_and_what_is_summed() -> None:
+    """DeepSeek's `head_dim` is the rotated part alone: a quarter of what a score multiplies here."""
+    latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 12, "v_head_dim": 8}
+    sizes = MIXTURE | latent | {"num_key_value_heads": 4, "first_k_dense_replace": 2, "n_routed_experts": 4}
+    shape = model_shape(AutoModelForCausalLM.from_config(DeepseekV3Config(**sizes)))
+    assert shape.attention_width == 4 * (12 + 4 + 8) / 2
 
 
 @pytest.mark.parametrize(
