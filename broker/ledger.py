@@ -41,6 +41,10 @@ class Published(Record, frozen=True, kw_only=True, tag_field="state", tag="publi
     """When its stages got it."""
 
 
+SAME_WORDS = " (word for word as in an attempt before)"
+"""As in scripts/prelude.lua: the end of the reason of a batch that had no third attempt for it."""
+
+
 class Dead(Record, frozen=True, kw_only=True, tag_field="state", tag="dead"):
     """A batch that was given up; the trainer decides by its policy."""
 

@@ -34,7 +34,7 @@ from gateway.services import Services, services_of
 from onbeat.base.http.access import Access, AccessRules
 from onbeat.base.http.problems import answer_with_problems
 from onbeat.base.http.process_routes import process_routes
-from onbeat.base.process.lasting import end_process
+from onbeat.base.process.ending import end_process
 from onbeat.base.process.waiting import wait_for
 
 VERSION = "0.1.0"

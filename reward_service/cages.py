@@ -24,7 +24,7 @@ from typing import Any, Generic, Literal, TypeVar
 from contracts.errors import kind_and_text
 from onbeat.base.cage.cage import CageRules, own_slot
 from onbeat.base.cage.caged_process import CagedProcess, ChildDied
-from onbeat.base.process.lasting import end_process
+from onbeat.base.process.ending import end_process
 
 log = logging.getLogger(__name__)
 
@@ -163,8 +163,8 @@ class CageThread(Thread, ABC, Generic[W, C]):
         try:
             self._serve()
         except BaseException as error:
-            # What waits in this lane, and what comes, would have no answer.
-            end_process(f"lane {self.name}", error)
+            # What waits for this thread, and what comes, would have no answer.
+            end_process(f"thread {self.name}", error)
 
     def _serve(self) -> None:
         while (turn := self._next()) is not None:

@@ -415,9 +415,9 @@ return { 'accepted' }
 --   onbeat:role:generator   never there: the right to read it shows the caller's role
 local slot = slot_of(a.lease.iteration)
 local id = a.lease.batch_id
-local outcome, batch, attempts = give_back(a.lease, 'expected', '%s', a.max_attempts, a.is_released, a.reason, a.fault)
+local outcome, batch, attempts, why = give_back(a.lease, 'expected', '%s', a.max_attempts, a.is_released, a.reason, a.fault)
 if outcome == 'dead' then
-  bury(slot, id, batch, a.reason, attempts)
+  bury(slot, id, batch, why, attempts)
 elseif outcome ~= 'settled' then
   -- Behind all batches of the ledger: a batch that fails doesn't keep the others waiting.
   redis.call('ZADD', slot.work, turn_behind(redis.call('HLEN', slot.ledger)), member_of(0, id, 0))

@@ -663,7 +663,8 @@ end
 --   settled    it is not the caller's any more
 -- Only the claim that holds the lease may: one that lost it, or is of a copy, would take the work from the
 -- holder. is_released: it comes back as if it had not been claimed, for the fault was not its own: the attempt doesn't count (I6).
--- An attempt that fails by the fault of one before it is the last.
+-- An attempt that fails by the fault of one before it is the last; its reason, which is answered behind the attempts, says so.
+local SAME_WORDS = ' (word for word as in an attempt before)'
 local function give_back(lease, state, counter, max_attempts, is_released, reason, fault)
   require_worker_of(lease.stage)
   local slot = slot_of(lease.iteration)
@@ -676,8 +677,10 @@ local function give_back(lease, state, counter, max_attempts, is_released, reaso
   count(string.format(counter, is_released and 'released' or 'failed'))
   -- A fault of code that repeats word for word would do so at each attempt that is left.
   fault = type(fault) == 'string' and fault ~= '' and fault or nil
-  local is_last = last.attempt >= max_attempts or (fault and fault == last.fault)
-  if is_last and not is_released then return 'dead', batch, last.attempt end
+  local is_same = fault ~= nil and fault == last.fault
+  if (is_same or last.attempt >= max_attempts) and not is_released then
+    return 'dead', batch, last.attempt, is_same and reason .. SAME_WORDS or reason
+  end
   -- What a person who waits is told.
   redis.call('HSET', PROGRESS, 'setback', cmsgpack.pack({ stage = lease.stage, iteration = lease.iteration,
     batch_id = lease.batch_id, item = lease.item, worker = last.worker, attempt = last.attempt,

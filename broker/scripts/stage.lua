@@ -464,9 +464,9 @@ local slot = slot_of(a.lease.iteration)
 local stage = a.lease.stage
 local id = a.lease.batch_id
 local item = a.lease.item
-local outcome, batch, attempts = give_back(a.lease, 'published', 'stage_%s:' .. stage, a.max_attempts, a.is_released, a.reason, a.fault)
+local outcome, batch, attempts, why = give_back(a.lease, 'published', 'stage_%s:' .. stage, a.max_attempts, a.is_released, a.reason, a.fault)
 if outcome == 'dead' then
-  bury_staged(slot, id, batch, a.stages, a.reason, attempts)
+  bury_staged(slot, id, batch, a.stages, why, attempts)
 elseif outcome ~= 'settled' then
   set_free(slot, stage, id, item, item)
   wake(stage, 1)

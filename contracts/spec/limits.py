@@ -65,7 +65,7 @@ class TimeoutSpec(Record, frozen=True, kw_only=True):
     """Longest that a rank of the trainer waits for the others in what all do together; then another trainer starts."""
     max_trainer_starts: Attempts = 5
     """Trainer processes that may start without progress in between: the commit of an iteration that wasn't committed
-    before."""
+    before. The second is the last where an exception of foreign code repeats word for word, numbers aside."""
 
 
 class LimitSpec(Record, frozen=True, kw_only=True):

@@ -35,7 +35,8 @@ class RolloutSpec(Record, frozen=True, kw_only=True):
     """DAPO's dynamic sampling: how often a prompt of equal rewards gives its place to a fresh one, under the same
     version; what is equal after the last stays."""
     max_attempts: Attempts = 3
-    """Times that a batch is tried before it is dead-lettered."""
+    """Times that a batch is tried before it is dead-lettered; the second is the last where an exception of foreign code
+    repeats word for word, numbers aside."""
     on_failed_batch: Literal["fail", "abandon"] = "fail"
     """What a dead-lettered batch does to the job: fail it, or go on without the batch, counted and audited."""
     hedge: bool = True

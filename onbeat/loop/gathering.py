@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from broker.ledger import SAME_WORDS
 from broker.trainer_side import Arrived
 from contracts.encoding.digests import Digest
 from contracts.errors import BatchFailed, ContractViolation, FenceViolation, WeightsRejected, WeightsUnfit
@@ -162,9 +163,11 @@ class Gathering:
             job.tell(BatchDead(at_s=time.time(), batch_id=batch_id, reason=reason))
             if job.spec.rollout.on_failed_batch == "fail":
                 attempts = f" after {job.spec.rollout.max_attempts} attempts"
-                # The attempts of a stage are its own, and its reason has their number where it matters.
+                # The attempts of a stage are its own, and its reason has their number where it matters. A fault that
+                # repeats word for word had no more than it needed for that.
+                is_of_a_stage = job.spec.stages and reason.startswith(STAGE_REASON)
                 tried = attempts
-                if job.spec.stages and reason.startswith(STAGE_REASON):
+                if is_of_a_stage or reason.endswith(SAME_WORDS):
                     tried = ""
                 raise BatchFailed(f"is dead{tried}: {reason}", field=f"batch {batch_id}")
             log.warning("batch %s is abandoned: %s", batch_id, reason)

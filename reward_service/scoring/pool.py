@@ -40,7 +40,7 @@ from contracts.rewards import (
     Unscorable,
 )
 from contracts.settings import StackSettings, usable_cores
-from onbeat.base.process.lasting import lasting_thread
+from onbeat.base.process.ending import lasting_thread
 from reward_service.cages import Cages
 from reward_service.scorers import rubric
 from reward_service.scoring.scorer_cage import ScorerCage

@@ -18,7 +18,7 @@ from consumer.ranks.threads import Passes, ThreadedRank
 from consumer.trackers.background import BackgroundTracker
 from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, OnbeatError, Unavailable
 from contracts.jobs import JobState
-from onbeat.base.process import lasting
+from onbeat.base.process import ending
 from onbeat.base.process.waiting import Waiting
 from onbeat.loop.lease_keeper import LeaseKeeper
 from onbeat.stages.compute_service import ComputeService
@@ -28,7 +28,7 @@ from producer.engine.batching import BatchingEngine
 from producer.engine.http.openai import OpenaiEngine
 from producer.engine.vllm.engine import VllmEngine
 from producer.served_model import LoadedModel
-from reward_service.cages import Asked, CagedLane, Cages
+from reward_service.cages import Asked, CageThread, Cages
 from tests.any_exception import ALL, OF_A_BATCH, OF_THE_ENGINE
 from tests.builders import job_spec, prompt_batch, rollout_batch
 from tests.rooms.stages.stage_fakes import claimed_item, served_stage
@@ -36,7 +36,7 @@ from tests.rooms.stages.test_worker import TEACHER
 from tests.rooms.stages.test_worker import Stack as StageStack
 
 SOON_S = 60.0
-"""A deadline that only a part reaches that answers nobody."""
+"""A deadline that only a part reaches whose callers have no answer."""
 NAMES = {"ExceptionGroup": "KeyError: 'layers'", "BaseExceptionGroup": "ValueError: a mask"}
 """Kind → what names it, where that isn't the kind itself."""
 
@@ -212,11 +212,11 @@ async def test_a_part_of_a_worker_that_returns_ends_the_worker(monkeypatch: pyte
 # The reward service
 
 
-class Lane(CagedLane[Asked[int, int], Any]):
+class AnsweringThread(CageThread[Asked[int, int], Any]):
     """Answers what the test hands it, by what the test says."""
 
     def __init__(self, turns: Sequence[Callable[[], Any]], answer: Callable[[Asked[int, int]], None]) -> None:
-        super().__init__(name="lane-1", cages=_cages(), new_cage=lambda: pytest.fail("no cage is needed"))
+        super().__init__(name="thread-1", cages=_cages(), new_cage=lambda: pytest.fail("no cage is needed"))
         self._turns = list(turns)
         self._say = answer
 
@@ -232,7 +232,7 @@ def _cages() -> Cages:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_lane_that_fails_at_a_request_answers_it_by_name_and_serves_the_next(kind: str) -> None:
+def test_a_cage_thread_that_fails_at_a_request_answers_it_by_name_and_serves_the_next(kind: str) -> None:
     first: Asked[int, int] = Asked(asks=[1])
     second: Asked[int, int] = Asked(asks=[2])
 
@@ -241,41 +241,41 @@ def test_a_lane_that_fails_at_a_request_answers_it_by_name_and_serves_the_next(k
             raise ALL[kind]()
         work.deliver(0, 7)
 
-    lane = Lane([lambda: (first, [0]), lambda: (second, [0])], answer)
-    lane.start()
+    thread = AnsweringThread([lambda: (first, [0]), lambda: (second, [0])], answer)
+    thread.start()
     error = first.future.exception(timeout=SOON_S)
     assert isinstance(error, RuntimeError)
-    assert str(error).startswith("lane lane-1 failed: ")
+    assert str(error).startswith("thread thread-1 failed: ")
     assert name_of(kind) in str(error)
     assert second.future.result(timeout=SOON_S) == (7,)
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_lane_that_can_not_go_on_ends_its_process(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cage_thread_that_can_not_go_on_ends_its_process(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[tuple[str, BaseException]] = []
     monkeypatch.setattr(cages_module, "end_process", lambda part, error: ended.append((part, error)))
 
     def raises() -> Any:
         raise ALL[kind]()
 
-    lane = Lane([raises], lambda work: None)
-    lane.start()
-    lane.join(SOON_S)
+    thread = AnsweringThread([raises], lambda work: None)
+    thread.start()
+    thread.join(SOON_S)
     ((part, error),) = ended
-    assert part == "lane lane-1"
+    assert part == "thread thread-1"
     assert type(error) is type(ALL[kind]())
 
 
 @pytest.mark.parametrize("kind", ALL)
 def test_a_thread_that_lasts_ends_its_process_where_it_dies(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     signals: list[int] = []
-    monkeypatch.setattr(lasting.os, "kill", lambda pid, number: signals.append(number))
+    monkeypatch.setattr(ending.os, "kill", lambda pid, number: signals.append(number))
 
     def raises() -> None:
         raise ALL[kind]()
 
-    lasting.lasting_thread("a look", raises).join(SOON_S)
-    assert signals == [lasting.signal.SIGTERM]
+    ending.lasting_thread("a look", raises).join(SOON_S)
+    assert signals == [ending.signal.SIGTERM]
 
 
 # The trainer

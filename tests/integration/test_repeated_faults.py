@@ -50,7 +50,7 @@ def test_a_batch_that_fails_by_the_same_words_in_two_attempts_is_dead_with_them(
     assert fail(job, make(), who="g1") is FailOutcome.RETRIED
     assert fail(job, make(), who="g2") is FailOutcome.DEAD
     (reason,) = job.trainer.dead_batches(0).values()
-    assert reason == str(named_failure(make(), what="batch 0/train/0"))
+    assert reason == f"{named_failure(make(), what='batch 0/train/0')} (word for word as in an attempt before)"
 
 
 def test_numbers_and_addresses_are_no_other_words(job: Job) -> None:
@@ -96,7 +96,9 @@ def test_an_item_of_a_stage_that_fails_by_the_same_words_twice_makes_its_batch_d
     first_time = next(other for other in items if other.item != item.item)
     assert job.stage("s2").fail(first_time, "AssertionError: shapes differ", fault=words) is FailOutcome.RETRIED
     assert job.stage("s2").fail(again, "AssertionError: shapes differ", fault=words) is FailOutcome.DEAD
-    assert job.trainer.dead_batches(0) == {"0/train/0": "stage judge: AssertionError: shapes differ"}
+    assert job.trainer.dead_batches(0) == {
+        "0/train/0": "stage judge: AssertionError: shapes differ (word for word as in an attempt before)"
+    }
 
 
 # What the job waits for

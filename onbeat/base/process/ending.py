@@ -140,3 +140,31 @@ def end_in_time(within_s: float = END_S, *, at_last: Callable[[], None] = lambda
     ending = Ending(within_s, at_last=at_last)
     ending.listen()
     return ending
+
+
+def end_process(part: str, error: BaseException) -> None:
+    """Has this process end as by SIGTERM, since a part of it has died that others wait for. Any thread may call it.
+
+    A part that died without a word would leave its process alive and of no use: it beats, it answers that it is
+    healthy, and a request that needs that part has no answer. The supervisor of the process starts it anew.
+
+    Args:
+        part: Names it in the log, as "the look at the jobs' files".
+        error: What it died of.
+    """
+    log.critical("%s died: this process ends", part, exc_info=error)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def lasting_thread(part: str, work: Callable[[], None]) -> threading.Thread:
+    """Starts a daemon thread that works until `work` returns; whatever `work` raises ends the process."""
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            end_process(part, error)
+
+    thread = threading.Thread(target=run, name=part, daemon=True)
+    thread.start()
+    return thread

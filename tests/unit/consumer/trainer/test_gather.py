@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pytest
 
 import consumer.trainer.gather as gather_module
 import onbeat.loop.gathering as gathering
 from broker.fence import FenceState
+from broker.ledger import SAME_WORDS
 from broker.trainer_side import Arrived
 from consumer.gradient.advantages.estimators import batch_rewards
 from consumer.gradient.learner import Trained
@@ -256,10 +258,14 @@ class Ahead:
         return [(iteration + 1, ("a", "b")), (iteration + 2, ())]
 
 
-def gathered(held: Any) -> Iteration:
+def opened() -> Iteration:
     batches = tuple(prompt_batch([[5]], batch_id=batch_id) for batch_id in IDS)
     asked = AskedIteration(number=0, weights_digest=DIGEST, batches=batches, samplers={0: DIGEST})
-    iteration = Iteration(asked, trainer_epoch=1)
+    return Iteration(asked, trainer_epoch=1)
+
+
+def gathered(held: Any) -> Iteration:
+    iteration = opened()
     gather(held, iteration)
     return iteration
 
@@ -338,6 +344,27 @@ def test_a_dead_batch_fails_the_job_by_its_reason_unless_the_spec_goes_on_withou
         gathered(held)
     assert [event.batch_id for event in held.told if isinstance(event, BatchDead)] == [IDS[0]]
     assert held.said == []
+
+
+def test_a_batch_that_failed_twice_by_the_same_words_fails_the_job_without_a_number_of_attempts(
+    folder: RunFolder,
+) -> None:
+    held = Played(folder, *IDS[1:], dead={IDS[0]: f"KeyError: 'layers'{SAME_WORDS}"})
+    with pytest.raises(
+        BatchFailed, match=r"^batch 0/train/0: is dead: KeyError: 'layers' \(word for word as in an attempt before\)$"
+    ):
+        gathered(held)
+
+
+def test_a_wait_for_a_batch_says_who_has_it_and_why_it_is_not_there(folder: RunFolder) -> None:
+    held = Played(folder)
+    held.awaited = "batch 0/train/0, which g1 failed at attempt 1, and which is tried again: KeyError: 'layers'"
+    iteration = opened()
+    waits = gathering.Gathering(cast(Any, held), iteration, train=cast(Any, print), mend=cast(Any, print))
+    assert waits.missing_in_words == iteration.missing_in_words
+    waits._reconciled_s = -math.inf
+    waits.look()
+    assert waits.missing_in_words == f"{iteration.missing_in_words}: {held.awaited}"
 
 
 def test_a_second_copy_of_a_batch_is_not_trained(folder: RunFolder) -> None:
