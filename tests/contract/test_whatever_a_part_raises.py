@@ -71,8 +71,13 @@ def engine_of(kind: type[BatchingEngine], error: BaseException) -> LoadedModel:
     """An engine without its server: what it is asked raises."""
 
     class Raising(kind):  # type: ignore[misc, valid-type]
-        _context_tokens = 64
-        _vocabulary_tokens = 64
+        @property
+        def _context_tokens(self) -> int:
+            return 64
+
+        @property
+        def _vocabulary_tokens(self) -> int:
+            return 64
 
         async def _sample(self, batch: object) -> Any:
             raise error

@@ -95,7 +95,7 @@ def test_no_worker_renews_or_gives_back_what_is_of_the_other_role(redis_server: 
     (item,) = job.stage().claim("judge")
     of_prompt = Lease(stage=0, iteration=0, batch_id=claim.prompt_batch.batch_id, item=0, claim=claim.number)
     of_item = Lease(stage=1, iteration=0, batch_id=item.batch_id, item=0, claim=item.claim)
-    told = {"max_attempts": 1, "reason": "forged", "is_released": False}
+    told = {"max_attempts": 1, "reason": "forged", "is_released": False, "fault": ""}
     refused = "a lease of the other role"
     for role in (GENERATOR, STAGE):
         with pytest.raises(OnbeatError, match=refused):

@@ -117,7 +117,13 @@ def test_layers_without_attention_have_no_pairs_of_tokens() -> None:
 
 def test_the_width_of_a_latent_head_is_the_mean_of_what_is_scored_and_what_is_summed() -> None:
     """DeepSeek's `head_dim` is the rotated part alone: a quarter of what a score multiplies here."""
-    latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 12, "v_head_dim": 8}
+    latent: dict[str, Any] = {
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 12,
+        "v_head_dim": 8,
+    }
     sizes = MIXTURE | latent | {"num_key_value_heads": 4, "first_k_dense_replace": 2, "n_routed_experts": 4}
     shape = model_shape(AutoModelForCausalLM.from_config(DeepseekV3Config(**sizes)))
     assert shape.attention_width == 4 * (12 + 4 + 8) / 2
