@@ -124,7 +124,9 @@ def test_the_width_of_a_latent_head_is_the_mean_of_what_is_scored_and_what_is_su
         "qk_nope_head_dim": 12,
         "v_head_dim": 8,
     }
-    sizes = MIXTURE | latent | {"num_key_value_heads": 4, "first_k_dense_replace": 2, "n_routed_experts": 4}
+    sizes: dict[str, Any] = (
+        MIXTURE | latent | {"num_key_value_heads": 4, "first_k_dense_replace": 2, "n_routed_experts": 4}
+    )
     shape = model_shape(AutoModelForCausalLM.from_config(DeepseekV3Config(**sizes)))
     assert shape.attention_width == 4 * (12 + 4 + 8) / 2
 
