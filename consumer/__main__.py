@@ -19,7 +19,7 @@ from typing import NoReturn
 from msgspec.structs import replace
 
 import onbeat.base.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
-from broker.connection.client import Broker, connect
+from broker.connection.client import connect
 from broker.job_store import JobStore
 from consumer.ranks import launching
 from consumer.trainer.repeated_fault import ends_job, line_of
@@ -50,7 +50,14 @@ def run(settings: StackSettings, job_id: str) -> int:
         return launching.follow(settings)
     broker = connect(settings, patience_s=settings.broker_timeout_s)
     try:
-        return _run_job(settings, broker, job_id, is_rank=rank is not None)
+        spec = JobStore(broker).spec(job_id)
+        world_size = min(spec.trainer.world_size, settings.most_ranks)
+        if spec.schedule_rule.takes_turns:
+            settings = with_all_cores(settings, world_size)
+        if rank is None and (spec.trainer.over_hosts or world_size > 1):
+            return launching.launch(settings, broker, spec, job_id)
+        with importing():
+            from consumer.trainer.job_run import train
     except OnbeatError:
         raise
     except BaseException as error:
@@ -58,19 +65,7 @@ def run(settings: StackSettings, job_id: str) -> int:
         log.critical("this trainer ends by an error that no code of Onbeat raised: %s", line, exc_info=error)
         has_failed = ends_job(JobStore(connect(settings)), job_id, line)
         return TrainerExit.FAILED if has_failed else TrainerExit.DIED
-
-
-def _run_job(settings: StackSettings, broker: Broker, job_id: str, *, is_rank: bool) -> int:
-    """Runs the trainer, or the launcher of its ranks."""
-    spec = JobStore(broker).spec(job_id)
-    world_size = min(spec.trainer.world_size, settings.most_ranks)
-    if spec.schedule_rule.takes_turns:
-        settings = with_all_cores(settings, world_size)
-    if not is_rank and (spec.trainer.over_hosts or world_size > 1):
-        return launching.launch(settings, broker, spec, job_id)
-    with importing():
-        from consumer.trainer.job_run import train
-
+    # What foreign code raises from here on, the trainer itself compares with the one before it.
     return train(settings, broker, spec, job_id)
 
 

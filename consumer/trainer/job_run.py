@@ -96,7 +96,10 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
             is_of_a_peer = is_rank() and type(error) is RuntimeError
             if not is_of_a_peer and repeated_fault.ends_job(jobs, job_id, line, trainer_epoch=epoch):
                 code = TrainerExit.FAILED
-            return _give_back(side, keeper, code)
+            code = _give_back(side, keeper, code)
+            if code is TrainerExit.DIED and isinstance(error, Exception):
+                raise
+            return code
 
 
 def _metrics_of(settings: StackSettings) -> ProcessMetrics:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import random
+import string
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +39,10 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 class Dead(Exception):
-    """An error that no trainer expects."""
+    """An error that no trainer expects, and that no other repeats word for word."""
+
+    def __init__(self) -> None:
+        super().__init__("".join(random.choices(string.ascii_letters, k=24)))
 
 
 def trained(own: StackSettings, broker: Broker, **changes: object) -> tuple[RecordedFiles, RunFolder, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import shutil
+import string
 from pathlib import Path
 
 import pytest
@@ -36,7 +38,10 @@ STEP = trainer.step
 
 
 class Dead(Exception):
-    """An error that no trainer expects."""
+    """An error that no trainer expects, and that no other repeats word for word."""
+
+    def __init__(self) -> None:
+        super().__init__("".join(random.choices(string.ascii_letters, k=24)))
 
 
 def settings_below(folder: Path, settings: StackSettings) -> StackSettings:
