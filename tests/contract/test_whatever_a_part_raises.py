@@ -28,7 +28,7 @@ from producer.engine.batching import BatchingEngine
 from producer.engine.http.openai import OpenaiEngine
 from producer.engine.vllm.engine import VllmEngine
 from producer.served_model import LoadedModel
-from reward_service.cages import Asked, CageThread, Cages
+from reward_service.cages import Asked, Cages, CageThread
 from tests.any_exception import ALL, OF_A_BATCH, OF_THE_ENGINE
 from tests.builders import job_spec, prompt_batch, rollout_batch
 from tests.rooms.stages.stage_fakes import claimed_item, served_stage
