@@ -409,7 +409,7 @@ return { 'accepted' }
 --   claims, missing         removed: the claim is over
 --   prompts                 removed, where the batch is dead
 --   dead, buried            written: a batch after its last attempt
---   progress                written: dead:S
+--   progress                written: dead:S, and `setback`: which batch failed last, where, why
 --   waiting                 removed: the generator that is woken for a batch that is free again
 --   counters                written: failed, released, dead
 --   onbeat:role:generator   never there: the right to read it shows the caller's role

@@ -455,7 +455,7 @@ return out
 --   items               read and written: l/ITEM, the claim without its holder; removed with a dead batch
 --   work                written: the item, free again; removed with a dead batch
 --   missing             removed: the claim is over
---   progress            written: where a batch dies published:S, waiting:S and dead:S
+--   progress            written: `setback`, what failed last and why; where a batch dies published:S, waiting:S and dead:S
 --   dead, buried        written: a batch after an item's last attempt
 --   waiting             removed: the stage worker that is woken
 --   counters            written: stage_failed:STAGE, stage_released:STAGE, dead
