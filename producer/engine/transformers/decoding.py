@@ -5,8 +5,9 @@
                                                                     └──────────── one column a step ──────────────┘
 
 It decodes what shared steps (shared_decoding.py) can't: models whose layers keep something else of a row than keys and
-values by token, as a sliding window does, and models whose rows depend on the rows beside them, as a mixture of experts
-does. Which rows a step holds is a function of the batch alone, so its numbers are, too (I7).
+values by token, as a sliding window and linear attention do (onbeat/base/group_cache.py), and models whose rows depend
+on the rows next to them, as a mixture of experts does. Which rows a step holds is a function of the batch alone, so its
+numbers are, too (I7).
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from contracts.errors import BatchFailed
 from contracts.rollouts import PromptBatch
+from onbeat.base.group_cache import group_cache
 from producer.engine.growing_rows import GrowingBatch, HeldRows, Places
 from producer.engine.sampling import Ends, Logits
 from producer.engine.transformers.row_steps import forward, left_padded, to_draw_from
@@ -121,8 +123,8 @@ class Decoding:
         self._mask = mask
         # Room for the last token too, though it is never an input.
         num_tokens = token_ids.shape[1] + max_new_tokens
-        self._cache = DynamicCache(config=model.config)
-        # Layers of another kind (a sliding window, a recurrent state) stay transformers' own.
+        self._cache = group_cache(model.config)
+        # Layers of another kind (a sliding window, a state of linear attention) grow by themselves.
         self._cache.layers = [
             RoomLayer(num_tokens=num_tokens) if type(layer) is DynamicLayer else layer for layer in self._cache.layers
         ]

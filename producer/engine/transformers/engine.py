@@ -24,11 +24,13 @@ from functools import partial
 from typing import TypeVar
 
 import torch
+from transformers import PreTrainedModel
 
 from contracts.engines import TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest, WeightShard
+from onbeat.base.group_cache import group_cache, unknown_layers
 from onbeat.base.process.host_memory import give_free_memory_back
 from onbeat.base.process.launcher import check_threads_stand_still
 from onbeat.weights.held_versions import HeldVersions
@@ -71,7 +73,8 @@ class TransformersEngine(base.GenerationEngine):
         """Builds the model from its config alone; weights come by `load_weights`. Blocks for a second or more.
 
         Its numbers depend on the setup alone: the options say how much is decoded at a time.
-        Raises InvalidInput that names model.path (no such folder, not a causal LM, no end-of-sequence token),
+        Raises InvalidInput that names model.path (no such folder, not a causal LM, no end-of-sequence token, layers
+        whose memory of a prompt can't be repeated for its completions),
         ONBEAT_DEVICE where there is no such device, or OMP_DYNAMIC where a deterministic job's bits would follow it.
         """
         if setup.deterministic:
@@ -90,6 +93,7 @@ class TransformersEngine(base.GenerationEngine):
             self._model = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device=setup.device)
             tokenizer = load_tokenizer(folder, needs_end=False)
             end_ids = end_of_sequence_ids(folder, self._model.config, tokenizer=tokenizer)
+        _check_cache(self._model)
         configure_computation(self._model, setup.model)
         give_head_whole_inputs(self._model)
         self._weights = HeldVersions(
@@ -239,6 +243,18 @@ def _use_threads(num_threads: int) -> None:
     """Runs in the thread that computes: torch's number of threads is that thread's own."""
     if torch.get_num_threads() != num_threads:
         torch.set_num_threads(num_threads)
+
+
+def _check_cache(model: PreTrainedModel) -> None:
+    """Raises InvalidInput where a prompt can't go through once for its completions."""
+    unknown = unknown_layers(group_cache(model.config))
+    if unknown:
+        raise InvalidInput(
+            f"{type(model).__name__} remembers its tokens in {', '.join(unknown)}, which this engine can't repeat for "
+            "the completions of a prompt",
+            field="model.path",
+            cure="sample it by another engine, or take another model",
+        )
 
 
 def _check_device(device: str, *, deterministic: bool) -> None:

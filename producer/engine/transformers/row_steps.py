@@ -19,6 +19,7 @@ from transformers.cache_utils import DynamicLayer
 
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.rollouts import PromptBatch
+from onbeat.base.group_cache import PAST, cache_argument
 from producer.engine.sampling import Logits
 from producer.engine.transformers.lean_step import LeanStep, is_lean
 from producer.engine.transformers.packed_products import Packing
@@ -125,15 +126,20 @@ def forward(model: PreTrainedModel, token_ids: Tensor, mask: Tensor, cache: Dyna
     """
     # A token's position is the number of real tokens before it. Padding, which the mask hides, gets 0, not -1.
     # Only the S columns of the new tokens are needed.
-    positions = (mask.cumsum(dim=1) - 1).clamp_(min=0)[:, -token_ids.shape[1] :]
+    num_new = token_ids.shape[1]
+    positions = (mask.cumsum(dim=1) - 1).clamp_(min=0)[:, -num_new:]
+    argument = cache_argument(type(model))
+    if argument != PAST:
+        # A model without attention looks at its states and the new tokens alone, and takes the mask of these.
+        mask = mask[:, -num_new:]
     run: Any = model
     output = run(
         input_ids=token_ids,
         attention_mask=mask,
         position_ids=positions,
-        past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,
+        **{argument: cache},
     )
     return output.logits[:, -1]
 
