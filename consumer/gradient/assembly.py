@@ -16,7 +16,7 @@ from consumer.gradient.learner import ALONE, Learner, Lockstep, Place
 from consumer.gradient.losses.family import policy_loss
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.model.policy import LoadModel, Policy, load_policy, load_whole
-from consumer.model.shared_prompt.trial import check_as_sampled, share_prompts
+from consumer.model.shared_prompt.passes import choose_passes
 from consumer.model.teachers import teacher_of
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
@@ -92,18 +92,10 @@ def make_learner(
     )
 
 
-def share_prompts_of_job(model: PreTrainedModel, spec: JobSpec, device: torch.device) -> None:
-    if spec.trainer.packing == "padded":
-        return
-    share_prompts(model)
-    if spec.trainer.packing == "as_sampled":
-        check_as_sampled(model, device)
-
-
 def _whole_models(settings: StackSettings, spec: JobSpec, device: torch.device) -> Models:
     """Loads the whole policy and its reference onto this rank."""
     policy = job_policy(settings, spec, load_whole)
-    share_prompts_of_job(policy.model, spec, device)
+    policy = dataclasses.replace(policy, passes=choose_passes(policy.model, spec.trainer, device))
     # No checkpoint is restored yet: the reference is the model as the job found it.
     reference = policy.reference() if spec.loads_reference else None
     if spec.algorithm.advantage_kind.has_critic:

@@ -17,6 +17,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from consumer.gradient.accumulation import GradientAccumulator, sum_range_at
 from consumer.gradient.cost import SHAPELESS, ModelShape, TrainingCost, model_shape, training_cost
+from consumer.gradient.micro_batch import packing_of
 from consumer.gradient.micro_step import KeptBatch, measured_logprobs, train_kept_batch, train_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.gradient.saved_state import restore_state, save_state
@@ -263,8 +264,8 @@ class Learner:
             shape or SHAPELESS,
             batch,
             rows=np.array(stats.trained_rows, dtype=np.int64),
-            # Padded, a prompt goes through once for each of its completions; packed, once for its group.
-            shares_prompts=self.spec.trainer.packing != "padded",
+            # Padded, a prompt goes through once for each of its completions; otherwise once for its group.
+            shares_prompts=packing_of(self.spec, self.policy) != "padded",
             with_reference=with_reference,
             with_critic=self.policy.critic is not None,
             is_trained=is_trained,

@@ -12,7 +12,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from consumer.gradient.micro_batch import MicroBatch
 from consumer.gradient.terms.base import LossTerm, Need, TokenOutputs
-from consumer.model.inputs import PackedInputs
+from consumer.model.inputs import CachedInputs, PackedInputs
 from consumer.model.language_head import (
     FirstTokens,
     Summary,
@@ -28,6 +28,7 @@ from consumer.model.language_head import (
     vocabulary_size,
 )
 from consumer.model.policy import Policy
+from consumer.model.shared_prompt.cached import cached_states
 from consumer.model.shared_prompt.trial import share_prompts
 from contracts.spec.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 
@@ -188,14 +189,20 @@ def _predicting_states(model: PreTrainedModel, micro_batch: MicroBatch) -> Tenso
     The logits that predict a token stand one position before it.
     """
     inputs = micro_batch.inputs
-    states = last_states(model, **inputs.arguments(model.device))
-    # [rows, width, h] → [rows * width, h]: `predicting` counts through all rows.
-    return states.flatten(0, 1).index_select(0, inputs.predicting[micro_batch.loss_mask].to(model.device))
+    if isinstance(inputs, CachedInputs):
+        # [L, h] in the order of `CachedInputs.input_ids`.
+        states = torch.cat([part.flatten(0, 1) for groups in inputs.parts for part in cached_states(model, groups)])
+    else:
+        # [rows, width, h] → [rows * width, h]: `predicting` counts through all rows.
+        states = last_states(model, **inputs.arguments(model.device)).flatten(0, 1)
+    return states.index_select(0, inputs.predicting[micro_batch.loss_mask].to(model.device))
 
 
 def _predicting_logits(model: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
     """Returns [N, V] of an architecture with logits of its own making, for all response positions at once."""
     inputs = micro_batch.inputs
+    if isinstance(inputs, CachedInputs):
+        raise AssertionError("its trial refuses a model that makes logits of more than its last hidden states")
     predicting = inputs.predicting[micro_batch.loss_mask]
     # `predicting` counts through input_ids flattened, row after row.
     width = inputs.input_ids.shape[1]

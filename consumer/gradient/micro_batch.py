@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,15 @@ from torch import Tensor
 from consumer.gradient.advantages.estimators import batch_advantages, batch_rewards, compared_rewards
 from consumer.gradient.advantages.gae import Estimates
 from consumer.gradient.advantages.group_relative import shuffled_rewards
-from consumer.model.inputs import KeptSets, ModelInputs, of_sampled, packed_inputs, padded_inputs
+from consumer.model.inputs import (
+    KeptSets,
+    ModelInputs,
+    Packing,
+    cached_inputs,
+    of_sampled,
+    packed_inputs,
+    padded_inputs,
+)
 from consumer.model.policy import Policy
 from consumer.model.shared_prompt.layout import Prefill
 from contracts.encoding.arrays import ITEM_BYTES
@@ -38,8 +47,6 @@ from contracts.spec.job import JobSpec
 from contracts.spec.stages import REFERENCE_LOGPROBS, read_columns
 from onbeat.base import kernels
 from onbeat.data.sampled_values import FEWEST_ROWS, Contexts
-
-Packing = Literal["shared_prompt", "as_sampled", "padded"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,16 +142,23 @@ def lay_out(batch: RolloutBatch, *, spec: JobSpec, policy: Policy, every_row: bo
         return BatchLayout(rewards=rewards, advantages=advantages, passes=())
     make = micro_batch_maker(batch, spec=spec, policy=policy)
     # Cut by the batch and the spec alone, never by free memory: another cut is another rounding (I7).
-    cuts = split_rows(batch, rows, packing=spec.trainer.packing, max_tokens=spec.trainer.max_tokens_per_micro_batch)
+    cuts = split_rows(batch, rows, packing=packing_of(spec, policy), max_tokens=spec.trainer.max_tokens_per_micro_batch)
     passes = tuple(Pass(rows=cut, micro_batch=make(rows=cut, advantages=advantages)) for cut in cuts)
     for one_pass in passes:
         check_fits(one_pass.micro_batch, policy, batch_id=batch.batch_id)
     return BatchLayout(rewards=rewards, advantages=advantages, passes=passes)
 
 
+def packing_of(spec: JobSpec, policy: Policy) -> Packing:
+    """Returns the layout of a model's passes: what was chosen for it when it was loaded, else the spec's."""
+    if policy.passes is not None:
+        return policy.passes.packing
+    return spec.trainer.packing
+
+
 def micro_batch_maker(batch: RolloutBatch, *, spec: JobSpec, policy: Policy) -> Callable[..., MicroBatch]:
     """Returns `make_micro_batch` of the batch, laid out and sampled as the job says."""
-    packing = spec.trainer.packing
+    packing = packing_of(spec, policy)
     multiple_of = 1
     if spec.model.is_by_onednn:
         # No product by oneDNN has to copy its rows.
@@ -221,11 +235,14 @@ def split_rows(
     """Cuts the rows into passes of at most max_tokens input tokens each, padding included, but for what fills a packed
     sequence up; a row is never cut.
 
-    The cut is a function of the batch alone, and keeps the order of the rows (I7). Packed, a group that fits into a
-    pass is not split, so that its prompt goes through once.
+    The cut is a function of the batch alone, and keeps the order of the rows (I7). Where prompts are shared, a group
+    that fits into a pass is not split, so that its prompt goes through once.
     """
     if packing == "padded":
         ends = _padded_parts([line_tokens(batch, row) for row in rows.tolist()], max_tokens)
+    elif packing == "prompt_cache":
+        lines = [line_tokens(batch, row) for row in rows.tolist()]
+        ends = _cached_parts(lines, [row // batch.group_size for row in rows.tolist()], max_tokens)
     else:
         lengths = [row_tokens(batch, row) for row in rows.tolist()]
         ends = _packed_parts(lengths, [row // batch.group_size for row in rows.tolist()], max_tokens)
@@ -271,11 +288,13 @@ def make_micro_batch(
     seen = [response[: completion.lines[0][2]] for response, completion in zip(responses, completions, strict=True)]
     seen += [responses[place][first:end] for place, (_, first, end) in lines]
     prompts += [responses[place][begin:first] for place, (begin, first, _) in lines]
+    # A line that began anew shares its prompt with no other: it has a negative group of its own.
+    groups = [*group_index, *range(-len(lines), 0)]
     if packing == "padded":
         inputs = padded_inputs(prompts, seen)
+    elif packing == "prompt_cache":
+        inputs = cached_inputs(prompts, seen, groups)
     else:
-        # A line that began anew shares its prompt with no other: it has a negative group of its own.
-        groups = [*group_index, *range(-len(lines), 0)]
         prefill = _prefill(batch) if packing == "as_sampled" else None
         inputs = packed_inputs(prompts, seen, groups, prefill=prefill, multiple_of=multiple_of)
     sampled = responses
@@ -383,6 +402,75 @@ def _padded_parts(rows: Sequence[Sequence[tuple[int, int]]], max_tokens: int) ->
             num_lines = len(lines)
             longest_prompt = prompt
             longest_response = response
+
+
+Lines = Sequence[tuple[int, int]]
+"""(prompt tokens, response tokens) of each line of a row."""
+
+
+def _cached_parts(rows: Sequence[Lines], groups: Sequence[int], max_tokens: int) -> Iterator[int]:
+    """Yields the row counts at which a new pass starts.
+
+    It starts before a group that doesn't fit into the pass, and inside of one that fits into none.
+    """
+    open_pass = _CachedPass()
+    for _, members in groupby(range(len(rows)), key=lambda row: groups[row]):
+        numbers = list(members)
+        of_group = [rows[number] for number in numbers]
+        whole = open_pass.with_rows(of_group)
+        alone = _CachedPass().with_rows(of_group)
+        if whole.num_tokens <= max_tokens:
+            open_pass = whole
+        elif alone.num_tokens <= max_tokens:
+            yield numbers[0]
+            open_pass = alone
+        else:
+            for place, number in enumerate(numbers):
+                # The rows of the group that are in the open pass already share their prompt with this one.
+                longer = open_pass.with_rows([rows[number]], has_prompt=place > 0 and not open_pass.is_empty)
+                if longer.num_tokens > max_tokens and not open_pass.is_empty:
+                    yield number
+                    longer = _CachedPass().with_rows([rows[number]])
+                open_pass = longer
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CachedPass:
+    """The sizes of a pass by the cache, for each length of its prompts."""
+
+    num_prompts: Mapping[int, int] = field(default_factory=dict)
+    num_responses: Mapping[int, int] = field(default_factory=dict)
+    longest_response: Mapping[int, int] = field(default_factory=dict)
+    """Input tokens."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.num_responses
+
+    @property
+    def num_tokens(self) -> int:
+        """Input tokens, padding included: each prompt once, and each response as long as the longest next to it."""
+        of_prompts = sum(length * number for length, number in self.num_prompts.items())
+        return of_prompts + sum(number * self.longest_response[length] for length, number in self.num_responses.items())
+
+    def with_rows(self, rows: Sequence[Lines], *, has_prompt: bool = False) -> _CachedPass:
+        """Returns the sizes with further rows of one group.
+
+        Args:
+            rows: The rows' lines; the first of each follows the group's prompt, each other one a prompt of its own.
+            has_prompt: True where the group's prompt is in the pass.
+        """
+        num_prompts = dict(self.num_prompts)
+        num_responses = dict(self.num_responses)
+        longest = dict(self.longest_response)
+        for number, lines in enumerate(rows):
+            for place, (prompt, response) in enumerate(lines):
+                is_shared = place == 0 and (number > 0 or has_prompt)
+                num_prompts[prompt] = num_prompts.get(prompt, 0) + (not is_shared)
+                num_responses[prompt] = num_responses.get(prompt, 0) + 1
+                # The last token of a response is never an input.
+                longest[prompt] = max(longest.get(prompt, 0), response - 1)
+        return _CachedPass(num_prompts=num_prompts, num_responses=num_responses, longest_response=longest)
 
 
 def _packed_parts(lengths: Sequence[tuple[int, int]], groups: Sequence[int], max_tokens: int) -> Iterator[int]:

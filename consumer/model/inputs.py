@@ -1,4 +1,4 @@
-"""The rows of a micro-batch go through a model in one of two layouts.
+"""The rows of a micro-batch go through a model in one of three layouts.
 
 `padded`, a row for each response, here with prompts [5, 6] and [7], responses [1, 2, 3] and [4] (P = 2, T_max = 3):
 
@@ -13,6 +13,12 @@
     position_ids         [[0, 1, 2, 3, 0]]
     predicting           [[1, 2, 3], [4, 0, 0]]            a prompt's last token predicts the first of all its responses
 
+`prompt_cache`, a pass for prompts and one behind them for their responses, for prompts of each length (`CachedGroups`):
+
+    prompt_ids           [[5, 6]], [[7]]                   those of 2 tokens, those of 1
+    response_ids         [[1, 2]], []                      a response of one token is only predicted
+    predicting           [[1, 2, 3], [4, 0, 0]]            of all of these ids in that order: 5, 6, 1, 2, 7
+
 Tokens that were not sampled, a trajectory's observations, are in input_ids like all others; `of_sampled` takes them out
 of `predicting`, whose rows are then S_max wide.
 """
@@ -22,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,6 +42,12 @@ from onbeat.data.kept_sets import unpack_kept_sets
 from onbeat.data.sampled_values import FEWEST_ROWS
 
 Tokens = NDArray[np.int32]
+Packing = Literal["shared_prompt", "as_sampled", "prompt_cache", "padded"]
+"""The layout of a pass: those of a spec (`trainer.packing`), and `prompt_cache`, which stands in for `shared_prompt`
+where a model can't take packed sequences."""
+FEWEST_COLUMNS = 2
+"""Responses go through behind a cache with so many tokens at least: for one, linear attention writes over the state
+that the backward pass needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +99,56 @@ class PackedInputs:
         }
 
 
-ModelInputs = PaddedInputs | PackedInputs
+@dataclass(frozen=True, kw_only=True)
+class CachedGroups:
+    """Prompts of one length, and their responses. `cached_inputs` creates it, and `cached_states` reads it."""
+
+    prompt_ids: Tensor
+    """int64 [g, P]."""
+    response_ids: Tensor
+    """int64 [r, R] of the responses that have input tokens, padded on the right with 0."""
+    prompt_of_response: Tensor
+    """int64 [r]: row of `prompt_ids` for each row of `response_ids`."""
+    longest_response: int
+    """Input tokens of the longest response; R is FEWEST_COLUMNS at least where there is any."""
+
+    @property
+    def prompt_positions(self) -> Tensor:
+        """int64 [g, P]."""
+        return torch.arange(self.prompt_ids.shape[1]).expand_as(self.prompt_ids)
+
+    @property
+    def response_positions(self) -> Tensor:
+        """int64 [r, R]: responses go on behind their prompts; padding stays within the positions of the longest one."""
+        columns = torch.arange(self.response_ids.shape[1]).clamp(max=max(0, self.longest_response - 1))
+        return (self.prompt_ids.shape[1] + columns).expand_as(self.response_ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedInputs:
+    """The inputs of groups whose prompts go through once, and whose responses go on behind them by the model's cache.
+
+    `cached_inputs` creates them.
+    """
+
+    parts: tuple[CachedGroups, ...]
+    """By the length of the prompts, ascending."""
+    predicting: Tensor
+    """int64 [R, T_max], as in PaddedInputs: an index into `input_ids`."""
+
+    @property
+    def input_ids(self) -> Tensor:
+        """int64 [L] of all parts, one after another: the prompts of a part, and then its responses."""
+        return torch.cat([ids.flatten() for part in self.parts for ids in (part.prompt_ids, part.response_ids)])
+
+    @property
+    def position_ids(self) -> Tensor:
+        """int64 [L], likewise."""
+        pairs = [(part.prompt_positions, part.response_positions) for part in self.parts]
+        return torch.cat([positions.flatten() for pair in pairs for positions in pair])
+
+
+ModelInputs = PaddedInputs | PackedInputs | CachedInputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,4 +314,55 @@ def packed_inputs(
         groups=tuple(groups),
         predicting=torch.from_numpy(predicting),
         prefill=prefill,
+    )
+
+
+def cached_inputs(prompts: Sequence[Tokens], responses: Sequence[Tokens], group_index: Sequence[int]) -> CachedInputs:
+    """Lays rows out by the length of their prompts; rows of a group stand together and share their prompt.
+
+    Args:
+        prompts: int32 of each row.
+        responses: int32 of each row, at least one token.
+        group_index: The group of each row.
+    """
+    predicting = np.zeros((len(prompts), max(response.size for response in responses)), dtype=np.int64)
+    rows_of_groups = [list(rows) for _, rows in groupby(range(len(prompts)), key=lambda row: group_index[row])]
+    parts: list[CachedGroups] = []
+    start = 0
+    for length in sorted({prompts[rows[0]].size for rows in rows_of_groups}):
+        groups = [rows for rows in rows_of_groups if prompts[rows[0]].size == length]
+        part = _cached_groups(
+            [prompts[rows[0]] for rows in groups], [[responses[row] for row in rows] for rows in groups]
+        )
+        parts.append(part)
+        # Where the part's responses begin in the inputs flattened, and how far they are apart.
+        start_of_responses = start + part.prompt_ids.numel()
+        width = part.response_ids.shape[1]
+        place = 0
+        for number, rows in enumerate(groups):
+            for row in rows:
+                # A prompt's last token predicts the first of all its responses.
+                predicting[row, 0] = start + (number + 1) * length - 1
+                num_inputs = responses[row].size - 1
+                if num_inputs:
+                    predicting[row, 1 : num_inputs + 1] = start_of_responses + place * width + np.arange(num_inputs)
+                    place += 1
+        start = start_of_responses + part.response_ids.numel()
+    return CachedInputs(parts=tuple(parts), predicting=torch.from_numpy(predicting))
+
+
+def _cached_groups(prompts: Sequence[Tokens], responses: Sequence[Sequence[Tokens]]) -> CachedGroups:
+    """Lays out prompts of one length, each with its responses; a response's last token is never an input."""
+    inputs = [(number, response[:-1]) for number, of_prompt in enumerate(responses) for response in of_prompt]
+    inputs = [(number, tokens) for number, tokens in inputs if tokens.size]
+    longest = max((tokens.size for _, tokens in inputs), default=0)
+    width = max(longest, FEWEST_COLUMNS) if inputs else 0
+    response_ids = np.zeros((len(inputs), width), dtype=np.int64)
+    for row, (_, tokens) in zip(response_ids, inputs, strict=True):
+        row[: tokens.size] = tokens
+    return CachedGroups(
+        prompt_ids=torch.from_numpy(np.stack(prompts).astype(np.int64)),
+        response_ids=torch.from_numpy(response_ids),
+        prompt_of_response=torch.tensor([number for number, _ in inputs], dtype=torch.int64),
+        longest_response=longest,
     )

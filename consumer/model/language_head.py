@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from transformers.cache_utils import Cache
 from transformers.modeling_utils import PreTrainedModel
 
 from consumer.model.inputs import KeptSets
 from contracts.errors import InvalidInput
 from contracts.rollouts import RolloutBatch
+from onbeat.base.group_cache import cache_argument
 from onbeat.base.kernels import OneDnnLinear
 from onbeat.data.sampled_values import BLOCK_ITEMS, FEWEST_ROWS, Contexts, normalised, scaled
 
@@ -70,14 +72,15 @@ def upcast(logits: Tensor) -> Tensor:
     return logits.float()
 
 
-def last_states(model: PreTrainedModel, **inputs: Any) -> Tensor:
+def last_states(model: PreTrainedModel, *, cache: Cache | None = None, **inputs: Any) -> Tensor:
     """Returns the last hidden states [B, L, h], of which the head makes logits; with gradient.
 
     The whole model is called, so that its wrappers (adapters, sharding) do their part; it makes no logits.
 
     Args:
         model: The model.
-        inputs: Arguments of its forward.
+        cache: What the model remembers of the tokens before, and remembers these in; None: there are none before.
+        inputs: Further arguments of its forward.
 
     Raises:
         InvalidInput: For an architecture whose states don't pass through its base model.
@@ -86,12 +89,14 @@ def last_states(model: PreTrainedModel, **inputs: Any) -> Tensor:
     causal_lm = base_causal_lm(model)
     # The base model's output is a tuple or its like, and its first item are the last hidden states.
     hook = causal_lm.base_model.register_forward_hook(lambda _module, _inputs, output: states.append(output[0]))
-    options: dict[str, Tensor] = {}
+    options: dict[str, Any] = {}
+    if cache is not None:
+        options[cache_argument(type(causal_lm))] = cache
     if takes_logits_to_keep(type(causal_lm)):
         # An empty index and not 0, which stands for all logits.
         options["logits_to_keep"] = torch.empty(0, dtype=torch.int64, device=model.device)
     try:
-        model(use_cache=False, **inputs, **options)
+        model(use_cache=cache is not None, **inputs, **options)
     finally:
         hook.remove()
     if not states:

@@ -23,6 +23,7 @@ from consumer.model.adapters import Adapters, attach_adapters, base_name, is_ada
 from consumer.model.language_head import Teacher, output_head
 from consumer.model.published_weights import PublishedWeights
 from consumer.model.rows import local_rows, stored_rows, stored_shape
+from consumer.model.shared_prompt.passes import Passes
 from contracts.errors import InvalidInput, first_line
 from contracts.spec.job import ModelSpec
 from contracts.spec.root import SpecRoot
@@ -63,6 +64,9 @@ class Policy:
     parameters are trained next to the policy's, and a checkpoint has them with the optimizer's state."""
     teacher: Teacher | None = None
     """The reader of a teacher's distributions; None without `algorithm.distillation_beta`."""
+    passes: Passes | None = None
+    """The layout of its passes, and of those of its critic and its reference, as `choose_passes` chose it for the model
+    as it was loaded; None: it is the spec's."""
     end_ids: frozenset[int] = frozenset()
     """The tokens that end the job's completions, where its sampling keeps them from the first ones."""
 

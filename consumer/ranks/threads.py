@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from consumer.gradient.learner import Learner, OptimizerStep, Trained
-from consumer.gradient.micro_batch import row_tokens
+from consumer.gradient.micro_batch import packing_of, row_tokens
 from consumer.ranks.base import Ranks
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings, usable_cores
@@ -218,7 +218,8 @@ class ThreadedRank(Ranks):
 
     def _put(self, batch: RolloutBatch, work: Callable[[Learner], Trained]) -> None:
         self._num_training += 1
-        self._waiting.put((input_tokens(batch, packing=self.learner.spec.trainer.packing), work))
+        packing = packing_of(self.learner.spec, self.learner.policy)
+        self._waiting.put((input_tokens(batch, packing=packing), work))
 
     def _take(self, arrived: Trained | BaseException) -> Trained:
         if isinstance(arrived, BaseException):
@@ -243,7 +244,9 @@ class ThreadedRank(Ranks):
 def input_tokens(batch: RolloutBatch, *, packing: str) -> int:
     """Returns how many tokens, padding included, all rows of a batch are at most."""
     rows = [row_tokens(batch, row) for row in range(batch.num_completions)]
+    prompts = sum(prompt for prompt, _ in rows[:: batch.group_size])
+    if packing == "prompt_cache":
+        return prompts + len(rows) * max(response for _, response in rows)
     if packing != "padded":
-        first_of_each = rows[:: batch.group_size]
-        return sum(prompt for prompt, _ in first_of_each) + sum(response for _, response in rows)
+        return prompts + sum(response for _, response in rows)
     return len(rows) * (max(prompt for prompt, _ in rows) + max(response for _, response in rows))

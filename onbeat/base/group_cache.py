@@ -59,8 +59,7 @@ class StateLayer(LinearAttentionLayer):
         if before is None:
             width = conv_kernel_size or conv_states.shape[-1]
             self.conv_kernel_size[state_idx] = width
-            self.device = conv_states.device
-            self.dtype = conv_states.dtype
+            self._note(conv_states)
             # Zeros on the left stand for the inputs before the first token.
             inputs = functional.pad(conv_states, (max(0, width - conv_states.shape[-1]), 0))
         else:
@@ -72,6 +71,7 @@ class StateLayer(LinearAttentionLayer):
 
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
         """Takes the state [N, …] after the newest token, and returns it."""
+        self._note(recurrent_states)
         self.recurrent_states[state_idx] = recurrent_states
         self.is_recurrent_states_initialized[state_idx] = True
         return recurrent_states
@@ -83,6 +83,11 @@ class StateLayer(LinearAttentionLayer):
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keeps the rows of `indices`, in that order."""
         self._change_states(lambda state: state[indices])
+
+    def _note(self, state: Tensor) -> None:
+        """Notes where the states are, for transformers' methods."""
+        self.device = state.device
+        self.dtype = state.dtype
 
     def _change_states(self, change: Callable[[Tensor], Tensor]) -> None:
         for states in (self.conv_states, self.recurrent_states):

@@ -7,6 +7,7 @@ same dtype, with as many threads. So they are the very bits that the trainer wou
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,11 +22,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from broker.stage_side import ClaimedItem
-from consumer.gradient.assembly import device_of, for_job, set_up_torch, share_prompts_of_job
+from consumer.gradient.assembly import device_of, for_job, set_up_torch
 from consumer.gradient.log_probs import response_measures
-from consumer.gradient.micro_batch import check_fits, micro_batch_maker, split_rows
+from consumer.gradient.micro_batch import check_fits, micro_batch_maker, packing_of, split_rows
 from consumer.model.language_head import Summary, has_plain_head
 from consumer.model.policy import Policy, load_policy
+from consumer.model.shared_prompt.passes import choose_passes
 from consumer.model.teachers import bits_of, check_head, head_digest, likeliest
 from contracts.encoding.digests import Digest
 from contracts.errors import BatchFailed, InvalidInput
@@ -171,7 +173,7 @@ def load_frozen(
     set_up_torch(settings, spec)
     device, model = device_of(settings), replace(spec.model, path=path, file_digests=file_digests)
     frozen = for_job(load_policy(model, model_root=settings.spec_root, gradient_checkpointing=False), settings, spec)
-    share_prompts_of_job(frozen.model, spec, device)
+    frozen = dataclasses.replace(frozen, passes=choose_passes(frozen.model, spec.trainer, device))
     network = cast(nn.Module, frozen.model)
     network.requires_grad_(False)
     network.to(device)
@@ -192,7 +194,8 @@ def frozen_values(
     rows: ascending; left out: all, as in every loss that asks for them. Raises ContractViolation for tokens that it
     cannot take.
     """
-    packing, most_tokens = spec.trainer.packing, spec.trainer.max_tokens_per_micro_batch
+    packing = packing_of(spec, frozen)
+    most_tokens = spec.trainer.max_tokens_per_micro_batch
     make = micro_batch_maker(batch, spec=spec, policy=frozen)
     unused = np.zeros((len(batch.groups), batch.group_size))
     values: list[tuple[bytes, ...]] = []

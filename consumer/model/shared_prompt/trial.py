@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from consumer.model.language_head import base_causal_lm, has_plain_head, last_states, vocabulary_size
-from consumer.model.shared_prompt.attention import SHARED_PROMPT, attention_arguments
+from consumer.model.shared_prompt.attention import NOT_PACKED, SHARED_PROMPT, attention_arguments
 from consumer.model.shared_prompt.layout import GroupLengths, SharedPromptLayout
-from contracts.errors import InvalidInput
+from contracts.errors import InvalidInput, first_line
 
 FIELD = "trainer.packing"
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
@@ -70,6 +70,11 @@ def _check_parts(causal_lm: PreTrainedModel) -> None:
     others = sorted(set(layer_types) - KNOWN_LAYERS)
     if others:
         raise _refusal(causal_lm, f"has layers of type {', '.join(others)}")
+    # Known before any pass: ranks that share a model don't get out of one by an exception.
+    if getattr(causal_lm.config.get_text_config(), NOT_PACKED["softcap"], None) is not None:
+        raise _refusal(causal_lm, f"has {NOT_PACKED['softcap']}, which can't be computed over a packed sequence")
+    if any(name.endswith(".sinks") for name, _ in causal_lm.named_parameters()):
+        raise _refusal(causal_lm, f"has {NOT_PACKED['s_aux']}, which can't be computed over a packed sequence")
     if not has_plain_head(causal_lm):
         raise _refusal(causal_lm, "does not make its logits from its last hidden states by its head alone")
 
@@ -83,8 +88,11 @@ def _try(model: PreTrainedModel, expected: list[Tensor]) -> None:
     try:
         arguments = {"position_ids": layout.position[None], **attention_arguments(layout)}
         packed = last_states(model, input_ids=_tokens(model, tokens)[None], **arguments)[0]
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise _refusal(causal_lm, f"does not take a packed sequence: {error}") from error
+    except (InvalidInput, MemoryError):
+        raise
+    except Exception as error:
+        # An architecture whose forward takes no such sequence may raise anything.
+        raise _refusal(causal_lm, f"does not take a packed sequence: {first_line(error)}") from error
     config = causal_lm.config.get_text_config()
     if len(layout.windows_seen) != config.num_hidden_layers:
         takers = f"{len(layout.windows_seen)} of its {config.num_hidden_layers} layers"

@@ -5,6 +5,7 @@ Adapters are whole on each rank beside its rows of the frozen base, and summed a
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import cast
 
@@ -13,10 +14,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
 from consumer.gradient.accumulation import GradientAccumulator, make_accumulator
-from consumer.gradient.assembly import Models, job_policy, share_prompts_of_job
+from consumer.gradient.assembly import Models, job_policy
 from consumer.gradient.learner import Place
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.model.policy import load_model
+from consumer.model.shared_prompt.passes import choose_passes
 from consumer.ranks.fsdp.lockstep import Lockstep
 from consumer.ranks.fsdp.sharded_loading import load_sharded
 from consumer.ranks.fsdp.sharded_sums import ShardedAccumulator
@@ -45,10 +47,12 @@ class Fsdp:
                 )
                 reference.requires_grad_(False)
         for model in (policy.model, reference):
-            if model is not None and spec.trainer.packing != "padded":
-                share_prompts_of_job(model, spec, device)
-                # A pass leaves the outermost parameters whole, but a checkpoint is restored into rows.
-                cast(FSDPModule, model).reshard()
+            if model is not None:
+                # The reference has the architecture of the policy, and so the same passes.
+                policy = dataclasses.replace(policy, passes=choose_passes(model, spec.trainer, device))
+                if spec.trainer.packing != "padded":
+                    # A trial's passes leave the outermost parameters whole, but a checkpoint is restored into rows.
+                    cast(FSDPModule, model).reshard()
         return policy, reference
 
     def sums(self, spec: JobSpec, models: Models, optimizer: PolicyOptimizer) -> tuple[GradientAccumulator, Lockstep]:

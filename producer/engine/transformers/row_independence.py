@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from contracts.errors import BatchFailed, kind_and_text
+from onbeat.base.experts import has_experts
 from producer.engine.transformers.lean_step import LeanStep
 from producer.engine.transformers.packed_products import FEWEST_ROWS, MOST_ROWS, ROWS, Packing, same_bytes
 from producer.engine.transformers.row_cache import COLUMNS, CacheShape, RowCache, rounded_up
@@ -114,12 +115,6 @@ def _judge_step(model: PreTrainedModel, step: RowStep | None, packing: Packing, 
         return Verdict(step=step if is_known else None, problem=str(problem), is_final=False)
     # A GPU's recorded steps (step_runs.py) have other numbers of rows than those that are compared.
     return Verdict(step=step, problem=problem, alike=alike if model.device.type == "cpu" else None)
-
-
-def has_experts(model: PreTrainedModel) -> bool:
-    """Returns True for a mixture of experts, by the names of its modules and parameters."""
-    names = (name for named in (model.named_modules(), model.named_parameters()) for name, _ in named)
-    return any("expert" in name.lower() for name in names)
 
 
 class NotShared(Exception):
