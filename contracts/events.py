@@ -211,6 +211,8 @@ class TrainerStarted(Event, tag="trainer_started", frozen=True, kw_only=True):
     trainer_epoch: int
     next_iteration: int
     resumed: bool
+    passes: str | UnsetType = UNSET
+    """The way of a group's prompt through the model, and why it isn't another; left out by a trainer of one's own."""
 
 
 class IterationCommitted(Event, tag="iteration_committed", frozen=True, kw_only=True):

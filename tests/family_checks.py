@@ -30,7 +30,7 @@ DECODE_TOLERANCE = 1e-5
 """A share of the largest logit: a step and a whole row go by other kernels."""
 
 Steps = list[tuple[np.ndarray, Tensor]]
-"""Of each step the rows [N] that it holds, and their logits [N, V]."""
+"""Rows [N] that a step holds, and their logits [N, V], for each step."""
 
 
 def decodes(model: PreTrainedModel) -> str:

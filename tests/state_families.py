@@ -77,9 +77,16 @@ MAMBAS: dict[str, dict[str, Any]] = {
 """With states alone."""
 
 
+OTHERS: dict[str, dict[str, Any]] = {
+    "opt": {"num_attention_heads": 4, "word_embed_proj_dim": 32, "ffn_dim": 48},
+    "deepseek_v4": {"num_hidden_layers": 4, "head_dim": 8},
+}
+"""Families whose rows are padded: one makes logits by more than its head, one remembers tokens in a way of its own."""
+
+
 def state_model(family: str, **changes: Any) -> PreTrainedModel:
     """Returns a model of one of the families here or in tests/families.py, float32, the same at each call."""
-    config = AutoConfig.for_model(family, **(SIZES | SHAPE | (STATES | MAMBAS | FAMILIES)[family] | changes))
+    config = AutoConfig.for_model(family, **(SIZES | SHAPE | (STATES | MAMBAS | OTHERS | FAMILIES)[family] | changes))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)

@@ -58,6 +58,8 @@ class HeldJob(TrainedJob):
             self.ranks = make_ranks(settings, spec)
         plan = IterationPlan(self.job_id, spec, source)
         policy = self.ranks.learner.policy
+        if policy.passes is not None:
+            self.passes = str(policy.passes)
         self.window = Window(self.schedule, plan, last_iteration=spec.last_iteration)
         self.open_files()
         self.peak_flops = settings.peak_flops

@@ -157,8 +157,10 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     keep_checkpoints: Annotated[int, Meta(ge=1, le=1000)] = 2
     """Newest checkpoints that are kept, and next to them the best of those whose version was evaluated."""
     packing: Literal["shared_prompt", "as_sampled", "padded"] = "shared_prompt"
-    """shared_prompt: a prompt goes through the model once for all its completions; as_sampled: likewise, with the
-    generator's log-probs bit for bit (docs/hardware.md); padded: once for each, which every architecture takes."""
+    """shared_prompt: a prompt goes through the model once for all its completions, by packed attention or by the
+    model's cache, and once for each where the model can take neither: a trial decides when it is loaded; as_sampled:
+    once, with the generator's log-probs bit for bit (docs/hardware.md); padded: once for each, which every architecture
+    takes."""
     max_tokens_per_micro_batch: Annotated[int, Meta(ge=1, le=2**24)] = 8192
     """Input tokens of one pass, padding included: bounds the memory of activations. A batch with more goes through in
     several passes; a prompt with one completion always goes whole."""

@@ -55,7 +55,6 @@ class StateLayer(LinearAttentionLayer):
             The inputs before them and the new ones, at least as many as the convolution needs.
         """
         before = self.conv_states[state_idx]
-        width = self.conv_kernel_size[state_idx]
         if before is None:
             width = conv_kernel_size or conv_states.shape[-1]
             self.conv_kernel_size[state_idx] = width
@@ -63,6 +62,7 @@ class StateLayer(LinearAttentionLayer):
             # Zeros on the left stand for the inputs before the first token.
             inputs = functional.pad(conv_states, (max(0, width - conv_states.shape[-1]), 0))
         else:
+            width = before.shape[-1]
             inputs = torch.cat((before, conv_states), dim=-1)
         self.conv_states[state_idx] = inputs[..., -width:]
         self.is_conv_states_initialized[state_idx] = True

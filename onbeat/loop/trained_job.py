@@ -77,6 +77,8 @@ class TrainedJob:
     """What the store has, read back."""
     forked: events.ForkedFrom | UnsetType = field(default=UNSET, init=False)
     """What version 0 comes from, where this trainer begins with it; UNSET but for a forked job."""
+    passes: str | UnsetType = field(default=UNSET, init=False)
+    """As in `TrainerStarted`."""
 
     settings: StackSettings
     broker: Broker
@@ -215,7 +217,11 @@ class Succession:
         observed("the job's health", partial(job.health.begin, first))
         job.tell(
             events.TrainerStarted(
-                at_s=time.time(), trainer_epoch=job.side.trainer_epoch, next_iteration=first, resumed=bool(chain)
+                at_s=time.time(),
+                trainer_epoch=job.side.trainer_epoch,
+                next_iteration=first,
+                resumed=bool(chain),
+                passes=job.passes,
             )
         )
 

@@ -134,7 +134,8 @@ def event_line(event: events.JobEvent, progress: JobProgress) -> str:
         return f"job {event.state.value}{by}{reason}{changes}"
     if isinstance(event, events.TrainerStarted):
         how = "resumes" if event.resumed else "starts"
-        return f"a trainer {how} at iteration {event.next_iteration} (epoch {event.trainer_epoch})"
+        passes = f"; {event.passes}" if event.passes else ""
+        return f"a trainer {how} at iteration {event.next_iteration} (epoch {event.trainer_epoch}){passes}"
     if isinstance(event, events.CheckpointWritten):
         return f"checkpoint after iteration {event.iteration}: {event.directory}"
     if isinstance(event, events.HealthChanged):

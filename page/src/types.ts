@@ -1266,6 +1266,7 @@ export interface TrainerStarted {
   trainer_epoch: number;
   next_iteration: number;
   resumed: boolean;
+  passes?: string;
 }
 
 export interface TrajectoryMetrics {

@@ -20,7 +20,7 @@ from consumer.gradient.saved_state import adapter_state
 from consumer.model.checkpoint import read_checkpoint, write_checkpoint
 from consumer.model.policy import Policy
 from consumer.trainer.held_job import HeldJob
-from contracts.errors import InvalidInput, WeightsUnfit
+from contracts.errors import WeightsUnfit
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from onbeat.base.telemetry.observing import MISSED
@@ -32,15 +32,11 @@ from tests.contract.engine_rigs import Tensors, transformers_rig
 from tests.families import FAMILIES, MIXTURES, family_folder
 
 PROMPTS = ([5, 6, 7], [8])
-UNSHARED = frozenset({"gpt_oss"})
-"""Families whose attention has sinks, so that a prompt isn't shared by its group."""
 
 
 def learner_of(root: Path, family: str, **changes: Any) -> Learner:
-    """The trainer's numerics of a job with the defaults; one family is told which of them it can't have."""
+    """The trainer's numerics of a job with the defaults."""
     family_folder(root, family)
-    if family in UNSHARED:
-        changes = {"trainer__packing": "padded"} | changes
     settings = StackSettings(run_root=str(root / "runs"), model_root=str(root))
     return make_learner(settings, job_spec(model__path=family, **changes))
 
@@ -88,14 +84,6 @@ def test_a_version_of_a_job_with_the_defaults_is_one_that_an_engine_loads_and_sa
     finally:
         rig.close()
     assert all(completion.num_tokens > 0 for group in completions for completion in group)
-
-
-@pytest.mark.parametrize("family", sorted(UNSHARED))
-def test_a_default_that_a_family_can_not_have_is_refused_at_the_start_with_the_cure(
-    tmp_path: Path, family: str
-) -> None:
-    with pytest.raises(InvalidInput, match=r'trainer\.packing: .* \(set trainer\.packing = "padded"\)'):
-        learner_of(tmp_path, family, trainer__packing="shared_prompt").train(rollout_batch())
 
 
 @pytest.mark.parametrize("family", MIXTURES)

@@ -41,7 +41,7 @@ def test_the_numbers_are_those_of_the_layers_of_transformers_bit_for_bit(family:
 
 
 def test_a_state_goes_on_with_its_row_wherever_that_row_goes() -> None:
-    layer = StateLayer()
+    layer: Any = StateLayer()
     layer.update_conv_state(torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]), conv_kernel_size=3)
     layer.update_recurrent_state(torch.tensor([[10.0], [20.0]]))
     layer.batch_repeat_interleave(2)

@@ -15,6 +15,8 @@ share, for ranks make their passes at the same time and each has other prompts.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
@@ -40,7 +42,8 @@ def cached_states(model: PreTrainedModel, groups: CachedGroups) -> tuple[Tensor,
     if not groups.response_ids.numel():
         return prompts, prompts.new_empty(0, 0, prompts.shape[-1])
     # Row r of the cache becomes that of the prompt of response r; its gradient is the sum over the prompt's responses.
-    cache.reorder_cache(groups.prompt_of_response.to(device))
+    rows: Any = groups.prompt_of_response.to(device)
+    cache.reorder_cache(rows)
     responses = last_states(
         model,
         cache=cache,

@@ -73,10 +73,12 @@ function sentenceOf(event: Told, isLater: boolean): string {
         event.reason ? `: ${text("reason")}` : "",
         Array.isArray(event.changes) && event.changes.length ? ` (${event.changes.join("; ")})` : "",
       ].join("");
-    case "trainer_started":
+    case "trainer_started": {
+      const passes = event.passes ? `; ${text("passes")}` : "";
       return isLater
-        ? `goes on at iteration ${text("next_iteration")} where the trainer before it ended, or was killed (epoch ${text("trainer_epoch")})`
-        : `begins at iteration ${text("next_iteration")} (epoch ${text("trainer_epoch")})`;
+        ? `goes on at iteration ${text("next_iteration")} where the trainer before it ended, or was killed (epoch ${text("trainer_epoch")})${passes}`
+        : `begins at iteration ${text("next_iteration")} (epoch ${text("trainer_epoch")})${passes}`;
+    }
     case "rewound":
       return Number(event.committed) >= Number(event.iteration)
         ? `to iteration ${text("iteration")}: what was trained up to ${text("committed")} is done again (epoch ${text("trainer_epoch")})`
