@@ -2,7 +2,7 @@
 
     python -m benchmarks prompt-cache
 
-One process, two threads; the two layouts take turns, pass by pass, and their ratio is of one run. A pass is what a
+One process, one thread, as a trainer on a CPU has for each pass; the two layouts take turns, pass by pass, and their ratio is of one run. A pass is what a
 rollout batch of one group costs before it is accumulated: decode, forward, log-probs, backward. The families are those
 whose prompts packed attention can't share. Time is that of the processor, which the machine's other work stretches less
 than the clock's.
@@ -158,7 +158,7 @@ def _ratio(seconds: dict[str, list[float]]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks prompt-cache", description=__doc__)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--families", default=",".join(FAMILIES))
     arguments = parser.parse_args()
