@@ -2,10 +2,10 @@
 
     python -m benchmarks prompt-cache
 
-One process, one thread, as a trainer on a CPU has for each pass; the two layouts take turns, pass by pass, and their ratio is of one run. A pass is what a
-rollout batch of one group costs before it is accumulated: decode, forward, log-probs, backward. The families are those
-whose prompts packed attention can't share. Time is that of the processor, which the machine's other work stretches less
-than the clock's.
+One process, one thread, as a trainer on a CPU has for each pass; the two layouts take turns, pass by pass, and their
+ratio is of one run. A pass is what a rollout batch of one group costs before it is accumulated: decode, forward,
+log-probs, backward. The families are those whose prompts packed attention can't share. Time is that of the processor,
+which the machine's other work stretches less than the clock's.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from torch import Tensor
 from consumer.gradient.learner import Learner
 from consumer.model.checkpoint import Checkpoint, read_checkpoint
 from consumer.model.rows import store_errors
+from consumer.model.shared_prompt.passes import WAYS
 from consumer.ranks.processes import orders
 from consumer.ranks.processes.orders import Exchange, idle_patience_s, join
 from consumer.ranks.processes.rank_learner import make_rank_learner
@@ -199,9 +200,10 @@ class Rank:
             self._learner.lockstep.through()
 
     def _check_agreement(self) -> None:
-        """Raises FenceViolation where the ranks hold different weights.
+        """Raises FenceViolation where the ranks hold different weights, or lay their passes out differently.
 
         Each rank's gradient must be of rank 0's weights (I2), critic and reference; another kind of CPU may drift off.
+        Its bits are those of a layout, which a trial chose on each rank.
         """
         if self._learner.shares_state:
             return
@@ -209,13 +211,28 @@ class Rank:
         # In the same order on every rank, since a tensor's place is part of its checksum.
         mine = checksum([*learner.policy.state_tensors().values(), *learner.optimizer.beside.values()])
         # MAX over (c, -c) gives the largest checksum and minus the smallest one: all are equal where the two cancel.
-        extremes = torch.tensor([mine, -mine])
+        layout = _layout_number(learner)
+        extremes = torch.tensor([mine, -mine, layout, -layout])
         with store_errors():
             dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
         if extremes[0] != -extremes[1]:
             raise FenceViolation(
                 "the ranks hold different weights", field="ranks", cure="run all of them on the same kind of machine"
             )
+        if extremes[2] != -extremes[3]:
+            raise FenceViolation(
+                "the ranks lay their passes out differently",
+                field="trainer.packing",
+                cure='run all of them on the same kind of machine, or set trainer.packing = "padded"',
+            )
+
+
+def _layout_number(learner: Learner) -> int:
+    """Returns a number of the layout that was chosen for the policy's passes; -1 where none was."""
+    passes = learner.policy.passes
+    if passes is None:
+        return -1
+    return sorted(WAYS).index(passes.packing)
 
 
 class Nowhere:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from consumer.gradient.learner import Learner
 from consumer.model.checkpoint import MODEL_FILE, OPTIMIZER_FILE, Checkpoint, file_of_rank
 from consumer.model.rows import local_rows
+from consumer.model.shared_prompt.passes import Passes
 from consumer.ranks.processes.orders import Begin, Done, End, Exchange, Failed, Save, TrainBatch, join
 from consumer.ranks.processes.rank import Rank, checksum, state_tensors
 from consumer.ranks.processes.rank_learner import make_rank_learner
@@ -68,6 +70,35 @@ def test_errors_of_ranks_and_weights_that_differ_reach_rank_0_as_what_they_are(
     for failure in differing:
         assert failure.startswith(f"{FenceViolation.__name__}: ranks: the ranks hold different weights")
     assert done == "0 done"
+
+
+def be_rank_of_another_layout(rank: int, folder: Path) -> None:
+    """Rank 1 pads its rows, rank 0 packs them; the weights are the same."""
+    spec = job_spec(trainer__world_size=2, timeouts__ranks_s=60.0)
+    member = join(spec if rank == 0 else None, device="cpu")
+    learner = make_rank_learner(StackSettings(model_root=str(folder)), member.spec, member.place)
+    if rank == 1:
+        padded = Passes(packing="padded", reason="its trial was another")
+        learner = replace(learner, policy=replace(learner.policy, passes=padded))
+    this = Rank(member.exchange.for_another_thread(), learner, patience_s=DEADLINE_S)
+    if rank == 0:
+        member.exchange.order(Begin(checkpoint=""), copies=2)
+        member.exchange.order(End(), copies=2)
+    this.run()
+    if rank == 0:
+        answers = [member.exchange.next_answer(DEADLINE_S) for _ in range(2)]
+        (folder / "answers").write_text(
+            "\n".join(str(answer.error()) for answer in answers if isinstance(answer, Failed))
+        )
+
+
+def test_ranks_that_lay_their_passes_out_differently_end_before_the_first_gradient(tmp_path: Path) -> None:
+    tiny_model_folder(tmp_path)
+    run_two_ranks(be_rank_of_another_layout, tmp_path)
+    failures = (tmp_path / "answers").read_text().splitlines()
+    assert len(failures) == 2
+    for failure in failures:
+        assert failure.startswith("trainer.packing: the ranks lay their passes out differently")
 
 
 def test_the_checksum_sees_every_bit_and_where_it_is() -> None:
