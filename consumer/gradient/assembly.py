@@ -16,6 +16,7 @@ from consumer.gradient.learner import ALONE, Learner, Lockstep, Place
 from consumer.gradient.losses.family import policy_loss
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.model.policy import LoadModel, Policy, load_policy, load_whole
+from consumer.model.reached import out_of_reach
 from consumer.model.shared_prompt.passes import choose_passes
 from consumer.model.teachers import teacher_of
 from contracts.errors import InvalidInput
@@ -65,7 +66,8 @@ def make_learner(
     parameters = policy.trained_parameters()
     moved: dict[str, nn.Parameter] = {}
     if reference is not None and spec.algorithm.ref_model_sync_iterations is not UNSET:
-        moved = dict(reference.named_parameters())
+        # A parameter out of reach never moves away from the reference's.
+        moved = {name: frozen for name, frozen in reference.named_parameters() if name in parameters}
     # After the model is on its device: moments and masters are made where the parameters are.
     optimizer = PolicyOptimizer(
         parameters,
@@ -111,6 +113,8 @@ def job_policy(settings: StackSettings, spec: JobSpec, load: LoadModel) -> Polic
     policy = load_policy(
         spec.model, model_root=settings.spec_root, gradient_checkpointing=spec.trainer.gradient_checkpointing, load=load
     )
+    policy = dataclasses.replace(policy, out_of_reach=out_of_reach(policy.model))
+    policy.guard_out_of_reach()
     policy = for_job(policy, settings, spec)
     if spec.algorithm.distillation_beta is not UNSET:
         policy = dataclasses.replace(policy, teacher=teacher_of(settings, spec, policy))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -83,10 +83,18 @@ class Adapters:
                 layer.enable_adapters(True)
 
 
-def attach_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int) -> Adapters:
+def attach_adapters(
+    model: PreTrainedModel, spec: LoraSpec, *, seed: int, out_of_reach: Collection[str] = ()
+) -> Adapters:
     """Puts an adapter into each layer that the spec names; B is zero, so that the model computes what it did.
 
-    A is drawn from `seed` alone. Every other parameter is frozen.
+    Every other parameter is frozen.
+
+    Args:
+        model: The model; it is changed in place.
+        spec: The job's.
+        seed: A is drawn from it alone.
+        out_of_reach: The names of the parameters that no gradient can reach: their layers get no adapter.
 
     Raises:
         InvalidInput: Where a name fits no layer, or a layer that is not a plain linear one, or a head that is tied to
@@ -97,7 +105,7 @@ def attach_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int) -> Ada
         from peft.tuners.lora import Linear as LoraLinear
     except ImportError as error:
         raise InvalidInput("peft is not installed", field=FIELD, cure='pip install "onbeat[lora]"') from error
-    chosen = _chosen_layers(model, spec)
+    chosen = _chosen_layers(model, spec, out_of_reach)
     if spec.target_modules == (ALL_LINEAR,):
         frozen = left_frozen(model, chosen)
         if frozen:
@@ -146,9 +154,11 @@ def is_adapter_name(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
-def _chosen_layers(model: PreTrainedModel, spec: LoraSpec) -> dict[str, nn.Module]:
+def _chosen_layers(model: PreTrainedModel, spec: LoraSpec, out_of_reach: Collection[str]) -> dict[str, nn.Module]:
     """Returns the layers that get an adapter, by name, in the order of the model. Raises InvalidInput."""
-    modules = dict(cast(nn.Module, model).named_modules())
+    modules = {
+        name: module for name, module in cast(nn.Module, model).named_modules() if f"{name}.weight" not in out_of_reach
+    }
     if spec.target_modules == (ALL_LINEAR,):
         head = model.get_output_embeddings()
         chosen = {

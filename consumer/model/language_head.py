@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache
@@ -87,8 +87,8 @@ def last_states(model: PreTrainedModel, *, cache: Cache | None = None, **inputs:
     """
     states: list[Tensor] = []
     causal_lm = base_causal_lm(model)
-    # The base model's output is a tuple or its like, and its first item are the last hidden states.
-    hook = causal_lm.base_model.register_forward_hook(lambda _module, _inputs, output: states.append(output[0]))
+    # The decoder's output is a tuple or its like, and its first item are the last hidden states.
+    hook = decoder_of(causal_lm).register_forward_hook(lambda _module, _inputs, output: states.append(output[0]))
     options: dict[str, Any] = {}
     if cache is not None:
         options[cache_argument(type(causal_lm))] = cache
@@ -102,6 +102,19 @@ def last_states(model: PreTrainedModel, *, cache: Cache | None = None, **inputs:
     if not states:
         raise InvalidInput(f"{type(causal_lm).__name__} goes around its own base model", field="model.path")
     return states[-1]
+
+
+def decoder_of(causal_lm: PreTrainedModel) -> nn.Module:
+    """Returns the part of a causal LM that makes the last hidden states."""
+    if causal_lm.base_model is not causal_lm:
+        return cast(nn.Module, causal_lm.base_model)
+    # Llama 4's causal LM says that it is a base itself, of the model with pictures. Its decoder is what has the
+    # embedding; where there is no such part, no head stands behind the states.
+    embedding = causal_lm.get_input_embeddings()
+    for child in cast(nn.Module, causal_lm).children():
+        if any(module is embedding for module in child.modules()):
+            return child
+    return cast(nn.Module, causal_lm)
 
 
 @functools.cache
@@ -131,9 +144,12 @@ def _is_plain(model: PreTrainedModel) -> bool:
     tokens = torch.tensor([[0, 1]], device=model.device)
     expected = model(input_ids=tokens, use_cache=False).logits
     try:
-        actual = project(model, last_states(model, input_ids=tokens))
+        states = last_states(model, input_ids=tokens)
     except InvalidInput:
         return False
+    if states.shape[-1] != output_head(model).weight.shape[-1]:
+        return False
+    actual = project(model, states)
     return expected.shape == actual.shape and torch.allclose(
         actual, expected.to(actual), rtol=1e-3, atol=1e-3, equal_nan=True
     )

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -22,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 from consumer.model.adapters import Adapters, attach_adapters, base_name, is_adapter_name
 from consumer.model.language_head import Teacher, output_head
 from consumer.model.published_weights import PublishedWeights
+from consumer.model.reached import guard
 from consumer.model.rows import local_rows, stored_rows, stored_shape
 from consumer.model.shared_prompt.passes import Passes
 from contracts.errors import InvalidInput, first_line
@@ -35,10 +37,14 @@ from onbeat.weights.model_folder import (
     configure_computation,
     context_tokens,
     load_tokenizer,
+    model_config,
     weight_tensors,
 )
 from onbeat.weights.model_path import find_model, opened_model
 from onbeat.weights.publication import TensorSink
+from onbeat.weights.text_model import text_model
+
+log = logging.getLogger(__name__)
 
 FIELD = "model.path"
 LoadModel = Callable[[Path, Any, torch.dtype], tuple[PreTrainedModel, dict[str, Any]]]
@@ -69,6 +75,8 @@ class Policy:
     as it was loaded; None: it is the spec's."""
     end_ids: frozenset[int] = frozenset()
     """The tokens that end the job's completions, where its sampling keeps them from the first ones."""
+    out_of_reach: frozenset[str] = frozenset()
+    """The names of the parameters, the critic's with `critic.`, that no gradient can reach (reached.py)."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -78,7 +86,7 @@ class Policy:
 
     def with_adapters(self, spec: LoraSpec, *, seed: int) -> Policy:
         """Returns the same model with adapters in it. Raises as `attach_adapters`."""
-        return replace(self, adapters=attach_adapters(self.model, spec, seed=seed))
+        return replace(self, adapters=attach_adapters(self.model, spec, seed=seed, out_of_reach=self.out_of_reach))
 
     def with_critic(self) -> Policy:
         """Returns the same model with a critic: a copy whose head is a row of zeros, so that its first values are 0."""
@@ -90,21 +98,35 @@ class Policy:
             head.weight.zero_()
             head.bias.zero_()
         critic.set_output_embeddings(head)
-        return replace(self, critic=critic)
+        # It is the same architecture but for its head, which is reached.
+        of_critic = {f"critic.{name}" for name in self.out_of_reach}
+        policy = replace(self, critic=critic, out_of_reach=self.out_of_reach | of_critic)
+        policy.guard_out_of_reach()
+        return policy
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """Returns each trained parameter once, by name: a tied head is its embedding."""
+        """Returns each trained parameter once, by name: a tied head is its embedding. None is out of reach."""
         if self.adapters is not None:
             return self.adapters.parameters()
         # The order of the modules, which is the order of the sums and of the optimizer's groups.
-        return dict(self.model.named_parameters(remove_duplicate=True)) | self.critic_parameters()
+        named = self.model.named_parameters(remove_duplicate=True)
+        trained = {name: parameter for name, parameter in named if name not in self.out_of_reach}
+        return trained | self.critic_parameters()
+
+    def guard_out_of_reach(self) -> None:
+        """Has a gradient of a parameter that is out of reach end a pass by the parameter's name."""
+        named = dict(self.model.named_parameters())
+        if self.critic is not None:
+            named |= {f"critic.{name}": parameter for name, parameter in self.critic.named_parameters()}
+        guard((name, parameter) for name, parameter in named.items() if name in self.out_of_reach)
 
     def critic_parameters(self) -> dict[str, nn.Parameter]:
         """Returns the critic's trained parameters, by `critic.` and their names in it; {} without a critic."""
         if self.critic is None:
             return {}
         named = self.critic.named_parameters(remove_duplicate=True)
-        return {f"critic.{name}": parameter for name, parameter in named}
+        trained = {f"critic.{name}": parameter for name, parameter in named}
+        return {name: parameter for name, parameter in trained.items() if name not in self.out_of_reach}
 
     def embedding_names(self) -> frozenset[str]:
         """Returns the names of trained embeddings, of tokens or positions; a tied head is its embedding."""
@@ -216,7 +238,9 @@ class Policy:
         critic = self.critic
         if critic is not None:
             critic = with_own_parameters(critic)
-        return replace(self, model=with_own_parameters(self.model), critic=critic)
+        policy = replace(self, model=with_own_parameters(self.model), critic=critic)
+        policy.guard_out_of_reach()
+        return policy
 
     def without_adapters(self) -> contextlib.AbstractContextManager[None]:
         """Makes the model's passes those of the base inside; changes nothing where there are no adapters."""
@@ -238,16 +262,7 @@ def with_own_parameters(model: PreTrainedModel) -> PreTrainedModel:
 
 def load_whole(folder: Path, config: Any, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Reads all of a model; a `LoadModel`."""
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder,
-        config=config,
-        dtype=dtype,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        output_loading_info=True,
-    )
-    return loaded
+    return text_model(config).load(folder, dtype)
 
 
 def load_policy(
@@ -268,7 +283,15 @@ def load_policy(
     transformers_logging.disable_progress_bar()
     with opened_model(model, model_root) as folder:
         tokenizer = load_tokenizer(folder)
+        config = model_config(folder)
     network = load_model(model, model_root=model_root, gradient_checkpointing=gradient_checkpointing, load=load)
+    if text_model(config).is_multi_modal:
+        log.warning(
+            "%s: `%s` is multi-modal (%s): its text is trained; all else of it stays as it is, and goes along in an export",
+            FIELD,
+            model.path,
+            config.model_type,
+        )
     policy = Policy(model=network, tokenizer=tokenizer, context_tokens=context_tokens(network.config))
     # A model may have more rows than its tokenizer has ids, for speed; the other way round an id has no row.
     if max(tokenizer.get_vocab().values()) >= policy.vocabulary_size:
@@ -289,7 +312,7 @@ def load_model(
         with opened_model(model, model_root, weights=True):
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             if gradient_checkpointing:
-                _clear_dropout(config)
+                _clear_dropout(config.get_text_config())
             network, loading = load(folder, config, getattr(torch, model.dtype))
     except LOADING_ERRORS as error:
         raise InvalidInput(

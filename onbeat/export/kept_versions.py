@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -177,17 +178,15 @@ def _base(folder: RunFolder, spec: JobSpec, model_folder: Path, *, digest: str) 
 
 def _tensors_of_model(folder: Path, *, dtype: torch.dtype) -> dict[str, Tensor]:
     """Returns `weight_tensors` of the model in a folder, by name."""
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    from onbeat.weights.model_folder import weight_tensors
+    from onbeat.weights.model_folder import model_config, weight_tensors
+    from onbeat.weights.text_model import text_model
 
     logging.disable_progress_bar()
     try:
-        model: nn.Module = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True
-        )
+        model, _ = text_model(model_config(folder)).load(folder, dtype)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise NotFound(f"the job's model does not load: {line}", field=str(folder), cure="give --model-root") from error
-    return {name: tensor.detach() for name, tensor in weight_tensors(model)}
+    return {name: tensor.detach() for name, tensor in weight_tensors(cast(nn.Module, model))}

@@ -15,19 +15,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.initialization import no_init_weights
 
 from contracts.errors import InvalidInput, first_line
 from contracts.spec.job import ModelSpec
 from onbeat.base.kernels import use_onednn
 from onbeat.weights.model_path import FIELD, check_tokenizer_files
+from onbeat.weights.text_model import text_model
 
 LOADING_ERRORS = (
     OSError,
@@ -87,7 +86,7 @@ def load_tokenizer(folder: Path, *, needs_end: bool = True) -> PreTrainedTokeniz
 
 
 def empty_model(folder: Path, *, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
-    """Makes the architecture of config.json with uninitialised weights: a strict load fills every one of them.
+    """Makes the text model of config.json with uninitialised weights: a strict load fills every one of them.
 
     Args:
         folder: The model's folder.
@@ -99,8 +98,8 @@ def empty_model(folder: Path, *, dtype: torch.dtype, device: str = "cpu") -> Pre
     """
     config = model_config(folder)
     try:
-        with torch.device(device), no_init_weights():
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        with torch.device(device):
+            model = text_model(config).empty(dtype)
     except (ValueError, KeyError) as error:
         raise InvalidInput(f"{folder} is not a causal language model: {error}", field=FIELD) from error
     model.tie_weights()
@@ -175,7 +174,8 @@ def end_of_sequence_ids(
     if (folder / "generation_config.json").is_file():
         declared = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
     else:
-        declared = getattr(config, "eos_token_id", None)
+        # A multi-modal config has it with its text.
+        declared = getattr(config, "eos_token_id", None) or getattr(config.get_text_config(), "eos_token_id", None)
     end_ids = set(declared) if isinstance(declared, list) else {declared}
     end_ids.add(tokenizer.eos_token_id)
     ids = frozenset(token for token in end_ids if token is not None)

@@ -18,8 +18,7 @@ from safetensors import safe_open
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from transformers import AutoModelForCausalLM, PretrainedConfig
-from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers import PretrainedConfig
 from transformers.core_model_loading import (
     Concatenate,
     MergeModulelist,
@@ -32,6 +31,7 @@ from transformers.utils.loading_report import LoadStateDictInfo, log_state_dict_
 
 from contracts.errors import InvalidInput
 from onbeat.weights.model_path import FIELD, weights_index
+from onbeat.weights.text_model import text_model
 
 
 def load_sharded(
@@ -41,10 +41,11 @@ def load_sharded(
 
     Raises InvalidInput where rows of a parameter aren't rows of the files, and what transformers raises.
     """
+    chosen = text_model(config)
     # Shapes without memory: the whole model wouldn't fit.
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    conversions: Any = get_model_conversion_mapping(model)
+        model = chosen.empty(dtype)
+    conversions: Any = chosen.conversions(model)
     for conversion in conversions:
         if isinstance(conversion, WeightConverter) and not all(map(_keeps_rows, conversion.operations)):
             raise InvalidInput(
@@ -55,7 +56,8 @@ def load_sharded(
     shard_model(model, mesh)
     loading = _read_rows(model, folder, dtype, mesh, conversions)
     model.tie_weights(missing_keys=loading.missing_keys, recompute_mapping=False)
-    log_state_dict_report(model, str(folder), ignore_mismatched_sizes=False, loading_info=loading)
+    with chosen.towers_unreported():
+        log_state_dict_report(model, str(folder), ignore_mismatched_sizes=False, loading_info=loading)
     if not loading.missing_keys:
         _compute_buffers(model)
         # FSDP2 takes up the tensors that were read.

@@ -66,7 +66,8 @@ class SummingReduceScatter:
         dist.reduce_scatter_single(summed, addends, group=group)
         padded_items = [items for items, _ in self._parts]
         if summed.numel() != sum(padded_items):
-            raise ContractViolation("a parameter of the layer has no gradient", field=self._name)
+            problem = "another number of the layer's parameters has a gradient than the trial pass reached"
+            raise ContractViolation(problem, field=self._name)
         for (_, sums), items in zip(self._parts, summed.split(padded_items), strict=True):
             # Padding stands behind the rows.
             sums.add_(items[: sums.numel()])
@@ -127,6 +128,8 @@ class ShardedAccumulator(ExactAccumulator):
                     self._sums[names[parameter]],
                 )
                 for parameter in layer_parameters(cast(nn.Module, module))
+                # FSDP2 leaves a parameter out of its layer's reduce-scatter that has no gradient.
+                if parameter in names
             ]
             layer = SummingReduceScatter(
                 name or "the root", parts, open_sums=self._open, max_micro_batches=self._max_micro_batches
