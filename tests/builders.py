@@ -58,8 +58,10 @@ def char_tokenizer() -> PreTrainedTokenizerFast:
 def stub_model(folder: Path) -> None:
     """What looks like a model to one who doesn't load it."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        (folder / name).write_text("{}")
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    (folder / "tokenizer.json").write_text("{}")
+    # The length of the head, and the head: no tensor.
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
 
 
 def tiny_model_folder(

@@ -31,6 +31,7 @@ from contracts.spec.job import ModelSpec
 from contracts.spec.root import SpecRoot
 from contracts.spec.trainer import LoraSpec
 from onbeat.weights.adapter.matrices import AdapterSource
+from onbeat.weights.folder_check import check_folder, tokenizer_too_large
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.model_folder import (
     LOADING_ERRORS,
@@ -282,24 +283,22 @@ def load_policy(
     """
     transformers_logging.disable_progress_bar()
     with opened_model(model, model_root) as folder:
+        check_folder(folder)
         tokenizer = load_tokenizer(folder)
         config = model_config(folder)
     network = load_model(model, model_root=model_root, gradient_checkpointing=gradient_checkpointing, load=load)
     if text_model(config).is_multi_modal:
         log.warning(
-            "%s: `%s` is multi-modal (%s): its text is trained; all else of it stays as it is, and goes along in an export",
+            "%s: `%s` is multi-modal (%s): its text is trained; the rest stays as it is, and goes along in an export",
             FIELD,
             model.path,
             config.model_type,
         )
     policy = Policy(model=network, tokenizer=tokenizer, context_tokens=context_tokens(network.config))
     # A model may have more rows than its tokenizer has ids, for speed; the other way round an id has no row.
-    if max(tokenizer.get_vocab().values()) >= policy.vocabulary_size:
-        raise InvalidInput(
-            f"the tokenizer of `{folder}` has ids above the model's {policy.vocabulary_size} embeddings",
-            field=FIELD,
-            cure="use the tokenizer that belongs to the model",
-        )
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= policy.vocabulary_size:
+        raise tokenizer_too_large(folder, largest, policy.vocabulary_size)
     return policy
 
 
@@ -308,6 +307,7 @@ def load_model(
 ) -> PreTrainedModel:
     """Loads the policy's model alone. Raises as `load_policy`."""
     folder = find_model(model, model_root)
+    check_folder(folder)
     try:
         with opened_model(model, model_root, weights=True):
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -75,7 +75,11 @@ def load_tokenizer(folder: Path, *, needs_end: bool = True) -> PreTrainedTokeniz
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except LOADING_ERRORS as error:
-        raise InvalidInput(f"the tokenizer of `{folder}` does not load: {first_line(error)}", field=FIELD) from error
+        raise InvalidInput(
+            f"the tokenizer of `{folder}` does not load: {first_line(error)}",
+            field=FIELD,
+            cure="save one that transformers has itself into the folder, by tokenizer.save_pretrained",
+        ) from error
     if needs_end and tokenizer.eos_token_id is None:
         raise InvalidInput(
             f"the tokenizer of `{folder}` has no end-of-sequence token",

@@ -11,14 +11,11 @@ import msgspec
 from contracts.encoding.names import FileName
 from contracts.encoding.wire import decode_json
 from contracts.errors import InvalidInput
-from contracts.spec.datasets import no_chat_template
 from contracts.spec.job import ModelSpec
 from contracts.spec.root import SpecRoot
 from onbeat.data.named_files import check_model, reading_model
 
 FIELD = "model.path"
-MOST_CONFIG_BYTES = 16 * 2**20
-"""A larger one isn't looked into: the trainer finds what it lacks."""
 MOST_INDEX_BYTES = 64 * 2**20
 """The longest index of a model's files: the names of some four hundred thousand tensors."""
 WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -65,29 +62,6 @@ def find_model(model: ModelSpec, model_root: SpecRoot) -> Path:
     """Finds the folder and compares no file of it: for a reader that does so by itself, or has read it already."""
     cure = "name a Hugging Face causal LM folder below the model root; nothing downloads one"
     return folder_of_model(model_root, model.path, field=FIELD, cure=cure)
-
-
-def check_files(model: ModelSpec, model_root: SpecRoot, *, chat: str) -> None:
-    """Checks that a folder has the files that loading it would ask for, without loading anything.
-
-    Args:
-        model: The spec's model.
-        model_root: The root that its path is below.
-        chat: The field of a table that needs a chat template; "" where none does.
-
-    Raises:
-        InvalidInput: A file is missing.
-    """
-    folder = find_model(model, model_root)
-    check_tokenizer_files(folder)
-    if not any(folder.glob("*.safetensors")):
-        cure = "it needs config.json, tokenizer files and model.safetensors"
-        raise InvalidInput(f"`{folder}` has no weights", field=FIELD, cure=cure)
-    config = folder / "tokenizer_config.json"
-    is_large = config.is_file() and config.stat().st_size > MOST_CONFIG_BYTES
-    is_in_config = is_large or (config.is_file() and b'"chat_template"' in config.read_bytes())
-    if chat and not is_in_config and not any(folder.glob("*chat_template*")):
-        raise no_chat_template(chat)
 
 
 def check_tokenizer_files(folder: Path) -> None:

@@ -149,9 +149,9 @@ def _tied_as_whole(text: PreTrainedConfig, whole: PreTrainedConfig) -> PreTraine
 
 def no_causal_lm(config: PreTrainedConfig) -> InvalidInput:
     """Returns the error for a config of which transformers makes no causal LM."""
+    version = transformers.__version__
     return InvalidInput(
-        f"`{config.name_or_path}` is a `{config.model_type}`, of which transformers {transformers.__version__} makes no "
-        "language model",
+        f"`{config.name_or_path}` is a `{config.model_type}`, of which transformers {version} makes no language model",
         field=FIELD,
         cure="name a folder of a causal LM, or of a multi-modal model with a text; docs/models.md lists the families",
     )

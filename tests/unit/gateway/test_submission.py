@@ -73,6 +73,16 @@ def test_small_files_are_read_and_a_template_of_a_file_of_its_own_is_found(tmp_p
     check_paths(spec, settings)
 
 
+def test_a_model_that_no_trainer_can_load_is_refused_before_one_starts(tmp_path: Path) -> None:
+    """All that a folder can lack stands in tests/unit/onbeat/weights/test_folder_check.py."""
+    stub_model(tmp_path)
+    settings = StackSettings(model_root=str(tmp_path))
+    check_paths(job_spec(model__path="."), settings)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "quantization_config": {"quant_method": "awq"}}')
+    with pytest.raises(InvalidInput, match=r"model\.path: the weights of .* are quantized \(awq\)"):
+        check_paths(job_spec(model__path="."), settings)
+
+
 @pytest.mark.parametrize("place", ["dataset", "set"])
 def test_a_split_of_a_folder_of_the_hub_names_no_file_and_is_the_trainers_to_read(place: str, tmp_path: Path) -> None:
     stub_model(tmp_path)

@@ -132,13 +132,13 @@ def test_a_config_of_no_causal_lm_is_refused(tmp_path: Path, content: str) -> No
 def test_a_damaged_weight_file_is_refused(tmp_path: Path) -> None:
     folder = tiny_model_folder(tmp_path)
     (folder / "model.safetensors").write_bytes(b"damaged")
-    assert "does not load as a causal LM" in refused(folder)
+    assert "is no file of safetensors" in refused(folder)
 
 
 def test_pickled_weights_are_refused(tmp_path: Path) -> None:
     folder = tiny_model_folder(tmp_path)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert "does not load as a causal LM" in refused(folder)
+    assert "are pickled (pytorch_model.bin)" in refused(folder)
 
 
 def test_a_reference_copy_does_not_follow_the_policy(tmp_path: Path) -> None:
