@@ -61,7 +61,7 @@ from onbeat.data.datasets.references import check_job
 from onbeat.data.prompts.environment_prompts import check_determinism
 from onbeat.data.prompts.environment_service import EnvironmentService
 from onbeat.scoring.patterns import takes_re2
-from onbeat.weights.folder_check import check_files
+from onbeat.weights.base_model.folder_check import check_files
 
 T = TypeVar("T")
 N = TypeVar("N", PluginReward, EnvironmentSpec)

@@ -41,8 +41,9 @@ LATENT = {
     "qk_nope_head_dim": 4,
     "v_head_dim": 8,
 }
-INDEXER = {"index_topk": 4, "index_head_dim": 8, "index_n_heads": 2}
-"""Of four keys a query sees, so that the choice shows in rows of a few tokens."""
+INDEXER = {"index_topk": 4, "index_head_dim": 8, "index_n_heads": 8}
+"""A query sees four keys, so that the choice shows in rows of a few tokens. With fewer heads many scores would be 0,
+and the choice among them arbitrary."""
 SPARSE = LATENT | ROUTED_EXPERTS | INDEXER | {"first_k_dense_replace": 1}
 WINDOWED = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
 LINEAR = {

@@ -15,6 +15,7 @@ from consumer.gradient.accumulation import GradientAccumulator, make_accumulator
 from consumer.gradient.learner import ALONE, Learner, Lockstep, Place
 from consumer.gradient.losses.family import policy_loss
 from consumer.gradient.optimizer import PolicyOptimizer
+from consumer.model.padded_trial import check_padded_rows
 from consumer.model.policy import LoadModel, Policy, load_policy, load_whole
 from consumer.model.reached import out_of_reach
 from consumer.model.shared_prompt.passes import choose_passes
@@ -63,6 +64,8 @@ def make_learner(
     device = device_of(settings, place)
     models = sharding.models(settings, spec, place, device) if sharding else _whole_models(settings, spec, device)
     policy, reference = models
+    if spec.trainer.packing == "padded":
+        check_padded_rows(policy.model)
     parameters = policy.trained_parameters()
     moved: dict[str, nn.Parameter] = {}
     if reference is not None and spec.algorithm.ref_model_sync_iterations is not UNSET:

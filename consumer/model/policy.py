@@ -31,7 +31,8 @@ from contracts.spec.job import ModelSpec
 from contracts.spec.root import SpecRoot
 from contracts.spec.trainer import LoraSpec
 from onbeat.weights.adapter.matrices import AdapterSource
-from onbeat.weights.folder_check import check_folder, tokenizer_too_large
+from onbeat.weights.base_model.folder_check import check_folder, tokenizer_too_large
+from onbeat.weights.base_model.text_model import text_model
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.model_folder import (
     LOADING_ERRORS,
@@ -43,7 +44,6 @@ from onbeat.weights.model_folder import (
 )
 from onbeat.weights.model_path import find_model, opened_model
 from onbeat.weights.publication import TensorSink
-from onbeat.weights.text_model import text_model
 
 log = logging.getLogger(__name__)
 

@@ -21,10 +21,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers.modeling_utils import PreTrainedModel
 
-from consumer.model.language_head import has_plain_head, last_states, project, vocabulary_size
-from contracts.errors import ContractViolation
+from consumer.model.language_head import base_causal_lm, has_plain_head, last_states, project, vocabulary_size
+from contracts.errors import ContractViolation, InvalidInput, first_line
 
 TRIAL_TOKENS = 16
+FORWARD_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, NotImplementedError)
+"""Architectures raise these in a forward that was never tried in a dtype or on a device."""
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -33,10 +35,24 @@ def out_of_reach(model: PreTrainedModel) -> frozenset[str]:
 
     Args:
         model: The model, without adapters. No weight and no `.grad` of it is changed.
+
+    Raises:
+        InvalidInput: The model's own forward fails, e.g. in this dtype; the error names model.path and the cure.
     """
     network = cast(nn.Module, model)
     with torch.enable_grad():
-        names, logits = _traced(network, lambda: _trial_logits(model))
+        try:
+            names, logits = _traced(network, lambda: _trial_logits(model))
+        except torch.OutOfMemoryError:
+            raise
+        except FORWARD_ERRORS as error:
+            name = type(base_causal_lm(model)).__name__
+            dtype = str(model.dtype).removeprefix("torch.")
+            raise InvalidInput(
+                f"{name} fails in a trial pass of {TRIAL_TOKENS} tokens in {dtype}: {first_line(error)}",
+                field="model.path",
+                cure='set model.dtype = "float32", or name a model of another family; docs/models.md lists them',
+            ) from error
         reached = {_kind(names[id(leaf)]) for leaf in _leaves_of(logits) if id(leaf) in names}
     if isinstance(network, FSDPModule):
         # A pass leaves the outermost parameters whole.

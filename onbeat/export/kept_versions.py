@@ -180,8 +180,8 @@ def _tensors_of_model(folder: Path, *, dtype: torch.dtype) -> dict[str, Tensor]:
     """Returns `weight_tensors` of the model in a folder, by name."""
     from transformers.utils import logging
 
+    from onbeat.weights.base_model.text_model import text_model
     from onbeat.weights.model_folder import model_config, weight_tensors
-    from onbeat.weights.text_model import text_model
 
     logging.disable_progress_bar()
     try:

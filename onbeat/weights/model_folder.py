@@ -25,8 +25,8 @@ from transformers import (
 from contracts.errors import InvalidInput, first_line
 from contracts.spec.job import ModelSpec
 from onbeat.base.kernels import use_onednn
+from onbeat.weights.base_model.text_model import text_model
 from onbeat.weights.model_path import FIELD, check_tokenizer_files
-from onbeat.weights.text_model import text_model
 
 LOADING_ERRORS = (
     OSError,

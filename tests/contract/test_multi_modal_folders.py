@@ -1,4 +1,4 @@
-"""Of a multi-modal folder the text is trained: the numbers are the folder's own, and its towers are in no version."""
+"""A multi-modal folder is trained by its text: the numbers are those of the whole, and its towers are in no version."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
+from onbeat.weights.base_model.text_model import text_model, untrained_tensors
 from onbeat.weights.model_folder import empty_model, model_config, weight_tensors
-from onbeat.weights.text_model import text_model, untrained_tensors
 from tests.builders import job_spec, rollout_batch
 from tests.families import MULTI_MODAL, family_folder, family_model
 

@@ -30,8 +30,8 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from transformers.utils.loading_report import LoadStateDictInfo, log_state_dict_report
 
 from contracts.errors import InvalidInput
+from onbeat.weights.base_model.text_model import text_model
 from onbeat.weights.model_path import FIELD, weights_index
-from onbeat.weights.text_model import text_model
 
 
 def load_sharded(

@@ -74,7 +74,7 @@ def test_small_files_are_read_and_a_template_of_a_file_of_its_own_is_found(tmp_p
 
 
 def test_a_model_that_no_trainer_can_load_is_refused_before_one_starts(tmp_path: Path) -> None:
-    """All that a folder can lack stands in tests/unit/onbeat/weights/test_folder_check.py."""
+    """All that a folder can lack stands in tests/unit/onbeat/weights/base_model/test_folder_check.py."""
     stub_model(tmp_path)
     settings = StackSettings(model_root=str(tmp_path))
     check_paths(job_spec(model__path="."), settings)

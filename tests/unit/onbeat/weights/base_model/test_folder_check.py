@@ -15,7 +15,7 @@ from consumer.model.policy import load_policy
 from contracts.errors import InvalidInput
 from contracts.spec.job import ModelSpec
 from contracts.spec.root import SpecRoot
-from onbeat.weights.folder_check import check_files, check_folder, language_models
+from onbeat.weights.base_model.folder_check import check_files, check_folder, language_models
 from tests.builders import tiny_model_folder
 from tests.families import ALL_FAMILIES, family_config
 
@@ -157,7 +157,7 @@ def test_each_family_is_one_that_the_installed_transformers_has() -> None:
 
 def test_the_check_loads_neither_torch_nor_transformers(folder: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from onbeat.weights.folder_check import check_folder; "
+        "import sys; from pathlib import Path; from onbeat.weights.base_model.folder_check import check_folder; "
         "check_folder(Path(sys.argv[1])); assert not {'torch', 'transformers'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", program, str(folder)], check=True, timeout=60)
