@@ -1,8 +1,9 @@
 """The trained model as a folder that Hugging Face's libraries load: complete and verified, or not there at all.
 
-    kept_versions.py ─▶ tensors ─▶ .DIR.hidden/model.safetensors ─▶ hashed again = the version's digest? ─▶ DIR/
-    the job's model folder ─▶ config.json, tokenizer, generation config ─┘
+    kept_versions.py ─▶ tensors = the version's digest? ─▶ the folder's names ─▶ .DIR.hidden/model.safetensors ─▶ DIR/
+    the job's model folder ─▶ names, config.json, tokenizer, generation config ─────┘     hashed again = as written?
 
+Tensors have the names that the job's model folder has for them, so that whatever loaded that folder loads the export.
 With `--adapters`, adapter_model.safetensors and adapter_config.json as peft has them; what they make of their base has
 the version's digest.
 """
@@ -30,9 +31,10 @@ from onbeat.export.exported import Exported
 from onbeat.export.kept_versions import KeptVersion, Weights, kept_versions, read_version
 from onbeat.export.target import check_target
 from onbeat.weights.adapter.matrices import A_END, PREFIX
+from onbeat.weights.checkpoint_names import CheckpointNames, names_of_folder
 from onbeat.weights.files.tensor_folder import ScratchFolder
 from onbeat.weights.hashing import tensors_digest
-from onbeat.weights.layout import Layout, layout_of, split_into_shards, total_bytes
+from onbeat.weights.layout import Layout, layout_of, published_dtype, split_into_shards, total_bytes
 from onbeat.weights.model_folder import empty_model
 from onbeat.weights.model_path import FIELD
 
@@ -102,11 +104,10 @@ def export(
         scratch.create()
         with scratch.errors():
             if adapters:
-                digest = _write_adapters(scratch.path, weights, chosen, spec, model_folder, progress)
+                files_digest = _write_adapters(scratch.path, weights, chosen, spec, model_folder, progress)
                 _copy_beside(model_folder, scratch.path, without=("config.json", "generation_config.json"))
             else:
-                digest = ""
-                _write_model(scratch.path, weights, chosen, progress)
+                files_digest = _write_model(scratch.path, weights, chosen, model_folder, progress)
                 _copy_beside(model_folder, scratch.path, without=("config.json",))
                 _write_json(scratch.path / "config.json", config | {"dtype": spec.model.dtype})
             exported = Exported(
@@ -114,7 +115,8 @@ def export(
                 directory=str(target),
                 policy_version=chosen.policy_version,
                 weights_digest=chosen.weights_digest,
-                adapters_digest=digest,
+                files_digest=files_digest,
+                adapters_digest=files_digest if adapters else "",
                 base=str(model_folder),
                 source=folder.relative(chosen.path),
                 files=tuple(sorted({*(path.name for path in scratch.path.iterdir()), PROVENANCE})),
@@ -192,13 +194,25 @@ def _check_space(scratch: Path, layout: Layout) -> None:
         )
 
 
-def _write_model(scratch: Path, weights: Weights, version: KeptVersion, progress: FileProgress | None) -> None:
+def _write_model(
+    scratch: Path, weights: Weights, version: KeptVersion, model_folder: Path, progress: FileProgress | None
+) -> str:
     """Writes the weights in one file, or in several with an index, as from_pretrained looks for them.
 
+    Returns:
+        The digest of the files' tensors, by their names there.
+
     Raises:
-        ContractViolation: The files don't have the version's digest.
+        ContractViolation: The weights don't have the version's digest, or were not written as they are.
     """
-    layout = layout_of(weights.tensors)
+    names = _names(model_folder, weights)
+    tensors = weights.tensors
+    expected = version.weights_digest
+    if not names.are_those_of_versions:
+        _check_digest(tensors_digest(weights.tensors), version)
+        tensors = names.converted(weights.tensors)
+        expected = tensors_digest(tensors)
+    layout = names.layout
     _check_space(scratch, layout)
     shards = split_into_shards(layout, shard_bytes=SHARD_BYTES)
     files = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
@@ -211,10 +225,26 @@ def _write_model(scratch: Path, weights: Weights, version: KeptVersion, progress
     if progress is not None:
         progress.expect(files=len(files), num_bytes=2 * total_bytes(layout))
     for file, shard in zip(files, shards, strict=True):
-        _save({name: weights.tensors[name].contiguous() for name in shard}, scratch / file)
+        _save({name: tensors[name].contiguous() for name in shard}, scratch / file)
         if progress is not None:
             progress.add(files=1, num_bytes=total_bytes(shard))
     digest = digest_of([scratch / file for file in files], count=_counter(progress))
+    if names.are_those_of_versions:
+        _check_digest(digest, version)
+    elif digest != expected:
+        raise ContractViolation("was not written as it is", field=str(scratch), cure="export again; look at the disk")
+    return digest
+
+
+def _names(model_folder: Path, weights: Weights) -> CheckpointNames:
+    """Returns the names that the model's folder has for a version's tensors."""
+    layout = layout_of(weights.tensors)
+    model = empty_model(model_folder, dtype=getattr(torch, published_dtype(layout)), device="meta")
+    return names_of_folder(model_folder, model, layout)
+
+
+def _check_digest(digest: str, version: KeptVersion) -> None:
+    """Raises ContractViolation where weights aren't those of the version."""
     if digest != version.weights_digest:
         raise ContractViolation(
             f"holds the weights {digest[:12]}, version {version.policy_version} is {version.weights_digest[:12]}",
@@ -326,6 +356,7 @@ def _provenance(exported: Exported, spec: JobSpec) -> dict[str, Any]:
         "policy_version": exported.policy_version,
         "weights_digest": exported.weights_digest,
         "digest_algorithm": "blake3-256",
+        "files_digest": exported.files_digest,
         "adapters_digest": exported.adapters_digest,
         "model_path": spec.model.path,
     }

@@ -14,6 +14,8 @@ class Exported:
     policy_version: int
     weights_digest: str
     """The version's digest; with adapters, that of what they make of their base."""
+    files_digest: str
+    """The digest of the files' tensors, by the names that they have there."""
     adapters_digest: str
     """"" for a whole model."""
     base: str

@@ -310,6 +310,7 @@ export interface ExportRequest {
 export interface ExportedFiles {
   policy_version: number;
   weights_digest: string;
+  files_digest: string;
   adapters_digest: string;
   source: string;
   base: string;

@@ -137,6 +137,7 @@ def exported(until_s: float) -> TaskResult:
     made = ExportedFiles(
         policy_version=2,
         weights_digest=DIGEST,
+        files_digest=DIGEST,
         source="a",
         files={name: len(content) for name, content in FILES.items()},
         num_bytes=5 * MIB,

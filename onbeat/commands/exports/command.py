@@ -100,6 +100,7 @@ def _export_by_task(
         directory=str(directory),
         policy_version=exported.policy_version,
         weights_digest=exported.weights_digest,
+        files_digest=exported.files_digest,
         adapters_digest=exported.adapters_digest,
         base=exported.base,
         source=exported.source,

@@ -116,11 +116,10 @@ def _check_digest(folder: Path, exported: ExportedFiles, view: ProgressView) -> 
     """Hashes the weights as they are on this disk. Raises ContractViolation where they aren't those of the result."""
     weights = sorted(folder.glob("*.safetensors"))
     num_bytes = sum(path.stat().st_size for path in weights)
-    expected = exported.adapters_digest or exported.weights_digest
     digest = digest_of(weights, count=_counter(view, len(weights), num_bytes))
-    if digest != expected:
+    if digest != exported.files_digest:
         raise ContractViolation(
-            f"the weights that came have the digest {digest[:12]}, the export has {expected[:12]}",
+            f"the weights that came have the digest {digest[:12]}, the export has {exported.files_digest[:12]}",
             field="DIR",
             cure="fetch it again; where it stays so, look at the disk",
         )

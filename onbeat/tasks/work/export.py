@@ -96,6 +96,7 @@ def _files_of(exported: Exported, folder: Path) -> ExportedFiles:
     return ExportedFiles(
         policy_version=exported.policy_version,
         weights_digest=exported.weights_digest,
+        files_digest=exported.files_digest,
         adapters_digest=exported.adapters_digest,
         source=exported.source,
         base=exported.base,

@@ -46,7 +46,9 @@ def ended(task_id: str, kind: TaskKind, state: TaskState = TaskState.DONE, **fie
 
 
 def exported(digest: str = DIGEST) -> TaskStatus:
-    files = ExportedFiles(policy_version=1, weights_digest=digest, source="s", base="b", files={}, num_bytes=0)
+    files = ExportedFiles(
+        policy_version=1, weights_digest=digest, files_digest=digest, source="s", base="b", files={}, num_bytes=0
+    )
     return ended(EXPORT, TaskKind.EXPORT, result=TaskResult(exported=files))
 
 

@@ -363,3 +363,41 @@ def test_a_spec_that_leads_out_of_the_model_root_is_not_followed(
         assert cli.run(["export", "job-1", str(tmp_path / "out"), *flags]) == 2
         assert "model.path: leads out of the model root" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def stored(folder: Path) -> dict[str, Tensor]:
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+@pytest.mark.parametrize("shard_bytes", [2**31, 10_000], ids=["one file", "shards"])
+@pytest.mark.parametrize("family", sorted(MIXTURES))
+def test_an_export_is_what_transformers_saves_of_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, shard_bytes: int
+) -> None:
+    monkeypatch.setattr(exporting, "SHARD_BYTES", shard_bytes)
+    folder = family_folder(tmp_path, family)
+    run = Run(tmp_path, job_spec(model__path=family, trainer__packing="padded"))
+    version = run.train(1)
+    run.save(1)
+    exported = export(run.folder, run.spec, tmp_path / "out", model_folder=folder, versions=run.digests)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.load_state_dict(version, strict=True)
+    model.save_pretrained(tmp_path / "saved")
+    assert are_same(stored(tmp_path / "out"), stored(tmp_path / "saved"))
+    assert are_same(loaded(tmp_path / "out"), loaded(tmp_path / "saved"))
+    assert exported.weights_digest == run.digests[1]
+    assert exported.files_digest == digest_of(sorted((tmp_path / "out").glob("*.safetensors")))
+    assert json.loads((tmp_path / "out" / "onbeat.json").read_text())["files_digest"] == exported.files_digest
+
+
+def test_damaged_weights_of_other_names_are_not_exported(tmp_path: Path) -> None:
+    family_folder(tmp_path, "mixtral")
+    run = Run(tmp_path, job_spec(model__path="mixtral", trainer__packing="padded"))
+    run.train(1)
+    folder = run.save(1)
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(data)
+    with pytest.raises(ContractViolation, match=r"holds the weights .*, version 1 is "):
+        export(run.folder, run.spec, tmp_path / "out", model_folder=tmp_path / "mixtral", versions=run.digests)
+    assert not (tmp_path / "out").exists()

@@ -181,6 +181,7 @@ def done_export(stack: TaskStack, job_id: str, **changes: object) -> TaskStatus:
     exported = ExportedFiles(
         policy_version=1,
         weights_digest=DIGEST,
+        files_digest=DIGEST,
         source="there",
         files={"model.safetensors": 3},
         num_bytes=3,
