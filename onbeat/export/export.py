@@ -4,6 +4,7 @@
     the job's model folder ─▶ names, config.json, tokenizer, generation config ─────┘     hashed again = as written?
 
 Tensors have the names that the job's model folder has for them, so that whatever loaded that folder loads the export.
+Of a multi-modal folder the towers, which no job trains, are copied from it as they are.
 With `--adapters`, adapter_model.safetensors and adapter_config.json as peft has them; what they make of their base has
 the version's digest.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,11 +32,13 @@ from onbeat.export.exported import Exported
 from onbeat.export.kept_versions import KeptVersion, Weights, kept_versions, read_version
 from onbeat.export.target import check_target
 from onbeat.weights.adapter.matrices import A_END, PREFIX
+from onbeat.weights.base_model.text_model import text_model, untrained_tensors
 from onbeat.weights.checkpoint_names import CheckpointNames, names_of_folder
+from onbeat.weights.files.stored_tensors import StoredTensors
 from onbeat.weights.files.tensor_folder import ScratchFolder
 from onbeat.weights.hashing import tensors_digest
-from onbeat.weights.layout import Layout, layout_of, published_dtype, split_into_shards, total_bytes
-from onbeat.weights.model_folder import empty_model
+from onbeat.weights.layout import Layout, TensorLayout, layout_of, published_dtype, split_into_shards, total_bytes
+from onbeat.weights.model_folder import empty_model, model_config
 from onbeat.weights.model_path import FIELD
 
 SHARD_BYTES = 2 * 1024**3
@@ -43,7 +46,8 @@ SHARD_BYTES = 2 * 1024**3
 BESIDE_WEIGHTS = (
     *("config.json", "generation_config.json", "chat_template.json", "chat_template.jinja"),
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "preprocessor_config.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model"),
+    *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
     *("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE"),
 )
 """The files of a model folder that are copied: no code, and no weights."""
@@ -206,13 +210,17 @@ def _write_model(
         ContractViolation: The weights don't have the version's digest, or were not written as they are.
     """
     names = _names(model_folder, weights)
+    towers = untrained_tensors(model_folder, model_config(model_folder))
+    stored = StoredTensors(sorted(set(towers.values())))
+    is_as_published = names.are_those_of_versions and not towers
     tensors = weights.tensors
     expected = version.weights_digest
-    if not names.are_those_of_versions:
+    if not is_as_published:
         _check_digest(tensors_digest(weights.tensors), version)
-        tensors = names.converted(weights.tensors)
+        # The towers of a multi-modal folder go along as they are, each read when its file is written.
+        tensors = ChosenTensors(names.converted(weights.tensors), dict.fromkeys(towers, stored))
         expected = tensors_digest(tensors)
-    layout = names.layout
+    layout = dict(names.layout) | stored_layout(stored, towers)
     _check_space(scratch, layout)
     shards = split_into_shards(layout, shard_bytes=SHARD_BYTES)
     files = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
@@ -229,18 +237,44 @@ def _write_model(
         if progress is not None:
             progress.add(files=1, num_bytes=total_bytes(shard))
     digest = digest_of([scratch / file for file in files], count=_counter(progress))
-    if names.are_those_of_versions:
+    if is_as_published:
         _check_digest(digest, version)
     elif digest != expected:
         raise ContractViolation("was not written as it is", field=str(scratch), cure="export again; look at the disk")
     return digest
 
 
+class ChosenTensors(Mapping[str, Tensor]):
+    """Tensors of one mapping, and of others by name. `_write_model` creates it; nothing is read before it is asked."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], others: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self._tensors = tensors
+        self._others = others
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._others.get(name, self._tensors)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._tensors
+        yield from self._others
+
+    def __len__(self) -> int:
+        return len(self._tensors) + len(self._others)
+
+
+def stored_layout(stored: StoredTensors, names: Iterable[str]) -> Layout:
+    """Returns the layout of some stored tensors, of which none is read whole."""
+    return {
+        name: TensorLayout(dtype=getattr(torch, stored.dtype(name)), shape=stored.shape(name)) for name in sorted(names)
+    }
+
+
 def _names(model_folder: Path, weights: Weights) -> CheckpointNames:
     """Returns the names that the model's folder has for a version's tensors."""
     layout = layout_of(weights.tensors)
     model = empty_model(model_folder, dtype=getattr(torch, published_dtype(layout)), device="meta")
-    return names_of_folder(model_folder, model, layout)
+    key_mapping = text_model(model_config(model_folder)).names
+    return names_of_folder(model_folder, model, layout, key_mapping=key_mapping or None)
 
 
 def _check_digest(digest: str, version: KeptVersion) -> None:

@@ -218,11 +218,20 @@ class Run:
         )
 
     def export(self, directory: str | Path, *, version: int | None = None, best: bool = False) -> tuple[Any, Any]:
-        """Does `save_model`, and loads the folder: (model, tokenizer), of transformers."""
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        """Does `save_model`, and loads the folder: (model, tokenizer), of transformers.
+
+        A multi-modal folder is loaded whole, with its towers.
+        """
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+
+        from onbeat.weights.base_model.text_model import text_model
+        from onbeat.weights.model_folder import model_config
 
         saved = self.save_model(directory, version=version, best=best).directory
-        return AutoModelForCausalLM.from_pretrained(saved), AutoTokenizer.from_pretrained(saved)
+        auto: Any = AutoModelForCausalLM
+        if text_model(model_config(Path(saved))).is_multi_modal:
+            auto = AutoModelForImageTextToText
+        return auto.from_pretrained(saved), AutoTokenizer.from_pretrained(saved)
 
     def close(self) -> None:
         """Cancels a job on a stack of its own that has not ended, and returns when nothing of the stack is left."""

@@ -9,12 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForImageTextToText
 
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner
+from consumer.gradient.saved_state import adapter_state
+from consumer.model.checkpoint import write_checkpoint
 from contracts.errors import InvalidInput
+from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
+from onbeat.export.export import export
 from onbeat.weights.base_model.text_model import text_model, untrained_tensors
+from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.model_folder import empty_model, model_config, weight_tensors
 from tests.builders import job_spec, rollout_batch
 from tests.families import MULTI_MODAL, family_folder, family_model
@@ -22,10 +29,10 @@ from tests.families import MULTI_MODAL, family_folder, family_model
 TOKENS = torch.tensor([[5, 6, 7, 8, 9, 10, 11]])
 
 
-def learner_of(root: Path, family: str) -> Learner:
+def learner_of(root: Path, family: str, lora: dict[str, int] | None = None) -> Learner:
     family_folder(root, family)
     settings = StackSettings(run_root=str(root / "runs"), model_root=str(root))
-    return make_learner(settings, job_spec(model__path=family, trainer__packing="padded"))
+    return make_learner(settings, job_spec(model__path=family, trainer__packing="padded", trainer__lora=lora))
 
 
 @pytest.mark.parametrize("family", MULTI_MODAL)
@@ -83,3 +90,48 @@ def test_a_folder_of_a_model_without_text_is_refused_by_its_type_with_the_cure(t
     (folder / "config.json").write_text(json.dumps({"model_type": "vit"}))
     with pytest.raises(InvalidInput, match=r"is a `vit`, of which transformers [\d.]+ makes no language model.*name"):
         text_model(model_config(folder))
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["all parameters", "adapters"])
+@pytest.mark.parametrize("family", MULTI_MODAL)
+def test_an_export_loads_as_the_folders_own_class_with_its_towers_as_they_were(
+    tmp_path: Path, family: str, lora: dict[str, int] | None
+) -> None:
+    learner = learner_of(tmp_path, family, lora)
+    for parameter in learner.policy.trained_parameters().values():
+        parameter.data += 0.05
+    learner.policy.follow()
+    digest = tensors_digest(learner.policy.weights())
+    folder = RunFolder(tmp_path / "runs", "job-1")
+    write_checkpoint(
+        folder.checkpoint_after(0),
+        job_id="job-1",
+        iteration=0,
+        weights_digest=digest,
+        save=learner.save,
+        adapters=adapter_state(learner.policy),
+    )
+    source = tmp_path / family
+    exported = export(folder, learner.spec, tmp_path / "exported", model_folder=source, versions=None)
+    before = load_file(source / "model.safetensors")
+    after = load_file(tmp_path / "exported" / "model.safetensors")
+    assert after.keys() == before.keys()
+    untrained = untrained_tensors(source, model_config(source))
+    assert all(torch.equal(after[name], before[name]) for name in untrained)
+    assert not all(torch.equal(after[name], before[name]) for name in before.keys() - untrained.keys())
+    assert (exported.weights_digest, exported.files_digest) == (digest, tensors_digest(after))
+    model, loading = AutoModelForImageTextToText.from_pretrained(tmp_path / "exported", output_loading_info=True)
+    assert type(model) is type(family_model(family))
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
+    with torch.no_grad():
+        actual = model.eval()(input_ids=TOKENS, use_cache=False).logits
+        expected = merged_logits(learner)
+    assert torch.allclose(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+def merged_logits(learner: Learner) -> Tensor:
+    """Returns the logits of the policy as it is published."""
+    policy = learner.policy
+    with torch.no_grad():
+        return policy.model(input_ids=TOKENS, use_cache=False).logits  # type: ignore[operator]

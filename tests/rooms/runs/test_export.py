@@ -225,7 +225,7 @@ def test_adapters_are_exported_merged_or_as_peft_loads_them(tmp_path: Path, keep
     assert torch.equal(model(tokens).logits, run.policy.model(tokens).logits)
 
 
-TRANSLATED = frozenset({"glm4_moe", "deepseek_v3"})
+TRANSLATED = frozenset({"glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3", "ernie4_5_moe"})
 """Mixtures with dense layers too, whose names peft takes for those of the experts."""
 
 
