@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock audit sbom site page page-pictures demo up test test-fast test-compiled setup-trl test-trl setup-verifiers test-verifiers bench-trl fuzz soak model mutants celery-defaults chaos lint types style imports bench setup-vllm demo-vllm test-vllm test-gpu
+.PHONY: setup lock audit sbom site page page-pictures demo up test test-fast test-compiled families setup-trl test-trl setup-verifiers test-verifiers bench-trl fuzz soak model mutants celery-defaults chaos lint types style imports bench setup-vllm demo-vllm test-vllm test-gpu
 
 setup: $(STAMP)
 
@@ -79,6 +79,12 @@ test: $(STAMP)
 	$(MAKE) -j 2 test-fast test-compiled
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder \
 		$(addprefix --ignore=,$(FAST))
+
+# Every family of models, tried: some minutes. docs/models.md is made of the results, and the exit status is 1 where one
+# is red. `python -m tests.family_runs FAMILY …` tries some.
+families: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.family_runs; status=$$?; \
+		$(BIN)/python -m docs.make_models > docs/models.md && exit $$status
 
 # TRL, in an environment of its own that sees the packages of the first: it is no dependency.
 setup-trl: $(STAMP)

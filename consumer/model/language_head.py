@@ -88,7 +88,8 @@ def last_states(model: PreTrainedModel, *, cache: Cache | None = None, **inputs:
     states: list[Tensor] = []
     causal_lm = base_causal_lm(model)
     # The decoder's output is a tuple or its like, and its first item are the last hidden states.
-    hook = decoder_of(causal_lm).register_forward_hook(lambda _module, _inputs, output: states.append(output[0]))
+    decoder: Any = decoder_of(causal_lm)
+    hook = decoder.register_forward_hook(lambda _module, _inputs, output: states.append(output[0]))
     options: dict[str, Any] = {}
     if cache is not None:
         options[cache_argument(type(causal_lm))] = cache

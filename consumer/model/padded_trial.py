@@ -64,7 +64,11 @@ def _padded_states(model: PreTrainedModel) -> tuple[Tensor, Tensor | None]:
     has_plain_head(model)  # its own passes, of the first call, come before the hook
     embedded: list[Tensor] = []
     embedding = cast(nn.Module, model.get_input_embeddings())
-    hook = embedding.register_forward_hook(lambda _module, _inputs, output: embedded.append(output))
+
+    def note(module: nn.Module, inputs: object, output: Tensor) -> None:
+        embedded.append(output)
+
+    hook = embedding.register_forward_hook(note)
     try:
         states = _states(model, **inputs.arguments(model.device))
     finally:

@@ -31,7 +31,7 @@ from contracts.spec.job import ModelSpec
 from contracts.spec.root import SpecRoot
 from contracts.spec.trainer import LoraSpec
 from onbeat.weights.adapter.matrices import AdapterSource
-from onbeat.weights.base_model.folder_check import check_folder, tokenizer_too_large
+from onbeat.weights.base_model.folder_check import check_folder, check_model_files, tokenizer_too_large
 from onbeat.weights.base_model.text_model import text_model
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.model_folder import (
@@ -307,7 +307,7 @@ def load_model(
 ) -> PreTrainedModel:
     """Loads the policy's model alone. Raises as `load_policy`."""
     folder = find_model(model, model_root)
-    check_folder(folder)
+    check_model_files(folder)
     try:
         with opened_model(model, model_root, weights=True):
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

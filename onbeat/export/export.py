@@ -220,7 +220,7 @@ def _write_model(
         # The towers of a multi-modal folder go along as they are, each read when its file is written.
         tensors = ChosenTensors(names.converted(weights.tensors), dict.fromkeys(towers, stored))
         expected = tensors_digest(tensors)
-    layout = dict(names.layout) | stored_layout(stored, towers)
+    layout = {**names.layout, **stored_layout(stored, towers)}
     _check_space(scratch, layout)
     shards = split_into_shards(layout, shard_bytes=SHARD_BYTES)
     files = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]

@@ -11,14 +11,14 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file as load_numpy
 from safetensors.numpy import save_file as save_numpy
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from contracts.engines import Engine, OpenaiOptions, TransformersOptions, VllmOptions
 from contracts.errors import WeightsRejected
@@ -27,6 +27,8 @@ from contracts.spec.job import ModelSpec
 from contracts.versions import WeightFile, WeightManifest, weights_digest
 from onbeat.base.process.launcher import end_with_launcher
 from onbeat.stack.ports import free_port
+from onbeat.weights.base_model.text_model import text_model
+from onbeat.weights.model_folder import model_config
 from producer.engine.base import EngineSetup, GenerationEngine
 from producer.engine.factory import engine_class
 from producer.engine.transformers.engine import TransformersEngine
@@ -237,7 +239,8 @@ def rig_of(kind: str, engine: GenerationEngine, folder: Path, run_root: Path) ->
 
 def reference_model(folder: Path, tensors: Tensors | None = None) -> PreTrainedModel:
     """The folder's model, with other tensors in it where they are given."""
-    model = cast(PreTrainedModel, AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)).eval()
+    model, _ = text_model(model_config(folder)).load(folder, torch.float32)
+    model.eval()
     for name, tensor in (tensors or {}).items():
         model.get_parameter(name).data.copy_(torch.from_numpy(tensor))
     return model

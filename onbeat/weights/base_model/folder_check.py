@@ -64,20 +64,18 @@ def check_files(model: ModelSpec, model_root: SpecRoot, *, chat: str) -> None:
 
 def check_folder(folder: Path) -> None:
     """Raises InvalidInput, which names model.path and the cure, for the first thing that no trainer could load."""
-    config = _object_of(folder / "config.json", MOST_CONFIG_BYTES)
     check_tokenizer_files(folder)
-    check_config(folder, config)
+    check_model_files(folder)
+    _check_vocabulary(folder, _object_of(folder / "config.json", MOST_CONFIG_BYTES))
+
+
+def check_model_files(folder: Path) -> None:
+    """Does what `check_folder` does for a folder whose tokenizer isn't used, as a reference's."""
+    _check_config(folder, _object_of(folder / "config.json", MOST_CONFIG_BYTES))
     _check_weights(folder)
-    _check_vocabulary(folder, config)
 
 
-def check_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raises InvalidInput for a config.json of an architecture that can't be made, or of quantized weights.
-
-    Args:
-        folder: The model's folder.
-        config: The object in its config.json; {} for one that isn't looked into.
-    """
+def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
     if not config:
         return
     text = config.get("text_config")
