@@ -43,7 +43,7 @@ TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 class ModelSpec(Record, frozen=True, kw_only=True):
-    """The model that is trained: any Hugging Face causal LM folder."""
+    """The model that is trained: any Hugging Face causal LM folder. A multi-modal one is trained by its text."""
 
     path: FilePath
     """Folder with config.json, tokenizer files and safetensors; relative paths start at the stack's model root."""

@@ -4,7 +4,7 @@
     the job's model folder ─▶ names, config.json, tokenizer, generation config ─────┘     hashed again = as written?
 
 Tensors have the names that the job's model folder has for them, so that whatever loaded that folder loads the export.
-Of a multi-modal folder the towers, which no job trains, are copied from it as they are.
+The towers of a multi-modal folder, which no job trains, are copied from it as they are.
 With `--adapters`, adapter_model.safetensors and adapter_config.json as peft has them; what they make of their base has
 the version's digest.
 """
