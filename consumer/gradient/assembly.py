@@ -64,7 +64,7 @@ def make_learner(
     device = device_of(settings, place)
     models = sharding.models(settings, spec, place, device) if sharding else _whole_models(settings, spec, device)
     policy, reference = models
-    if spec.trainer.packing == "padded":
+    if policy.passes is not None and policy.passes.packing == "padded":
         check_padded_rows(policy.model)
     parameters = policy.trained_parameters()
     moved: dict[str, nn.Parameter] = {}

@@ -30,7 +30,7 @@ from onbeat.weights.layout import TensorLayout
 from onbeat.weights.model_folder import empty_model, weight_tensors
 from tests.builders import job_spec, rollout_batch, step_on_grads
 from tests.contract.engine_rigs import Tensors, transformers_rig
-from tests.families import FAMILIES, INDEXED, MIXTURES, family_folder
+from tests.families import FAMILIES, MIXTURES, family_folder
 
 PROMPTS = ([5, 6, 7], [8])
 

@@ -323,6 +323,7 @@ class Learner:
 
     def __init__(self, error: BaseException) -> None:
         self.spec = job_spec()
+        self.policy = SimpleNamespace(passes=None)
         self._error = error
 
     def train(self, batch: object) -> Any:
