@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -22,8 +22,22 @@ VARIABLE = "ONBEAT_ENGINE"
 """The environment variable of an engine's name; ONBEAT_ENGINE_URL is that of its option `url`."""
 Patience = Annotated[float, Meta(gt=0.0, le=604800.0)]
 """A wait for a server, in seconds: a week at most."""
+Workers = Annotated[int, Meta(ge=1, le=64)]
 Sequences = Annotated[int, Meta(ge=1, le=2**20)]
 Megabytes = Annotated[int, Meta(ge=0, le=2**24)]
+
+
+Quantization = Literal[
+    "",
+    "fp8_per_tensor",
+    "fp8_per_block",
+    "fp8_per_channel",
+    "int8_per_channel_weight_only",
+    "mxfp8",
+    "mxfp4",
+    "nvfp4_per_token",
+]
+"""vLLM's names of what it does to weights that aren't quantized, as a trainer's aren't."""
 
 
 class EngineOptions(Record, tag_field="type", frozen=True, kw_only=True):
@@ -98,6 +112,16 @@ class BatchingOptions(EngineOptions, frozen=True, kw_only=True):
 class VllmOptions(BatchingOptions, tag="vllm", frozen=True, kw_only=True):
     """vLLM, in an engine process that the generator starts and ends."""
 
+    tensor_parallel_size: Workers = 1
+    """Processes that share each layer of the model, each with a device of its own; on a CPU they talk by gloo."""
+    data_parallel_size: Workers = 1
+    """Copies of the model, each with tensor_parallel_size processes; requests go to the copy that has the fewest."""
+    quantization: Quantization = ""
+    """How vLLM quantizes each version as it loads it; "" computes in the model's dtype. It refuses what its device
+    can't do."""
+    max_model_len: Annotated[int, Meta(ge=0, le=2**24)] = 0
+    """Most tokens of a prompt with its completion, for which its cache has room; 0: as the job needs that it starts
+    for, and anew for a job that needs more."""
     kv_cache_mb: Megabytes = 0
     """Memory of its key-value cache; 0 takes 1024 on a CPU, and on a GPU what the model leaves."""
     sleep_mode: bool = False

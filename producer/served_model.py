@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 class MakeEngine(Protocol):
     """Makes an engine. It blocks while it loads, and raises InvalidInput that names model.path."""
 
-    def __call__(self, model: ModelSpec, *, deterministic: bool) -> GenerationEngine: ...
+    def __call__(self, model: ModelSpec, *, deterministic: bool, context_tokens: int) -> GenerationEngine: ...
 
 
 @dataclass(kw_only=True)
@@ -279,7 +279,9 @@ class ServedModel:
 
     def _has_model(self, spec: JobSpec) -> bool:
         loaded = self.loaded
-        return loaded is not None and (loaded.model, loaded.deterministic) == (spec.model, spec.deterministic)
+        if loaded is None or (loaded.model, loaded.deterministic) != (spec.model, spec.deterministic):
+            return False
+        return loaded.engine.has_room_for(spec.longest_row)
 
     def _has_weights(self, manifest: WeightManifest) -> bool:
         weights = VerifiedWeights(policy_version=manifest.policy_version, weights_digest=manifest.weights_digest)
@@ -320,7 +322,9 @@ class ServedModel:
         detokenizer = await asyncio.to_thread(by_name, make_detokenizer, what=what)
         # The old model is freed before the next is built: two may not fit.
         await self.aclose()
-        make_engine = partial(self.make_engine, spec.model, deterministic=spec.deterministic)
+        make_engine = partial(
+            self.make_engine, spec.model, deterministic=spec.deterministic, context_tokens=spec.longest_row
+        )
         engine = await asyncio.to_thread(by_name, make_engine, what=what)
         self.loaded = LoadedModel(
             model=spec.model, deterministic=spec.deterministic, engine=engine, detokenizer=detokenizer

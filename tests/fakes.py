@@ -273,13 +273,16 @@ class EngineShop:
         self.capacity = 1
         """`max_concurrent_completions` of the engines that are made next."""
         self.log: list[str] = []
+        self.rows: list[int] = []
+        """The longest row of each engine that was made."""
         self.gates: dict[str, asyncio.Event] = {}
         """Batches that are not generated before their gate opens, and versions, as "load 0", that are not loaded."""
         self.errors: dict[str, Exception] = {}
         """What the engine raises instead of a batch."""
 
-    def make(self, model: ModelSpec, *, deterministic: bool) -> FakeEngine:
+    def make(self, model: ModelSpec, *, deterministic: bool, context_tokens: int) -> FakeEngine:
         self.log.append(f"open {model.path}")
+        self.rows.append(context_tokens)
         return LoggedEngine(model.path, self, run_root=self._run_root)
 
 
@@ -290,10 +293,14 @@ class LoggedEngine(FakeEngine):
         self._shop = shop
         self._events = shop.log
         self._capacity = shop.capacity
+        self._longest_row = shop.rows[-1]
 
     @property
     def max_concurrent_completions(self) -> int:
         return self._capacity
+
+    def has_room_for(self, context_tokens: int) -> bool:
+        return context_tokens <= self._longest_row
 
     async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
         ahead = " ahead" if isinstance(weights, WeightShard) else ""

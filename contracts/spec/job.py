@@ -150,6 +150,12 @@ class JobSpec(Record, frozen=True, kw_only=True):
         return max(reversed(bounds), key=lambda bound: bound[1])
 
     @property
+    def longest_row(self) -> int:
+        """Tokens of the longest prompt with its completion, in training and in any evaluation."""
+        evaluated = [held_out.sampled_as(self.rollout).max_new_tokens for held_out in self.evaluation.each.values()]
+        return self.rollout.max_prompt_tokens + max(self.longest_completion()[1], *evaluated)
+
+    @property
     def max_sampled_tokens(self) -> int:
         """Most tokens that the model samples in one completion."""
         one_turn = self.rollout.sampling.max_new_tokens

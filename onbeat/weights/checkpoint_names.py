@@ -38,11 +38,11 @@ from onbeat.weights.model_path import FIELD, weights_index
 
 @dataclass(frozen=True, kw_only=True)
 class _Conversion:
-    """A conversion of some tensors into others. `CheckpointNames` creates it; nobody changes it."""
+    """A conversion of some tensors into others. `CheckpointNames` creates it, and it never changes."""
 
     target: str
     """The first name of what it makes."""
-    transform: WeightTransform
+    transform: WeightRenaming | WeightConverter
     """Takes part in no conversion itself: each has a copy, which collects tensors."""
     sources: list[tuple[str, str]] = field(default_factory=list)
     """Names of tensors of a version, each with the pattern of the transform that it matches."""

@@ -43,6 +43,8 @@ class EngineSetup:
     weight_root: Path
     """The folder of the published versions, for an engine that hands it on."""
     deterministic: bool = False
+    context_tokens: int = 0
+    """The longest prompt with its completion of the job that the engine is made for; 0: unknown."""
     device: str = "cpu"
     """cpu or cuda, for an engine that computes in this process."""
     stores: Stores
@@ -99,6 +101,13 @@ class GenerationEngine(ABC):
     @abstractmethod
     def max_concurrent_completions(self) -> int:
         """The number of completions below which another batch is claimed; 1 means one batch at a time."""
+
+    def has_room_for(self, context_tokens: int) -> bool:
+        """Returns True unless an engine that is made anew would sample longer rows than this one.
+
+        context_tokens: the longest prompt with its completion of a job.
+        """
+        return True
 
     @abstractmethod
     async def generate(self, batch: PromptBatch, turn: Turn | None = None) -> list[list[Completion]]:

@@ -24,6 +24,8 @@ PROMPT_TOKENS = (3, 9, 1)
 """Lengths of the prompts of the batch that is looked at."""
 COMPANIES = (1, 4, 16)
 """Numbers of batches beside it: kernels are chosen by powers of two of the rows."""
+LONGEST_ROW = 64
+"""More tokens than any of its prompts with its completion has."""
 MAX_TOKEN_ID = 7
 """Prompts are of small ids, which every vocabulary has."""
 

@@ -137,6 +137,31 @@ def request_of(batch: PromptBatch, prompt: Prompt, end_ids: Sequence[int], *, vo
     }
 
 
+def verified_by_all(answers: Sequence[Mapping[str, str]], *, num_workers: int | None = None) -> VerifiedWeights:
+    """Returns the version that all workers of an engine hold.
+
+    Args:
+        answers: The answer of each to `load_version`.
+        num_workers: The number of workers; None where it isn't known.
+
+    Raises:
+        WeightsRejected: A worker has refused the version.
+        EngineUnavailable: A worker is missing, or two of them hold different weights.
+    """
+    for answer in answers:
+        if "rejected" in answer:
+            raise refusal_of(answer)
+    digests = {(answer["policy_version"], answer["weights_digest"]) for answer in answers}
+    if len(digests) != 1 or len(answers) != (num_workers or len(answers)):
+        raise EngineUnavailable(
+            f"{len(answers)} workers hold {len(digests)} different versions after a load",
+            field="vllm",
+            cure="the generator starts anew; where it stays so, see vLLM's log",
+        )
+    ((policy_version, weights_digest),) = digests
+    return VerifiedWeights(policy_version=int(policy_version), weights_digest=weights_digest)
+
+
 def refusal_of(answer: Mapping[str, str]) -> WeightsRejected:
     """Returns the error of a version that the worker extension has refused, from its answer."""
     kind = WeightsUnfit if "unfit" in answer else WeightsRejected

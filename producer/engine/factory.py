@@ -90,12 +90,22 @@ def make_engine(
     options: Engine,
     settings: StackSettings,
     deterministic: bool,
+    context_tokens: int = 0,
     chunks: Callable[[str], ChunkReader] | None,
 ) -> GenerationEngine:
     """An engine without weights. Blocks for seconds (it imports torch), so it is called off the event loop.
 
-    chunks: job id → its versions in Redis; None where there is no Redis. Raises InvalidInput that names model.path,
-    deterministic or ONBEAT_DEVICE; EngineUnavailable.
+    Args:
+        model: The model.
+        options: The engine's own options.
+        settings: The stack's settings.
+        deterministic: True where equal batches must give equal bytes.
+        context_tokens: As of EngineSetup.
+        chunks: Job id → its versions in Redis; None where there is no Redis.
+
+    Raises:
+        InvalidInput: Names model.path, deterministic or ONBEAT_DEVICE.
+        EngineUnavailable: The engine did not start.
     """
     if deterministic and not options.is_reproducible:
         raise InvalidInput(
@@ -118,6 +128,7 @@ def make_engine(
         model_root=settings.spec_root,
         weight_root=settings.weight_root_path,
         deterministic=deterministic,
+        context_tokens=context_tokens,
         device=settings.device,
         stores=make_stores(settings.weight_root_path, chunks, settings),
         held_weights_bytes=settings.held_weights_mb * 1024**2,

@@ -28,7 +28,7 @@ from contracts.engines import OpenaiOptions
 from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput
 from contracts.rollouts import Completion, Prompt, PromptBatch
 from contracts.versions import WeightManifest
-from onbeat.weights.model_folder import empty_model, end_of_sequence_ids
+from onbeat.weights.model_folder import context_tokens, empty_model, end_of_sequence_ids
 from onbeat.weights.model_path import opened_model
 from producer.engine.base import EngineSetup, VerifiedWeights, all_or_none
 from producer.engine.batching import Answer, BatchingEngine, checked_group, refusal_of, request_of
@@ -78,13 +78,14 @@ class OpenaiEngine(BatchingEngine):
         with opened_model(setup.model, setup.model_root) as folder:
             self._config = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device="meta").config
             self._stop_ids = sorted(end_of_sequence_ids(folder, self._config))
+        self._longest_row = context_tokens(self._config)
         self._weight_root = setup.weight_root
         self._requests = ServerRequests(options, sleep=sleep)
         self._model = self._requests.served_model()
 
     @property
     def _context_tokens(self) -> int:
-        return self._config.max_position_embeddings
+        return self._longest_row
 
     @property
     def _vocabulary_tokens(self) -> int:
@@ -157,6 +158,8 @@ class OpenaiEngine(BatchingEngine):
             raise InvalidInput(
                 f"the server answers {answer['max_logprobs']} log-probs a token", field="ONBEAT_ENGINE_URL", cure=CURE
             )
+        # It may have been started with a smaller --max-model-len than the model's.
+        self._longest_row = int(answer["context_tokens"])
         return VerifiedWeights(policy_version=int(answer["policy_version"]), weights_digest=answer["weights_digest"])
 
     async def _call(self, method: str, *args: str) -> dict[str, str]:

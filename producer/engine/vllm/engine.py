@@ -8,8 +8,10 @@ The prompts of several batches decode together, so the last bits of a completion
 with `deterministic = true` aren't served (I7), unless vLLM computes with its batch-invariant kernels, and a self-test
 (producer/engine/batch_independence.py) has shown that they are independent. Seeds are a sample's own either
 way. A dead core never answers its clients, so each call has a deadline. A deadline that passes, or a core that died,
-raises EngineUnavailable, which ends this process: its launcher starts another, and its leases expire (I5).
-Left out: a model on more than one GPU (run a server, and the openai engine), quantised and multimodal models.
+raises EngineUnavailable, which ends this process: its launcher starts another, and its batches go back (I5).
+With tensor_parallel_size and data_parallel_size there is a worker for each part of each copy of the model; each loads
+and hashes the whole version, and all must answer one digest. Left out: pictures and sound; of a multimodal folder the
+text's model is run.
 """
 
 from __future__ import annotations
@@ -33,14 +35,15 @@ from contracts.engines import Engine, VllmOptions, variable
 from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput
 from contracts.rollouts import Completion, Prompt, PromptBatch
 from contracts.versions import WeightManifest
-from onbeat.weights.model_folder import end_of_sequence_ids, model_config
+from onbeat.weights.model_folder import context_tokens, end_of_sequence_ids, model_config
 from onbeat.weights.model_path import FIELD, opened_model
 from onbeat.weights.stores import version_files
 from producer.engine import batch_independence
 from producer.engine.base import EngineSetup, VerifiedWeights, all_or_none
-from producer.engine.batching import Answer, BatchingEngine, checked_group, refusal_of, request_of
+from producer.engine.batching import Answer, BatchingEngine, checked_group, request_of, verified_by_all
 from producer.engine.fingerprint import attention_backend
 from producer.engine.vllm import extension
+from producer.engine.vllm.text_config import text_overrides
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +59,8 @@ CPU_ENVIRONMENT = {
     # The engine core is a process of its own all the same; its worker isn't another one below it.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
+UNBOUND_WORKERS = ("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+"""vLLM would bind the threads of each worker on a CPU to a memory node of its own, and few machines have several."""
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
 LEAST_CAPABILITY = (8, 0)
 """Compute capability that vLLM's batch-invariant kernels need."""
@@ -126,7 +131,12 @@ class VllmEngine(BatchingEngine):
                 cure="unset it",
             )
         self._has_sleep_mode = options.sleep_mode
+        self._max_model_len = options.max_model_len
+        self._model_context_tokens = 0
+        self._num_workers = options.tensor_parallel_size * options.data_parallel_size
         self._is_asleep = False
+        if self._num_workers > 1 and not has_gpu:
+            os.environ.setdefault(*UNBOUND_WORKERS)
         self._vllm = library()
         self._dead: tuple[type[Exception], ...] = (import_module("vllm.v1.engine.exceptions").EngineDeadError,)
         self._refused: tuple[type[Exception], ...] = (import_module("vllm.exceptions").VLLMClientError, ValueError)
@@ -142,7 +152,9 @@ class VllmEngine(BatchingEngine):
         """Starts the engine core over the model's folder, and ends it where a file of that changed meanwhile."""
         try:
             with opened_model(setup.model, setup.model_root) as folder:
-                self._stop_ids = sorted(end_of_sequence_ids(folder, model_config(folder)))
+                config = model_config(folder)
+                self._model_context_tokens = context_tokens(config)
+                self._stop_ids = sorted(end_of_sequence_ids(folder, config))
                 self._llm = self._llm_over(folder, setup, options, has_gpu=has_gpu)
         except InvalidInput:
             if self._llm is not None:
@@ -154,6 +166,7 @@ class VllmEngine(BatchingEngine):
             model=str(folder),
             dtype=setup.model.dtype,
             load_format="dummy",
+            hf_overrides=text_overrides(folder),
             generation_config="vllm",
             logprobs_mode="processed_logprobs",
             # As many as kept sets need (producer/engine/vllm_kept_sets.py).
@@ -163,7 +176,12 @@ class VllmEngine(BatchingEngine):
             kv_cache_memory_bytes=(options.kv_cache_mb or (0 if has_gpu else CPU_KV_CACHE_MB)) * 1024**2 or None,
             **({"gpu_memory_utilization": SHARED_GPU} if has_gpu and options.kv_cache_mb else {}),
             enforce_eager=not has_gpu,
-            distributed_executor_backend="uni",
+            max_model_len=self._longest_row(setup, options),
+            tensor_parallel_size=options.tensor_parallel_size,
+            data_parallel_size=options.data_parallel_size,
+            # One worker is in the engine core's own process; several are processes below it.
+            distributed_executor_backend="uni" if options.tensor_parallel_size == 1 else "mp",
+            quantization=options.quantization or None,
             worker_extension_cls=extension.CLASS,
             enable_sleep_mode=options.sleep_mode,
             # Named, for the engine's fingerprint: vLLM would choose by the machine.
@@ -176,6 +194,23 @@ class VllmEngine(BatchingEngine):
             raise InvalidInput(f"vLLM cannot serve {folder}: {error}", field=FIELD) from error
         except RuntimeError as error:
             raise EngineUnavailable(f"vLLM's engine core did not start: {error}") from error
+
+    def _longest_row(self, setup: EngineSetup, options: VllmOptions) -> int | None:
+        """Returns the tokens of a row for which the cache is laid out: those of the setting, or else of the job.
+
+        None leaves it to vLLM, which takes the model's own context.
+        """
+        if options.max_model_len:
+            return min(options.max_model_len, self._model_context_tokens)
+        if setup.context_tokens:
+            # A canary needs room, too.
+            return min(max(setup.context_tokens, batch_independence.LONGEST_ROW), self._model_context_tokens)
+        return None
+
+    def has_room_for(self, context_tokens: int) -> bool:
+        # A new engine would be laid out for no more than the model's own context, or than the setting.
+        most = self._max_model_len or self._model_context_tokens
+        return self._context_tokens >= min(context_tokens, most, self._model_context_tokens)
 
     @property
     def _context_tokens(self) -> int:
@@ -198,20 +233,26 @@ class VllmEngine(BatchingEngine):
     async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:
         files = await asyncio.to_thread(self._files_elsewhere, manifest)
         if not self._bound_to_us:
-            await self._llm.collective_rpc("end_with_generator")
+            await self._on_each_worker("end_with_generator", os.getpid())
             self._bound_to_us = True
         # An update under a running request ends the engine core; `wait` lets them end, and empties the caches.
         await self._llm.pause_generation(mode="wait", clear_cache=True)
         if not self._cache_is_clean:
-            await self._llm.collective_rpc("clear_kv_cache")
+            await self._on_each_worker("clear_kv_cache")
             self._cache_is_clean = True
-        (answer,) = await self._llm.collective_rpc(
-            "load_version", args=(str(self._weight_root), encode_json(manifest).decode(), files)
+        answers = await self._on_each_worker(
+            "load_version", str(self._weight_root), encode_json(manifest).decode(), files
         )
         await self._llm.resume_generation()
-        if "rejected" in answer:
-            raise refusal_of(answer)
-        return VerifiedWeights(policy_version=int(answer["policy_version"]), weights_digest=answer["weights_digest"])
+        return verified_by_all(answers, num_workers=self._num_workers)
+
+    async def _on_each_worker(self, method: str, *args: Any) -> list[Any]:
+        """Calls a method of the worker extension in each process that holds a part, or a copy, of the model.
+
+        vLLM's `AsyncLLM.collective_rpc` would return the answers of the first copy alone.
+        """
+        of_copies = await self._llm.engine_core.call_utility_all_async("collective_rpc", method, None, args, None)
+        return [answer for of_workers in of_copies for answer in of_workers]
 
     async def sleep(self) -> None:
         """Gives weights and cache back (level 2), where sleep mode is on."""

@@ -1,11 +1,12 @@
 """Verified weights inside vLLM: a worker extension, for the in-process engine and for servers that users run.
 
-    collective_rpc("load_version") ─▶ WeightReceiver ─▶ digest ─▶ reload_weights ─▶ {"weights_digest": …}
-                                        │ refused                (the same tensors)
-                                        └────────────────────────────────────────▶ {"rejected": …}
+    collective_rpc("load_version") ─▶ WeightReceiver ─▶ digest ─▶ checkpoint's names ─▶ reload_weights
+                                        │ refused            (the same tensors)           │ a parameter got nothing
+                                        └──────────────▶ {"rejected": …} ◀────────────────┴──▶ {"weights_digest": …}
 
-The digest is computed here, where the model is, over the tensors that vLLM's own loader is handed next (I2). Everything
-is checked before the loader starts: a loader that ends half-way would leave layers without any weights.
+The digest is computed here, where the model is, over the tensors that vLLM's own loader is handed next (I2), by the
+names of a checkpoint, which that loader knows. All that can be checked before is checked before the loader starts; a
+parameter that the loader leaves untouched is found after it.
 
 A server loads this module by `--worker-extension-cls producer.engine.vllm.extension.VerifiedLoader`, with this
 repository on its path.
@@ -15,25 +16,32 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import PreTrainedModel
 
 from contracts.encoding.wire import decode_json
 from contracts.errors import OnbeatError, WeightsUnfit
 from contracts.versions import WeightManifest
 from contracts.weights import TRANSPORTS
 from onbeat.base.process.launcher import PR_SET_PDEATHSIG
+from onbeat.weights.checkpoint_names import CheckpointNames, names_of_family
+from onbeat.weights.layout import layout_of
 from onbeat.weights.model_folder import empty_model, weight_tensors
 from onbeat.weights.receiver import WeightReceiver
 from onbeat.weights.stores import CopiedFiles, Stores, VersionFile
 from onbeat.weights.transports import make_stores
+from producer.engine.vllm.reloading import Reloads
 
 CLASS = f"{__name__}.VerifiedLoader"
 # Set here, since this is imported wherever a worker of vLLM is, a server's too. Triton rounds the float32 factors of
@@ -59,6 +67,18 @@ def stores_of_core(root: Path, at_hand: Callable[[], Mapping[str, bytes]]) -> St
     return stores
 
 
+def _end_after(generator: int, engine_core_pid: int) -> None:
+    """Waits for the generator's end, and then ends the engine core, with which its workers end.
+
+    Args:
+        generator: File descriptor of the generator's process.
+        engine_core_pid: Process number of this process's parent.
+    """
+    select.select([generator], [], [])
+    if os.getppid() == engine_core_pid:
+        os.kill(engine_core_pid, signal.SIGKILL)
+
+
 class VerifiedLoader:
     """The methods that vLLM mixes into its worker class. Answers are maps of strings, as its HTTP endpoint needs them.
 
@@ -71,6 +91,9 @@ class VerifiedLoader:
 
     receiver: WeightReceiver | None = None
     """A receiver with a copy of the version in host memory, for what stands on another one: deltas, and adapters."""
+
+    reloads: Reloads | None = None
+    """The reloads of the worker's model; None before the first."""
 
     files: Mapping[str, bytes] = MappingProxyType({})
     """Name → content of the version that is being loaded, where its files came with the call."""
@@ -109,7 +132,12 @@ class VerifiedLoader:
             return self.describe_version() | {"rejected": str(error)} | is_unfit
         finally:
             self.files = {}
-        self.reload_weights(weights_iterator=iter(receiver.tensors.items()))
+        self.reloads = self.reloads or Reloads(self.get_model(), has_tied_head=self._has_tied_head)
+        make_weights = partial(self._checkpoint_names().convert, receiver.tensors)
+        problem = self.reloads.run(self.reload_weights, make_weights)
+        if problem:
+            refusal = f"version {manifest.policy_version}: {problem}"
+            return self.describe_version() | {"rejected": refusal, "unfit": "true"}
         self._renew_tied_head()
         self.held_version = manifest.policy_version
         self.held_digest = digest
@@ -135,26 +163,48 @@ class VerifiedLoader:
             for tensor in cache if isinstance(cache, list | tuple) else [cache]:
                 tensor.zero_()
 
-    def end_with_generator(self) -> None:
-        """Lets this process get SIGKILL when the generator that started it is gone: nothing else would stop it then."""
-        if sys.platform.startswith("linux"):
-            ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() == 1:
-                os._exit(1)
+    def end_with_generator(self, generator_pid: int) -> None:
+        """Lets this process, and the engine core that it is of, end when the generator that started them is gone:
+        nothing else would stop them then.
+
+        Args:
+            generator_pid: The generator's process number.
+        """
+        if not sys.platform.startswith("linux"):
+            return
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        parent = os.getppid()
+        if parent == 1:
+            os._exit(1)
+        if parent != generator_pid:
+            # The parent is the engine core then, which no signal reaches when the generator dies.
+            arguments = (os.pidfd_open(generator_pid), parent)
+            threading.Thread(target=_end_after, args=arguments, name="ends-with-generator", daemon=True).start()
 
     def _renew_tied_head(self) -> None:
         """Packs a tied head again. vLLM's reload processes the layers that were handed a tensor; a head that is tied to
         the embedding is handed none, and on a CPU it computes with a packed copy of its own: that of the version
         before.
         """
-        if not getattr(self.model_config.hf_text_config, "tie_word_embeddings", False):
+        if not self._has_tied_head:
             return
         head_class = import_module("vllm.model_executor.layers.vocab_parallel_embedding").ParallelLMHead
         for module in self.get_model().modules():
             if isinstance(module, head_class):
                 module.quant_method.process_weights_after_loading(module)
 
+    @property
+    def _has_tied_head(self) -> bool:
+        return getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)
+
     def _expected(self) -> dict[str, torch.Tensor]:
         """Returns names, shapes and dtypes of a version as transformers has them: vLLM's own parameters are fused."""
-        model = empty_model(Path(self.model_config.model), dtype=self.model_config.dtype, device="meta")
-        return dict(weight_tensors(model))
+        return dict(weight_tensors(self._empty_model()))
+
+    def _checkpoint_names(self) -> CheckpointNames:
+        """Returns the names that vLLM's loader knows: those of the checkpoints of the model's class."""
+        model = self._empty_model()
+        return names_of_family(model, layout_of(dict(weight_tensors(model))))
+
+    def _empty_model(self) -> PreTrainedModel:
+        return empty_model(Path(self.model_config.model), dtype=self.model_config.dtype, device="meta")

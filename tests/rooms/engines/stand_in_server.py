@@ -24,6 +24,9 @@ class StandIn:
         self.digest = ""
         self.logprobs_mode = "processed_logprobs"
         self.max_logprobs = "-1"
+        self.context_tokens = "128"
+        self.num_workers = 1
+        """Workers that answer a call of the worker extension."""
         self.top_logprobs: list[dict[str, float] | None] = []
         self.key = ""
         self.hang = threading.Event()
@@ -63,7 +66,8 @@ class StandIn:
             self.digest, version = manifest["weights_digest"], str(manifest["policy_version"])
         described = {"policy_version": version, "weights_digest": self.digest, "logprobs_mode": self.logprobs_mode}
         described["max_logprobs"] = self.max_logprobs
-        return {"results": [described]}
+        described["context_tokens"] = self.context_tokens
+        return {"results": [described] * self.num_workers}
 
 
 @contextmanager

@@ -237,6 +237,32 @@ def test_a_vllm_with_other_logprobs_or_too_few_is_refused(
         rig.load()
 
 
+def test_all_workers_of_a_server_must_hold_one_version(rig: Rig, server: StandIn) -> None:
+    server.num_workers = 2
+    manifest = rig.load()
+    assert sampled(rig, manifest) == [[9, 1] * 2, [9, 1] * 2]
+    described = {
+        "policy_version": "1",
+        "weights_digest": manifest.weights_digest,
+        "logprobs_mode": "",
+        "rejected": "no",
+    }
+    results = [described, {**described, "weights_digest": ""}]
+    server.next = {
+        "/collective_rpc": [(200, b'{"results": [null, null]}'), (200, json.dumps({"results": results}).encode())]
+    }
+    with pytest.raises(EngineUnavailable, match="load_version: its ranks disagree"):
+        rig.load(1)
+
+
+def test_a_batch_beyond_the_rows_that_a_server_was_started_for_is_not_sent(rig: Rig, server: StandIn) -> None:
+    server.context_tokens = "20"
+    manifest = rig.load()
+    with pytest.raises(BatchFailed, match="needs 23 tokens of context, the model has 20"):
+        rig.generate(manifest, PROMPTS, sampling=SamplingParams(max_new_tokens=20))
+    assert not [path for path, _, _ in server.requests if path == "/v1/completions"]
+
+
 def test_the_key_is_sent_and_a_wrong_one_is_named(folders: Path, tmp_path: Path, server: StandIn) -> None:
     server.key = "secret"
     with pytest.raises(InvalidInput) as caught:

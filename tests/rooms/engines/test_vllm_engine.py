@@ -117,7 +117,7 @@ def test_kept_sets_are_those_of_our_engine_on_equal_logits_and_ties_of_the_k_th(
         likely = list(zip(found.logprob_token_ids.tolist(), found.logprobs.tolist(), strict=True))
         packed = kept_sets(batch, ours.tokens.tolist(), likely, vocabulary_tokens=vocabulary_tokens)
         for row, kept in enumerate(kept_ids(packed)):
-            of_ours = ours.kept[row].tolist()
+            of_ours = ours.kept_ids[row].tolist()
             assert set(of_ours) <= set(kept)
             more = [logits[row, one] for one in set(kept) - set(of_ours)]
             assert not more or set(map(float, more)) == {logits[row, of_ours].min().item()}

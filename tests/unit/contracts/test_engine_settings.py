@@ -25,6 +25,11 @@ HEAD = {"dtype": "bfloat16", "cast_lm_head_to_fp32": True}
         ({"ONBEAT_ENGINE": "openai"}, "engine_url must be the http:// or https:// address"),
         ({"ONBEAT_ENGINE": "vllm", "ONBEAT_ENGINE_MAX_SEQUENCES": "0"}, "_MAX_SEQUENCES: expected `int` >= 1"),
         ({"ONBEAT_ENGINE": "vllm", "ONBEAT_ENGINE_TIMEOUT_S": "soon"}, "ONBEAT_ENGINE_TIMEOUT_S: `soon` is not"),
+        ({"ONBEAT_ENGINE_TENSOR_PARALLEL_SIZE": "2"}, "engine_tensor_parallel_size has no effect with engine = tr"),
+        ({"ONBEAT_ENGINE": "vllm", "ONBEAT_ENGINE_TENSOR_PARALLEL_SIZE": "0"}, "_PARALLEL_SIZE: expected `int` >= 1"),
+        ({"ONBEAT_ENGINE": "vllm", "ONBEAT_ENGINE_DATA_PARALLEL_SIZE": "65"}, "_PARALLEL_SIZE: expected `int` <= 64"),
+        ({"ONBEAT_ENGINE": "vllm", "ONBEAT_ENGINE_MAX_MODEL_LEN": "-1"}, "_MAX_MODEL_LEN: expected `int` >= 0"),
+        ({"ONBEAT_ENGINE": "vllm", "ONBEAT_ENGINE_QUANTIZATION": "awq"}, "_QUANTIZATION: invalid enum value 'awq'"),
     ],
 )
 def test_an_engine_setting_without_effect_or_meaning_is_refused(environment: dict[str, str], problem: str) -> None:
@@ -47,6 +52,7 @@ def test_an_engines_options_are_no_setting_of_another_process_and_a_misspelt_one
 def test_engine_settings_survive_the_way_through_the_environment() -> None:
     for options in (
         VllmOptions(max_sequences=32, kv_cache_mb=64, timeout_s=5.0),
+        VllmOptions(tensor_parallel_size=2, data_parallel_size=4, quantization="mxfp8", max_model_len=4096),
         OpenaiOptions(url="http://127.0.0.1:1", api_key="secret"),
     ):
         assert engine_from(options.environment()) == options

@@ -232,3 +232,15 @@ def test_a_version_with_other_tensors_than_the_model_is_unfit_and_a_cut_file_is_
         assert all(unfit.startswith(why) and bool(unfit) == bool(why) for _, unfit in seen)
     asyncio.run(load(honest))
     assert (model.rejected_weights, model.unfit_weights) == ("", "")
+
+
+async def test_an_engine_without_room_for_a_jobs_rows_is_made_anew_for_it_and_then_serves_both(tmp_path: Path) -> None:
+    shop = EngineShop(tmp_path)
+    model = ServedModel(shop.make, lambda _model: spell)
+    small = job_spec(rollout__max_prompt_tokens=16)
+    large = job_spec(rollout__max_prompt_tokens=64)
+    assert large.longest_row == small.longest_row + 48
+    for spec in (small, small, large, small, large):
+        await model.ready_for(spec, fake_version(tmp_path, "job", 0))
+    assert [line for line in shop.log if line.startswith("open")] == ["open qwen3", "open qwen3"]
+    assert shop.rows == [small.longest_row, large.longest_row]
