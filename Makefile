@@ -172,8 +172,9 @@ demo-vllm: $(STAMP) $(VLLM_STAMP)
 # What every engine promises, with vLLM in the process and behind its server; families, and several workers; then a
 # job of a vLLM and a transformers generator, and one whose engine core is killed. Minutes.
 test-vllm: $(STAMP) $(VLLM_STAMP)
-	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/contract/test_engines.py tests/rooms/engines/test_vllm_engine.py -k "vllm or openai"
-	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/rooms/engines/test_vllm_reload.py tests/rooms/engines/test_vllm_families.py tests/rooms/engines/test_vllm_workers.py
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/contract/test_engines.py tests/rooms/engines/test_vllm_engine.py \
+		tests/rooms/engines/test_vllm_reload.py tests/rooms/engines/test_vllm_families.py tests/rooms/engines/test_vllm_workers.py \
+		-k "vllm or openai"
 	OMP_NUM_THREADS=1 TEST_VLLM=1 $(BIN)/python -m pytest tests/e2e/test_vllm_stack.py
 
 # The promises of engines, passes and schedules, on a GPU that torch sees. Minutes: kernels are compiled.

@@ -20,7 +20,7 @@ from tests.vllm_families import FAMILIES as LARGER_FAMILIES
 from tests.vllm_families import vllm_family_folder
 
 JOINED = "model.layers.0.mlp.experts.gate_up_proj"
-"""Of all experts of a layer, as versions have it."""
+"""The tensor of all experts of a layer, as versions have it."""
 
 
 def loaded(folder: Path) -> PreTrainedModel:
