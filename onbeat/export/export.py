@@ -32,8 +32,8 @@ from onbeat.export.exported import Exported
 from onbeat.export.kept_versions import KeptVersion, Weights, kept_versions, read_version
 from onbeat.export.target import check_target
 from onbeat.weights.adapter.matrices import A_END, PREFIX
+from onbeat.weights.base_model.checkpoint_names import CheckpointNames, names_of_folder
 from onbeat.weights.base_model.text_model import text_model, untrained_tensors
-from onbeat.weights.checkpoint_names import CheckpointNames, names_of_folder
 from onbeat.weights.files.stored_tensors import StoredTensors
 from onbeat.weights.files.tensor_folder import ScratchFolder
 from onbeat.weights.hashing import tensors_digest

@@ -39,7 +39,6 @@ LARGE_FOLDERS = {
     "broker": "a side of the fence, a store, a table or a view of it each",
     "contracts": "a subject each, as their names say",
     "contracts/spec": "a table of a job each, and the rules between them",
-    "onbeat/weights": "a step of a version's way from the trainer to an engine or an export each",
 }
 """Folder → the reason why it has more than MAX_FOLDER_FILES modules."""
 ENTRY_POINT_GROUPS = {

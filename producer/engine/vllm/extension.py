@@ -35,7 +35,7 @@ from contracts.errors import OnbeatError, WeightsUnfit
 from contracts.versions import WeightManifest
 from contracts.weights import TRANSPORTS
 from onbeat.base.process.launcher import PR_SET_PDEATHSIG
-from onbeat.weights.checkpoint_names import CheckpointNames, names_of_family
+from onbeat.weights.base_model.checkpoint_names import CheckpointNames, names_of_family
 from onbeat.weights.layout import layout_of
 from onbeat.weights.model_folder import empty_model, weight_tensors
 from onbeat.weights.receiver import WeightReceiver

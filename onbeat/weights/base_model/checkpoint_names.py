@@ -92,11 +92,11 @@ class CheckpointNames:
                 conversions[target] = _Conversion(target=target, transform=transform)
             conversions[target].sources.append((name, name if pattern is None else pattern))
         empty = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in layout.items()}
-        made = [(conversion, conversion.apply(empty, model)) for conversion in conversions.values()]
+        converted = [(conversion, conversion.apply(empty, model)) for conversion in conversions.values()]
         self._conversions = tuple(conversions.values())
-        self._places = {name: conversion for conversion, tensors in made for name in tensors}
-        self.layout: Layout = {name: tensor for _, tensors in made for name, tensor in layout_of(tensors).items()}
-        """The checkpoint's tensors, those of one conversion beside each other."""
+        self._places = {name: conversion for conversion, tensors in converted for name in tensors}
+        self.layout: Layout = {name: tensor for _, tensors in converted for name, tensor in layout_of(tensors).items()}
+        """The checkpoint's tensors, those of one conversion next to each other."""
         self.are_those_of_versions = dict(self.layout) == dict(layout)
         """True where a checkpoint holds a version's tensors as they are."""
 

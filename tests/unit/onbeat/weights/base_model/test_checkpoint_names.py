@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from contracts.errors import InvalidInput
-from onbeat.weights.checkpoint_names import CheckpointNames, names_of_family, names_of_folder, stored_names
+from onbeat.weights.base_model.checkpoint_names import CheckpointNames, names_of_family, names_of_folder, stored_names
 from onbeat.weights.layout import layout_of
 from onbeat.weights.model_folder import empty_model, weight_tensors
 from tests.families import FAMILIES, family_folder
