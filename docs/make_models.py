@@ -13,7 +13,7 @@ from tests.family_runs import COLUMNS, Cell, Results, Row, read_results
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "models.md"
-MARKS = {"yes": "✔", "refused": "refused", "no": "✘"}
+MARKS = {"yes": "✔", "padded": "padded", "refused": "refused", "no": "✘"}
 INTRO = """\
 # Which models
 
@@ -23,9 +23,10 @@ are the families that were tried.
 
 - **trains**: a step of all weights, in padded rows.
 - **shares prompts**: the layout that a job has by default, in which a prompt goes through once for its group
-  ([`trainer.packing`](job.md#shared-prompts)).
+  ([`trainer.packing`](hardware.md#shared-prompts)). *Padded* means that the trainer found no way to share prompts for this
+  family, and makes a row of each completion.
 - **samples**: the transformers engine loads a version and samples with it.
-- **adapts**: a step of [adapters](job.md#adapters) in all linear layers.
+- **adapts**: a step of [adapters](adapters.md) in all linear layers.
 - **resumes**: a successor goes on from a checkpoint with the same bits.
 - **exports**: an export loads as the class of the model's folder, and computes what the policy computes.
 

@@ -53,7 +53,7 @@ LOGITS_TOLERANCE = 1e-4
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """What a column says of a family."""
 
-    result: Literal["yes", "refused", "no"]
+    result: Literal["yes", "padded", "refused", "no"]
     text: str = ""
     """What holds, the refusal with its cure, or the first line of what went wrong."""
 
@@ -142,11 +142,17 @@ def trains(trial: Trial) -> str:
     return "; ".join(words)
 
 
-def shares_prompts(trial: Trial) -> str:
-    """Tries the layout that a job has by default."""
+def shares_prompts(trial: Trial) -> Cell:
+    """Tries the layout that a job has by default, and says which one the trainer chose for the model."""
     learner = trial.make(trainer__packing="shared_prompt")
     assert learner.train(rollout_batch()).stats.num_tokens > 0
-    return ""
+    passes = learner.policy.passes
+    assert passes is not None
+    if passes.packing == "padded":
+        return Cell(result="padded", text=passes.reason)
+    if passes.packing == "prompt_cache":
+        return Cell(result="yes", text="by the model's cache")
+    return Cell(result="yes")
 
 
 def resumes(trial: Trial) -> str:
@@ -211,7 +217,7 @@ def _gap(model: Any, policy: Any) -> float:
     return float((actual - expected).abs().max() / expected.abs().max())
 
 
-COLUMNS: dict[str, Callable[[Trial], str]] = {
+COLUMNS: dict[str, Callable[[Trial], str | Cell]] = {
     "trains": trains,
     "shares prompts": shares_prompts,
     "samples": samples,
@@ -219,13 +225,15 @@ COLUMNS: dict[str, Callable[[Trial], str]] = {
     "resumes": resumes,
     "exports": exports,
 }
-"""Name → the function that tries it: it returns what there is to say, and raises where the family can't have it."""
+"""Name → the function that tries it: it returns a cell, or what there is to say where it holds, and raises where the
+family can't have it."""
 
 
-def cell_of(trial: Trial, column: Callable[[Trial], str]) -> Cell:
+def cell_of(trial: Trial, column: Callable[[Trial], str | Cell]) -> Cell:
     """Tries one column."""
     try:
-        return Cell(result="yes", text=column(trial))
+        cell = column(trial)
+        return cell if isinstance(cell, Cell) else Cell(result="yes", text=cell)
     except InvalidInput as error:
         # A refusal is complete with its cure.
         return Cell(result="refused" if error.cure else "no", text=first_line(error))
