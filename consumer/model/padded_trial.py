@@ -79,7 +79,7 @@ def _padded_states(model: PreTrainedModel) -> tuple[Tensor, Tensor | None]:
     return states[0, first:], embedded[0]
 
 
-def _states(model: PreTrainedModel, **inputs: Tensor) -> Tensor:
+def _states(model: PreTrainedModel, **inputs: Any) -> Tensor:
     if has_plain_head(model):
         return last_states(model, **inputs)
     return model(use_cache=False, **inputs).logits
