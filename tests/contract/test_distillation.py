@@ -36,6 +36,7 @@ from contracts.spec.job import JobSpec
 from contracts.spec.stages import NO_LOGPROB
 from onbeat.stages.log_prob_model import frozen_values
 from tests.builders import VOCABULARY, job_spec, judged_spec, rollout_batch
+from tests.building.specs import SpecBuilder
 from tests.chaos.short_job import long_variant
 from tests.contract.test_kept_sets import END, PROCESSED, changed_by, kept_iteration
 from tests.contract.test_lagged_losses import AS_SAMPLED, CORRECTIONS, Lagged, asked_again, lagged, updates_of  # noqa: F401
@@ -121,8 +122,7 @@ def with_teacher(responses: list[Response], batches: list[RolloutBatch]) -> list
     ]
 
 
-def job(algorithm: dict[str, Any], **changes: Any):
-    return job_spec(algorithm=algorithm, **({"stages": [TEACHER]} | changes))
+distilled_job = SpecBuilder(stages=[TEACHER])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -135,7 +135,7 @@ def test_both_updates_are_their_equation(tmp_path: Path, case: str) -> None:
     assert relative_error(first, expected) < 1e-8
     moved = moved_from(before, with_teacher(responses_of(pair, batches), batches))
     assert relative_error(second, gradient_of_responses(pair, moved, equation)) < 1e-8
-    spec = job(algorithm)
+    spec = distilled_job(algorithm=algorithm)
     scaling = iteration_scaling(stats, spec.algorithm)
     numbers = iteration_numbers(stats, scaling=scaling, terms=terms_of_job(spec))
     assert numbers.loss_metrics["kl_to_teacher"] == pytest.approx(mean_k3(moved), rel=1e-6)
@@ -178,7 +178,7 @@ def reading(policy: Policy, spec: JobSpec) -> Policy:
 
 def told_by(teacher: Policy, batches: list[RolloutBatch], stage: dict[str, Any], **options: Any) -> list[RolloutBatch]:
     """The batches with the columns of a stage that asks the teacher."""
-    spec, made = job(ALONE | {"distillation_beta": 0.0}, stages=[stage], **options), []
+    spec, made = distilled_job(algorithm=ALONE | {"distillation_beta": 0.0}, stages=[stage], **options), []
     summaries: dict[str, Summary] = {
         "top_k": lambda one, *_: likeliest(one, stage["top_k"], num_tokens=len(VOCABULARY)),
         "hidden_size": lambda _, states, __: bits_of(states, torch.float32),
@@ -264,7 +264,7 @@ def test_a_divergence_of_distributions_is_its_equation_in_both_updates(
     if "hidden states" in case:
         stage = TEACHER | {"hidden_size": pair[1].model.config.hidden_size}
     batches = told_by(pair[1], kept_iteration(batches) if is_truncated else batches, stage, **options)
-    spec = job(algorithm, stages=[stage], **options)
+    spec = distilled_job(algorithm=algorithm, stages=[stage], **options)
     pair = (has_head_of(pair[1], pair[0], spec) if "hidden states" in case else reading(pair[0], spec), pair[1])
     before = responses_of(pair, batches, changed)
     expected = gradient_of_responses(pair, before, equation)
@@ -335,7 +335,7 @@ def test_what_is_no_distribution_is_refused(tmp_path: Path, top: list[float], pr
     batch = taught(rollout_batch())
     assert isinstance(batch.columns, dict)
     column = {"teacher_top": tuple(pack_float32(top * one.num_sampled) for one in row_shapes(batch))}
-    spec = job(ALONE | {"distillation_beta": 1.0}, stages=[TEACHER | {"top_k": 2}])
+    spec = distilled_job(algorithm=ALONE | {"distillation_beta": 1.0}, stages=[TEACHER | {"top_k": 2}])
     policy = reading(models(tmp_path, float64=False)[0], spec)
     with pytest.raises(ContractViolation, match=problem):
         streamed_gradient(policy, [msgspec.structs.replace(batch, columns=batch.columns | column)], spec)
@@ -358,7 +358,7 @@ def test_its_mean_over_what_was_sampled_is_the_gradient_of_the_reverse_kl() -> N
 
 def test_arrival_orders_give_the_same_bits(tmp_path: Path) -> None:
     pair, batches = models(tmp_path, float64=False), [taught(batch, num_likely=3) for batch in iteration_of()]
-    spec = job(BESIDE | {"distillation_beta": 0.5}, stages=[TEACHER | {"top_k": 3}])
+    spec = distilled_job(algorithm=BESIDE | {"distillation_beta": 0.5}, stages=[TEACHER | {"top_k": 3}])
     policy = reading(pair[0], spec)
     assert_same_bits_in_any_order(lambda batches: streamed_gradient(policy, batches, spec), batches, orders=4)
 
@@ -367,16 +367,16 @@ def test_a_teacher_that_agrees_teaches_nothing_and_one_that_does_not_teaches_eve
     pair, batch = models(tmp_path, float64=False), rollout_batch(rewards=(1.0,))
     policy_logprobs = [pack_float32(response.logprobs.detach().tolist()) for response in responses_of(pair, [batch])]
     agreeing = msgspec.structs.replace(batch, columns={"teacher_logprobs": tuple(policy_logprobs)})
-    gradients = streamed_gradient(pair[0], [agreeing], job(ALONE))
+    gradients = streamed_gradient(pair[0], [agreeing], distilled_job(algorithm=ALONE))
     assert max(gradient.abs().max().item() for gradient in gradients.values()) < 1e-5
-    gradients = streamed_gradient(pair[0], [taught(batch)], job(ALONE))
+    gradients = streamed_gradient(pair[0], [taught(batch)], distilled_job(algorithm=ALONE))
     assert max(gradient.abs().max().item() for gradient in gradients.values()) > 1e-3
 
 
 def test_a_batch_without_the_column_is_refused_and_never_trained_without_its_term(tmp_path: Path) -> None:
     pair = models(tmp_path, float64=False)
     with pytest.raises(ContractViolation, match="came without the column teacher_logprobs"):
-        streamed_gradient(pair[0], [rollout_batch()], job(BESIDE))
+        streamed_gradient(pair[0], [rollout_batch()], distilled_job(algorithm=BESIDE))
     with pytest.raises(ContractViolation, match="came without the column reference_logprobs"):
         streamed_gradient(
             pair[0], [rollout_batch()], job_spec(algorithm={"kl_coefficient": 0.1}, stages=[{"type": "reference"}])

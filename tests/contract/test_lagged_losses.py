@@ -212,10 +212,6 @@ lagged_job = SpecBuilder(
 )
 
 
-def job(algorithm: dict[str, Any], **changes: Any) -> JobSpec:
-    return lagged_job(algorithm=algorithm, **changes)
-
-
 def asked_again(lagged: Lagged, *, mu: list[Tensor]) -> list[Response]:
     """What the equation takes: pi with gradient at the weights of now, pi_prox of version 2, mu as given."""
     now = responses_of(lagged.pair, lagged.batches)
@@ -252,7 +248,7 @@ def test_each_update_over_lagged_batches_is_its_equation(
     lagged: Lagged, loss: str, correction: str, packing: str
 ) -> None:
     of_loss, of_correction = LOSSES[loss], CORRECTIONS[correction]
-    spec = job(of_loss[0] | of_correction[0] | {"updates_per_iteration": 2}, trainer__packing=packing)
+    spec = lagged_job(algorithm=of_loss[0] | of_correction[0] | {"updates_per_iteration": 2}, trainer__packing=packing)
     equation = Equation(**(of_loss[1] | of_correction[1]))
     for update, (gradients, stats) in enumerate(updates_of(lagged, spec)):
         # float32 carries log mu: hence the tolerance.
@@ -272,7 +268,7 @@ def test_each_update_over_lagged_batches_is_its_equation(
 @pytest.mark.parametrize("option", OPTIONS)
 def test_each_option_over_lagged_batches_is_its_equation(lagged: Lagged, option: str) -> None:
     algorithm, equation = OPTIONS[option]
-    spec = job(algorithm | {"updates_per_iteration": 2})
+    spec = lagged_job(algorithm=algorithm | {"updates_per_iteration": 2})
     without = {name: value for name, value in equation.items() if name not in ("c", "far")}
     plain = Equation(**without, weighs_kl=False)
     for gradients, stats in updates_of(lagged, spec):
@@ -292,7 +288,7 @@ def test_each_option_over_lagged_batches_is_its_equation(lagged: Lagged, option:
 )
 def test_a_kl_is_weighed_by_the_correction_unless_the_spec_says_no(lagged: Lagged, keys: dict, weighs: bool) -> None:
     """In an iteration's one step, in which the policy ratio is 1 and the correction alone weighs."""
-    gradients, _ = next(updates_of(lagged, job(TIS | {"kl_coefficient": 0.3} | keys)))
+    gradients, _ = next(updates_of(lagged, lagged_job(algorithm=TIS | {"kl_coefficient": 0.3} | keys)))
     of_each = {
         way: equation_gradient(lagged, Equation(**TIS_EQUATION, beta=0.3, weighs_kl=way), mu=lagged.sampled_logprobs)
         for way in (True, False)
@@ -304,7 +300,7 @@ def test_a_kl_is_weighed_by_the_correction_unless_the_spec_says_no(lagged: Lagge
 @pytest.mark.parametrize("advantage", ["reinforce++_baseline", "rloo"])
 def test_each_advantage_is_corrected_by_the_same_weight(lagged: Lagged, advantage: str) -> None:
     of_loss, of_correction = LOSSES["cispo"], CORRECTIONS["decoupled_ppo"]
-    spec = job(of_loss[0] | of_correction[0] | {"advantage": advantage})
+    spec = lagged_job(algorithm=of_loss[0] | of_correction[0] | {"advantage": advantage})
     gradients, _ = next(updates_of(lagged, spec))
     options: dict[str, Any] = of_loss[1] | of_correction[1] | {"advantage": advantage}
     equation = Equation(**options)
@@ -313,15 +309,15 @@ def test_each_advantage_is_corrected_by_the_same_weight(lagged: Lagged, advantag
 
 def test_a_batch_that_is_split_into_passes_is_weighed_as_a_whole_one(lagged: Lagged) -> None:
     algorithm = LOSSES["dapo"][0] | CORRECTIONS["decoupled_ppo by sequence"][0] | {"updates_per_iteration": 2}
-    whole = updates_of(lagged, job(algorithm))
+    whole = updates_of(lagged, lagged_job(algorithm=algorithm))
     expected = [gradients for gradients, _ in whole]
-    split = updates_of(lagged, job(algorithm, trainer__max_tokens_per_micro_batch=12))
+    split = updates_of(lagged, lagged_job(algorithm=algorithm, trainer__max_tokens_per_micro_batch=12))
     for (gradients, _), of_whole in zip(split, expected, strict=True):
         assert relative_error(gradients, of_whole) < 1e-10
 
 
 def test_the_gap_of_a_lagged_batch_is_how_far_the_policy_has_moved(lagged: Lagged) -> None:
-    _, stats = next(updates_of(lagged, job({"correction": "none", "entropy_coefficient": 0.01})))
+    _, stats = next(updates_of(lagged, lagged_job(algorithm={"correction": "none", "entropy_coefficient": 0.01})))
     start = 0
     for lag, of_batch in zip(LAGS, stats, strict=True):
         rows = slice(start, start + len(of_batch.rewards))
@@ -389,7 +385,7 @@ def test_loss_and_gradient_are_those_of_areals_decoupled_objective(case: str) ->
     proximal = torch.tensor(PROXIMAL, dtype=torch.float64)
     is_first = "first" in case
     policy = (proximal.clone() if is_first else torch.tensor(PI, dtype=torch.float64)).requires_grad_()
-    algorithm_of_case = job({"loss": "dapo"} | algorithm).algorithm
+    algorithm_of_case = lagged_job(algorithm={"loss": "dapo"} | algorithm).algorithm
     loss_of_case = pass_loss(
         TokenOutputs(
             policy=policy, generator=torch.tensor(BEHAVIOUR, dtype=torch.float64), old=None if is_first else proximal

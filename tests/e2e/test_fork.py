@@ -17,7 +17,7 @@ from contracts.jobs import JobState, TrainerExit
 from contracts.run_folder import RunFolder
 from contracts.spec.job import JobSpec
 from onbeat.audit.chain import AuditEntry, verify_run
-from tests.builders import job_spec
+from tests.building.specs import SUMS_MODEL, SpecBuilder
 from tests.chaos.short_job import long_variant
 from tests.pipeline import Pipeline
 
@@ -33,33 +33,34 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
         yield pipeline
 
 
-def spec(pipeline: Pipeline, iterations: int, **changes: Any) -> JobSpec:
+fine_tuned_job = SpecBuilder(
+    model__path=SUMS_MODEL,
+    reward={},
+    algorithm={"loss": "sft", "advantage": "none"},
+    rollout__batches_per_iteration=len(ROWS),
+    rollout__prompts_per_batch=1,
+    rollout__group_size=1,
+    optimizer__learning_rate=3e-4,
+    evaluation__num_prompts=0,
+    timeouts__trainer_lease_s=1.0,
+)
+
+
+def rows_job(pipeline: Pipeline, iterations: int, **changes: Any) -> JobSpec:
     """Each iteration learns all rows, in another order: an exact sum doesn't know it."""
-    fields: dict[str, Any] = {
-        "iterations": iterations,
-        "model__path": "configs/models/two-digit-addition",
-        "dataset": {"type": "jsonl", "train_path": str(pipeline.data / "rows.jsonl")},
-        "reward": {},
-        "algorithm": {"loss": "sft", "advantage": "none"},
-        "rollout__batches_per_iteration": len(ROWS),
-        "rollout__prompts_per_batch": 1,
-        "rollout__group_size": 1,
-        "optimizer__learning_rate": 3e-4,
-        "evaluation__num_prompts": 0,
-        "timeouts__trainer_lease_s": 1.0,
-    }
-    return job_spec(**(fields | changes))
+    dataset = {"type": "jsonl", "train_path": str(pipeline.data / "rows.jsonl")}
+    return fine_tuned_job(iterations=iterations, dataset=dataset, **changes)
 
 
 @pytest.fixture(scope="module")
 def source(pipeline: Pipeline) -> str:
-    return pipeline.train(spec(pipeline, 2))
+    return pipeline.train(rows_job(pipeline, 2))
 
 
 def test_a_fork_that_is_killed_ends_with_the_weights_of_one_longer_job(pipeline: Pipeline, source: str) -> None:
     """Adam's moments and steps are those of the checkpoint; the first trainer dies before there is one of the fork."""
-    straight = pipeline.train(spec(pipeline, 4))
-    job_id, _ = pipeline.jobs.create(spec(pipeline, 2, fork={"job": source, "version": 2}))
+    straight = pipeline.train(rows_job(pipeline, 4))
+    job_id, _ = pipeline.jobs.create(rows_job(pipeline, 2, fork={"job": source, "version": 2}))
     assert pipeline.train_until_death(job_id, crash_at="consumer.after_commit:1") == -signal.SIGKILL
     pipeline.train_to_the_end(job_id)
     assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
@@ -78,7 +79,7 @@ def test_a_fork_that_is_killed_ends_with_the_weights_of_one_longer_job(pipeline:
 def test_another_learning_rate_goes_on_from_it(pipeline: Pipeline, source: str) -> None:
     fork = {"job": source, "version": 2}
     digests = {
-        pipeline.final_digest(pipeline.train(spec(pipeline, 1, fork=fork, optimizer__learning_rate=learning_rate)))
+        pipeline.final_digest(pipeline.train(rows_job(pipeline, 1, fork=fork, optimizer__learning_rate=learning_rate)))
         for learning_rate in (3e-4, 1e-3)
     }
     assert len(digests | {pipeline.final_digest(source)}) == 3
@@ -87,12 +88,12 @@ def test_another_learning_rate_goes_on_from_it(pipeline: Pipeline, source: str) 
 @long_variant
 def test_two_ranks_go_on_from_it_to_the_weights_of_one(pipeline: Pipeline, source: str) -> None:
     fork = {"job": source, "version": 2}
-    one, two = (pipeline.train(spec(pipeline, 1, fork=fork, trainer__world_size=ranks)) for ranks in (1, 2))
+    one, two = (pipeline.train(rows_job(pipeline, 1, fork=fork, trainer__world_size=ranks)) for ranks in (1, 2))
     assert pipeline.final_digest(one) == pipeline.final_digest(two) != pipeline.final_digest(source)
 
 
 def test_a_chain_that_hides_or_forges_where_it_comes_from_is_no_chain(pipeline: Pipeline, source: str) -> None:
-    forking = spec(pipeline, 1, fork={"job": source, "version": 2})
+    forking = rows_job(pipeline, 1, fork={"job": source, "version": 2})
     (record,) = pipeline.jobs.audit(pipeline.train(forking))
     assert isinstance(record.forked, ForkedFrom)
     for forged in (
@@ -104,7 +105,7 @@ def test_a_chain_that_hides_or_forges_where_it_comes_from_is_no_chain(pipeline: 
         assert any("where its weights come from" in gap for gap in gaps)
     entries = [AuditEntry(record=record, digest=record_digest(record))]
     assert verify_run(entries, forking, complete=True, digests_on_disk={}).gaps == ()
-    gaps = verify_run(entries, spec(pipeline, 1), complete=True, digests_on_disk={}).gaps
+    gaps = verify_run(entries, rows_job(pipeline, 1), complete=True, digests_on_disk={}).gaps
     assert any("where its weights come from" in gap for gap in gaps)
 
 
@@ -121,7 +122,7 @@ def test_a_fork_that_can_not_be_is_refused_with_the_cure(
     pipeline: Pipeline, source: str, fork: dict[str, Any], changes: dict[str, Any], problem: str
 ) -> None:
     of = {"job": source, "version": 2} | fork
-    job_id, _ = pipeline.jobs.create(spec(pipeline, 2, fork=of, **changes))
+    job_id, _ = pipeline.jobs.create(rows_job(pipeline, 2, fork=of, **changes))
     assert pipeline.train_until_death(job_id) == TrainerExit.FAILED
     assert problem in job_status(pipeline.broker, job_id).reason
 
@@ -130,7 +131,7 @@ def test_a_fork_whose_checkpoint_was_replaced_does_not_go_on(pipeline: Pipeline,
     """Its first trainer has committed iteration 0, and died before a checkpoint of its own."""
     folder = RunFolder(pipeline.settings.run_root_path, source)
     aside = folder.path / "aside"
-    job_id, _ = pipeline.jobs.create(spec(pipeline, 2, fork={"job": source, "version": 2}))
+    job_id, _ = pipeline.jobs.create(rows_job(pipeline, 2, fork={"job": source, "version": 2}))
     assert pipeline.train_until_death(job_id, crash_at="consumer.after_commit:1") == -signal.SIGKILL
     state = folder.checkpoint_after(1) / "state.json"
     shutil.copytree(folder.checkpoint_after(1), aside)

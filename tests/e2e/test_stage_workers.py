@@ -79,10 +79,6 @@ staged_job = trained_job.but(
 )
 
 
-def spec(*stages: dict[str, Any], **changes: Any) -> JobSpec:
-    return staged_job(stages=list(stages), **changes)
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -93,8 +89,8 @@ def spec(*stages: dict[str, Any], **changes: Any) -> JobSpec:
 def test_a_reference_off_the_trainer_gives_the_very_weights_that_the_trainer_would_have_made(
     pipeline: Pipeline, name: str
 ) -> None:
-    alone = pipeline.train(spec(**KL_JOBS[name]))
-    staged = pipeline.train(spec(REFERENCE, **KL_JOBS[name]))
+    alone = pipeline.train(staged_job(**KL_JOBS[name]))
+    staged = pipeline.train(staged_job(stages=[REFERENCE], **KL_JOBS[name]))
     assert pipeline.final_digest(staged) == pipeline.final_digest(alone)
     assert pipeline.verdict(staged).gaps == ()
     # What the worker did before the last commit stands in the timeline, as a lane of its own.
@@ -109,8 +105,8 @@ def test_a_teacher_and_a_reward_are_learnt_alike_by_two_ranks_and_after_a_kill(p
         "evaluation__num_prompts": 16,
         "evaluation__prompts_per_batch": 16,
     }
-    undisturbed = pipeline.train(spec(TEACHER, scorer, **fields, trainer__world_size=2))
-    killed, _ = pipeline.jobs.create(spec(TEACHER, scorer, **fields))
+    undisturbed = pipeline.train(staged_job(stages=[TEACHER, scorer], **fields, trainer__world_size=2))
+    killed, _ = pipeline.jobs.create(staged_job(stages=[TEACHER, scorer], **fields))
     assert pipeline.train_until_death(killed, crash_at="consumer.after_step:3") == -signal.SIGKILL
     pipeline.train_to_the_end(killed)
     assert pipeline.final_digest(killed) == pipeline.final_digest(undisturbed)
@@ -157,9 +153,9 @@ def test_distributions_of_teachers_are_learnt_alike_by_all_ranks_and_after_kills
         "schedule": "delayed",
         "max_policy_lag": 1,
     }
-    undisturbed = pipeline.train(spec(teacher, **fields, trainer__world_size=num_ranks))
+    undisturbed = pipeline.train(staged_job(stages=[teacher], **fields, trainer__world_size=num_ranks))
     pipeline.children[f"{STAGE_WORKER}-1"].stop(grace_s=10.0)
-    killed, _ = pipeline.jobs.create(spec(teacher, **fields))
+    killed, _ = pipeline.jobs.create(staged_job(stages=[teacher], **fields))
     worker = pipeline.start(f"{STAGE_WORKER}-{sends[0]}", crash_at="stage.after_compute:2")
     trainer = pipeline.start(f"consumer-{killed}", killed, crash_at="consumer.after_step:2")
     assert wait_for_exit(worker) == -signal.SIGKILL
@@ -168,7 +164,7 @@ def test_distributions_of_teachers_are_learnt_alike_by_all_ranks_and_after_kills
     pipeline.train_to_the_end(killed)
     assert pipeline.final_digest(killed) == pipeline.final_digest(undisturbed)
     assert pipeline.verdict(killed).gaps == pipeline.verdict(undisturbed).gaps == ()
-    single = pipeline.train(spec(TEACHER | {"top_k": 4}, **fields))
+    single = pipeline.train(staged_job(stages=[TEACHER | {"top_k": 4}], **fields))
     assert pipeline.final_digest(single) != pipeline.final_digest(undisturbed), "what else the teacher tells counts"
 
 
@@ -178,7 +174,8 @@ def lines_of(pipeline: Pipeline, job_id: str, name: str, kind: type[T]) -> list[
 
 
 def test_a_job_whose_stage_has_no_worker_fails_by_its_name(pipeline: Pipeline) -> None:
-    assert "s for a live worker of stage brief" in reason_of(pipeline, spec(BRIEF, timeouts__no_stage_worker_s=1.0))
+    unserved = staged_job(stages=[BRIEF], timeouts__no_stage_worker_s=1.0)
+    assert "s for a live worker of stage brief" in reason_of(pipeline, unserved)
 
 
 def reason_of(pipeline: Pipeline, job: JobSpec) -> str:
@@ -192,7 +189,7 @@ def reason_of(pipeline: Pipeline, job: JobSpec) -> str:
 def test_a_judge_is_asked_once_for_each_row_and_its_numbers_are_trained(pipeline: Pipeline, judge: JudgeServer) -> None:
     stage = {"type": "llm_judge", "model": "m", "prompt": "Rate {completion} for {prompt} with {reference}"}
     before = len(judge.questions)
-    job = spec(stage, iterations=2, deterministic=False)
+    job = staged_job(stages=[stage], iterations=2, deterministic=False)
     job_id = pipeline.train(job)
     rollout = job.rollout
     rows = 2 * rollout.batches_per_iteration * rollout.prompts_per_batch * rollout.group_size
@@ -203,7 +200,7 @@ def test_a_judge_is_asked_once_for_each_row_and_its_numbers_are_trained(pipeline
 def test_a_judge_s_criteria_are_compared_each_by_itself_and_have_metrics_of_their_own(pipeline: Pipeline) -> None:
     stage = {"type": "llm_judge", "model": "m", "prompt": "JSON for {completion}", "answer": "json"}
     rubric = stage | {"criteria": {"long": 3, "short": 1}, "weight": 2.0}
-    job_id = pipeline.train(spec(rubric, iterations=2, deterministic=False, algorithm__advantage="gdpo"))
+    job_id = pipeline.train(staged_job(stages=[rubric], iterations=2, deterministic=False, algorithm__advantage="gdpo"))
     for metrics in lines_of(pipeline, job_id, "metrics.jsonl", IterationMetrics):
         parts = metrics.reward_components
         assert parts["llm_judge_long"] + parts["llm_judge_short"] == pytest.approx(1.0)
@@ -214,5 +211,5 @@ def test_a_judge_s_criteria_are_compared_each_by_itself_and_have_metrics_of_thei
 
 def test_a_judge_that_never_answers_a_number_fails_the_job_with_its_words(pipeline: Pipeline) -> None:
     stage = {"type": "llm_judge", "model": "m", "prompt": "refuse {completion}", "max_attempts": 2}
-    reason = reason_of(pipeline, spec(stage, deterministic=False))
+    reason = reason_of(pipeline, staged_job(stages=[stage], deterministic=False))
     assert "stage llm_judge: the judge's answer has no number" in reason

@@ -44,7 +44,7 @@ class Run:
         self.client = client
 
     def submit(self, file: str = "demo.toml", **settings: Any) -> str:
-        return self.client.submit(spec(file, **settings), idempotency_key=uuid.uuid4().hex).job_id
+        return self.client.submit(shorter_spec(file, **settings), idempotency_key=uuid.uuid4().hex).job_id
 
     def until(self, reached: Callable[[], bool], what: str) -> None:
         asked.until(reached, what, deadline_s=DEADLINE_S, tick=self.stack.tick)
@@ -78,7 +78,7 @@ class Run:
         assert verify_run(chain, read_spec(folder), complete=True, digests_on_disk=on_disk).gaps == ()
 
 
-def spec(file: str = "demo.toml", **settings: Any) -> JobSpec:
+def shorter_spec(file: str = "demo.toml", **settings: Any) -> JobSpec:
     """A shipped job, shorter."""
     fields = {
         "deterministic": "false",
@@ -173,4 +173,4 @@ def test_a_deterministic_job_is_sampled_by_the_other_generator_alone(run: Run) -
 def test_a_profile_of_vllm_alone_refuses_a_deterministic_job_before_anything_starts() -> None:
     profile = load_profile(REPOSITORY / "configs" / "stacks" / "vllm.toml")
     with pytest.raises(InvalidInput, match="deterministic"):
-        profile.check(spec(deterministic="true"))
+        profile.check(shorter_spec(deterministic="true"))

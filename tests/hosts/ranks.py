@@ -20,7 +20,7 @@ ITERATIONS_OF_TWO = 12
 """So many of one that waits for both."""
 
 
-def job(*, least: int = 2, ranks: int = 1, **changes: Any) -> JobSpec:
+def job_of_hosts(*, least: int = 2, ranks: int = 1, **changes: Any) -> JobSpec:
     regroups = {"regroup_s": 1.0} if least == 1 else {}
     hosts = {"least": least, "most": 2, "ranks": ranks} | regroups | changes.pop("hosts", {})
     fields: dict[str, Any] = {

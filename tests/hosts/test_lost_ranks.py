@@ -12,7 +12,7 @@ from onbeat.base.process.child_process import ChildProcess
 from tests.chaos.short_job import assert_undisturbed, committed, long_variant, sequential_digest, until
 from tests.hosts.machines import Machines
 from tests.hosts.network import Network
-from tests.hosts.ranks import HOSTS, both_training, comes_in, cut_off, ends_well, finished, job, offer
+from tests.hosts.ranks import HOSTS, both_training, comes_in, cut_off, ends_well, finished, job_of_hosts, offer
 from tests.pipeline import Pipeline, wait_for_exit
 from tests.redundant_redis import RedundantRedis
 
@@ -40,7 +40,7 @@ def test_the_host_of_rank_0_dies_at_each_place_and_the_other_one_goes_on(
     machines: Machines, tmp_path: Path, sharding: str
 ) -> None:
     """Its launcher and its ranks are killed at once, and its disk is thrown away."""
-    spec = job(least=1, iterations=200, trainer__sharding=sharding, timeouts__max_trainer_starts=50)
+    spec = job_of_hosts(least=1, iterations=200, trainer__sharding=sharding, timeouts__max_trainer_starts=50)
     job_id, _ = machines.jobs.create(spec)
     for name, point in DEATHS.items():
         dying = leads(machines, "first", job_id, crash_at=f"{point}:group")
@@ -59,7 +59,7 @@ def test_the_host_of_rank_0_dies_at_each_place_and_the_other_one_goes_on(
 def test_a_host_that_is_cut_off_from_redis_alone_ends_its_ranks_and_comes_back(
     machines: Machines, tmp_path: Path
 ) -> None:
-    spec = job(least=2, iterations=80)
+    spec = job_of_hosts(least=2, iterations=80)
     job_id, _ = machines.jobs.create(spec)
     launchers = both_training(machines, job_id)
     cut_off(machines, "second", "services")
@@ -74,7 +74,7 @@ def test_a_host_that_is_cut_off_from_redis_alone_ends_its_ranks_and_comes_back(
 
 @long_variant
 def test_of_hosts_that_are_cut_off_from_each_other_alone_one_goes_on(machines: Machines, tmp_path: Path) -> None:
-    spec = job(least=1)
+    spec = job_of_hosts(least=1)
     job_id, _ = machines.jobs.create(spec)
     launchers = both_training(machines, job_id)
     cut_off(machines, "second", "first")
@@ -95,7 +95,7 @@ def wait_for_either(launcher: ChildProcess, line: str, *, times: int) -> bool:
 def test_a_host_that_is_cut_off_from_all_and_healed_trains_again_with_the_other(
     machines: Machines, tmp_path: Path
 ) -> None:
-    spec = job(least=2, iterations=80)
+    spec = job_of_hosts(least=2, iterations=80)
     job_id, _ = machines.jobs.create(spec)
     launchers = both_training(machines, job_id)
     address = machines.hosts["second"].address
@@ -110,7 +110,7 @@ def test_a_host_that_is_cut_off_from_all_and_healed_trains_again_with_the_other(
 
 @long_variant
 def test_three_hosts_train_of_which_one_comes_late_and_another_is_lost(machines: Machines, tmp_path: Path) -> None:
-    spec = job(least=2, iterations=100, hosts={"most": 3, "regroup_s": 3.0}, rollout__batches_per_iteration=4)
+    spec = job_of_hosts(least=2, iterations=100, hosts={"most": 3, "regroup_s": 3.0}, rollout__batches_per_iteration=4)
     job_id, _ = machines.jobs.create(spec)
     launchers = both_training(machines, job_id)
     launchers["third"] = comes_in(machines, "third", job_id, num_hosts=3)
@@ -122,7 +122,7 @@ def test_three_hosts_train_of_which_one_comes_late_and_another_is_lost(machines:
 
 @long_variant
 def test_four_ranks_of_one_host_make_the_weights_of_one_process(machines: Machines, tmp_path: Path) -> None:
-    spec = job(least=1, ranks=4, iterations=8, hosts={"most": 1})
+    spec = job_of_hosts(least=1, ranks=4, iterations=8, hosts={"most": 1})
     job_id, _ = machines.jobs.create(spec)
     ends_well(machines, job_id, offer(machines, "first", job_id))
     finished(machines, job_id, spec, tmp_path / "oracle")
@@ -130,7 +130,7 @@ def test_four_ranks_of_one_host_make_the_weights_of_one_process(machines: Machin
 
 @long_variant
 def test_ranks_meet_over_ipv6(machines: Machines, tmp_path: Path) -> None:
-    spec = job(iterations=20)
+    spec = job_of_hosts(iterations=20)
     job_id, _ = machines.jobs.create(spec)
     for number, where in enumerate(HOSTS, start=1):
         machines.hosts[where].do(
@@ -150,7 +150,7 @@ def test_hosts_form_again_after_a_failover_of_redis(tmp_path: Path) -> None:
     with Network(5) as network:
         redundant = RedundantRedis(tmp_path / "redis", hosts=network.hosts[:3], entering=network.entering)
         with Pipeline(tmp_path, redundant) as pipeline:
-            spec = job(least=2, iterations=40, weights={"transport": "redis"})
+            spec = job_of_hosts(least=2, iterations=40, weights={"transport": "redis"})
             oracle = sequential_digest(pipeline, spec, tmp_path / "oracle")
             pipeline.start_generators(1)
             job_id, _ = pipeline.jobs.create(spec)

@@ -13,7 +13,7 @@ from broker.monitor import job_status
 from contracts.jobs import JobState, TrainerExit
 from tests.chaos.short_job import LAG, committed, long_variant, until
 from tests.hosts.machines import Machines
-from tests.hosts.ranks import HOSTS, both_training, comes_in, consume, cut_off, ends_well, finished, job, offer
+from tests.hosts.ranks import HOSTS, both_training, comes_in, consume, cut_off, ends_well, finished, job_of_hosts, offer
 from tests.pipeline import wait_for_exit
 
 LORA = {"rank": 4}
@@ -27,7 +27,7 @@ def signalled(processes: list[int], number: signal.Signals) -> None:
 
 @long_variant
 def test_two_hosts_with_two_ranks_each_make_the_weights_of_one_process(machines: Machines, tmp_path: Path) -> None:
-    spec = job(ranks=2, iterations=8)
+    spec = job_of_hosts(ranks=2, iterations=8)
     job_id, _ = machines.jobs.create(spec)
     ends_well(machines, job_id, *(offer(machines, where, job_id) for where in HOSTS))
     finished(machines, job_id, spec, tmp_path / "oracle")
@@ -46,7 +46,7 @@ def test_two_hosts_with_two_ranks_each_make_the_weights_of_one_process(machines:
 def test_another_host_takes_a_lost_ones_place_in_whatever_the_ranks_share(
     machines: Machines, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    spec = job(**changes)
+    spec = job_of_hosts(**changes)
     job_id, _ = machines.jobs.create(spec)
     launchers = both_training(machines, job_id)
     machines.hosts["second"].lose()
@@ -59,7 +59,7 @@ def test_another_host_takes_a_lost_ones_place_in_whatever_the_ranks_share(
 def test_a_host_is_lost_while_it_trains_and_the_one_that_is_left_goes_on(
     machines: Machines, tmp_path: Path, lost: int
 ) -> None:
-    spec = job(least=1)
+    spec = job_of_hosts(least=1)
     job_id, _ = machines.jobs.create(spec)
     launchers = both_training(machines, job_id, leader=HOSTS[lost])
     machines.hosts[HOSTS[0]].lose()
@@ -72,7 +72,7 @@ def test_a_host_is_lost_while_it_trains_and_the_one_that_is_left_goes_on(
 def test_a_host_that_is_cut_off_ends_its_ranks_and_comes_back_after_the_others_have_gone_on(
     machines: Machines, tmp_path: Path
 ) -> None:
-    spec = job(least=1)
+    spec = job_of_hosts(least=1)
     job_id, _ = machines.jobs.create(spec)
     first, second = both_training(machines, job_id).values()
     address = machines.hosts["second"].address
@@ -88,7 +88,7 @@ def test_a_host_that_is_cut_off_ends_its_ranks_and_comes_back_after_the_others_h
 def test_a_host_that_comes_at_iteration_5_waits_until_the_ranks_begin_again_with_it(
     machines: Machines, tmp_path: Path
 ) -> None:
-    spec = job(least=1, hosts={"regroup_s": 2.0})
+    spec = job_of_hosts(least=1, hosts={"regroup_s": 2.0})
     job_id, _ = machines.jobs.create(spec)
     first = consume(machines, "first")
     until(committed(machines, job_id, 5), "iteration 5")
@@ -109,7 +109,7 @@ def test_a_host_that_comes_at_iteration_5_waits_until_the_ranks_begin_again_with
 def test_too_few_hosts_are_one_line_that_names_them_and_the_job_fails_with_it(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = job(least=2, hosts={"wait_s": 15.0}, timeouts__max_trainer_starts=1)
+    spec = job_of_hosts(least=2, hosts={"wait_s": 15.0}, timeouts__max_trainer_starts=1)
     job_id, _ = machines.jobs.create(spec)
     launchers = {"first": offer(machines, "first", job_id)}
     until(lambda: "leads the ranks" in launchers["first"].tail(40), "a leader")
@@ -128,7 +128,7 @@ def test_too_few_hosts_are_one_line_that_names_them_and_the_job_fails_with_it(
 def test_hosts_that_are_cut_off_from_each_other_alone_wait_and_train_again_once_they_are_healed(
     machines: Machines, tmp_path: Path
 ) -> None:
-    spec = job(hosts={"wait_s": 600.0})
+    spec = job_of_hosts(hosts={"wait_s": 600.0})
     job_id, _ = machines.jobs.create(spec)
     launchers = both_training(machines, job_id)
     cut_off(machines, "second", "first")
@@ -142,7 +142,7 @@ def test_hosts_that_are_cut_off_from_each_other_alone_wait_and_train_again_once_
 
 @long_variant
 def test_a_host_that_hangs_is_replaced_and_ends_its_ranks_when_it_wakes(machines: Machines, tmp_path: Path) -> None:
-    spec = job(least=1)
+    spec = job_of_hosts(least=1)
     job_id, _ = machines.jobs.create(spec)
     first, second = both_training(machines, job_id).values()
     hung = machines.network.processes(machines.hosts["second"].address)

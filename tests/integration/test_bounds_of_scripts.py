@@ -31,8 +31,8 @@ from tests.integration.stage_parts import external, open_job
 from tests.integration.test_fence import DIGEST, Job, answer_to, claimed, job_of
 
 
-@pytest.fixture
-def job(redis_server: EmbeddedRedis) -> Job:
+@pytest.fixture(name="job")
+def job_of_operators(redis_server: EmbeddedRedis) -> Job:
     operator = connect(StackSettings(redis_url=redis_server.url))
     return job_of(operator, operator, operator)
 

@@ -39,8 +39,8 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         broker.close()
 
 
-@pytest.fixture
-def job(broker: Broker) -> Job:
+@pytest.fixture(name="job")
+def opened_job(broker: Broker) -> Job:
     return opened(broker)
 
 

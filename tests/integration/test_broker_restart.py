@@ -64,8 +64,8 @@ def crash(server: EmbeddedRedis, tmp_path: Path) -> Iterator[Crash]:
     broker.close()
 
 
-@pytest.fixture
-def job(crash: Crash) -> Job:
+@pytest.fixture(name="job")
+def job_with_two_batches(crash: Crash) -> Job:
     """Iteration 0 is open with two batches."""
     job_id, _ = JobStore(crash.broker).create(
         job_spec(rollout__max_attempts=3, rollout__batches_per_iteration=2, evaluation__num_prompts=0)

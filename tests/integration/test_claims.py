@@ -29,8 +29,8 @@ def job_on(broker: Broker, count: int = 3) -> Job:
     return opened(broker, count=count, rollout__max_attempts=3)
 
 
-@pytest.fixture
-def job(settings: StackSettings) -> Job:
+@pytest.fixture(name="job")
+def opened_job(settings: StackSettings) -> Job:
     return job_on(connect(settings))
 
 

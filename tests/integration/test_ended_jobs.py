@@ -21,8 +21,8 @@ from tests.integration.test_fence import Job, answer_to, claimed, opened
 LEASE_S = 600.0
 
 
-@pytest.fixture
-def job(settings: StackSettings) -> Job:
+@pytest.fixture(name="job")
+def opened_job(settings: StackSettings) -> Job:
     return opened(connect(settings))
 
 

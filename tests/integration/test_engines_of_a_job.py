@@ -21,8 +21,8 @@ from tests.integration.test_fence import DIGEST, Job, answer_to, claimed, job_of
 KIND, OTHER = "transformers 5 on AVX2", "vllm 0.32 on H200"
 
 
-@pytest.fixture
-def job(redis_server: EmbeddedRedis) -> Job:
+@pytest.fixture(name="job")
+def opened_job_of_roles(redis_server: EmbeddedRedis) -> Job:
     redis_server.load_scripts()
     urls = (redis_server.url, redis_server.url_of(TRAINER), redis_server.url_of(GENERATOR))
     job = job_of(*(connect(StackSettings(redis_url=url)) for url in urls))

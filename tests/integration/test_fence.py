@@ -88,8 +88,8 @@ def job_of(gateway: Broker, trainers: Broker, generators: Broker) -> Job:
     return job
 
 
-@pytest.fixture
-def job(redis_server: EmbeddedRedis) -> Job:
+@pytest.fixture(name="job")
+def job_of_roles(redis_server: EmbeddedRedis) -> Job:
     redis_server.load_scripts()
     operator, trainers, generators = (
         connect(StackSettings(redis_url=url))

@@ -31,8 +31,8 @@ from tests.integration.fence_parts import change_fence
 from tests.integration.test_fence import DIGEST, Job, answer_to, claimed, job_of, manifest
 
 
-@pytest.fixture
-def job(redis_server: EmbeddedRedis) -> Job:
+@pytest.fixture(name="job")
+def job_of_operators(redis_server: EmbeddedRedis) -> Job:
     redis_server.load_scripts()
     operator = connect(StackSettings(redis_url=redis_server.url))
     return job_of(operator, operator, operator)

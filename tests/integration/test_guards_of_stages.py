@@ -19,8 +19,8 @@ from tests.integration.stage_parts import StagedJob, external, open_job
 CHAIN = (external("judge"), external("after", inputs=("judge",), unit="batch"))
 
 
-@pytest.fixture
-def job(redis_server: EmbeddedRedis) -> StagedJob:
+@pytest.fixture(name="job")
+def published_job(redis_server: EmbeddedRedis) -> StagedJob:
     job = open_job(redis_server, CHAIN)
     job.publish()
     return job

@@ -85,8 +85,8 @@ class OneJob:
         return read_fence(self.broker, self.broker.job_keys(self.job_id)).lease_until_s > 0.0
 
 
-@pytest.fixture
-def job(settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> OneJob:
+@pytest.fixture(name="job")
+def job_of_one_run(settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> OneJob:
     return OneJob(settings, broker, monkeypatch)
 
 

@@ -44,8 +44,8 @@ def broker(settings: StackSettings) -> CountingBroker:
     return CountingBroker(connect(settings))
 
 
-@pytest.fixture
-def job(broker: CountingBroker, monkeypatch: pytest.MonkeyPatch) -> Job:
+@pytest.fixture(name="job")
+def job_with_small_chunks(broker: CountingBroker, monkeypatch: pytest.MonkeyPatch) -> Job:
     """Three batches fit into a script."""
     monkeypatch.setattr(openings, "CHUNK_BATCHES", 3)
     job_id, _ = JobStore(broker).create(job_spec())

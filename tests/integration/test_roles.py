@@ -166,8 +166,8 @@ def brokers(server: EmbeddedRedis) -> dict[str, Broker]:
     return {role: connect(StackSettings(redis_url=server.url_of(role))) for role in roles}
 
 
-@pytest.fixture
-def job(redis_server: EmbeddedRedis) -> Job:
+@pytest.fixture(name="job")
+def opened_job_of_roles(redis_server: EmbeddedRedis) -> Job:
     """A job with an open iteration of two batches."""
     redis_server.load_scripts()
     by_role = brokers(redis_server)

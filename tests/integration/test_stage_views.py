@@ -17,8 +17,8 @@ from tests.integration.stage_parts import StagedJob, external, open_job
 STAGES = [external("judge"), external("after", ["judge"], unit="group")]
 
 
-@pytest.fixture
-def job(redis_server: EmbeddedRedis) -> StagedJob:
+@pytest.fixture(name="job")
+def staged_job(redis_server: EmbeddedRedis) -> StagedJob:
     return open_job(redis_server, STAGES, count=2)
 
 

@@ -27,8 +27,8 @@ LARGE = 3 * 2**17
 """Characters that make a batch a large one."""
 
 
-@pytest.fixture
-def job(redis_server: EmbeddedRedis) -> StagedJob:
+@pytest.fixture(name="job")
+def judged_job(redis_server: EmbeddedRedis) -> StagedJob:
     return open_job(redis_server, JUDGE, count=3)
 
 

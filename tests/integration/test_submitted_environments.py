@@ -32,7 +32,7 @@ def table(name: str, params: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "renderer": "text", "max_tokens": 32, "params": params, "request_timeout_s": 20.0}
 
 
-def spec(name: str = "echo", *, deterministic: bool = True, **params: Any) -> JobSpec:
+def environment_spec(name: str = "echo", *, deterministic: bool = True, **params: Any) -> JobSpec:
     return job_spec(dataset=TASKS, environment=table(name, params), reward__components=[], deterministic=deterministic)
 
 
@@ -61,9 +61,9 @@ def opened(asked: JobSpec, settings: StackSettings) -> Any:
 def test_a_job_whose_environment_is_there_passes_and_has_its_initial_observations_for_prompts(
     told: StackSettings,
 ) -> None:
-    check_environment(spec(), told)
+    check_environment(environment_spec(), told)
     check_environment(job_spec(), told)
-    source = opened(spec(), told)
+    source = opened(environment_spec(), told)
     texts = [TOKENIZER.decode(unpack_int32(prompt.token_ids)) for prompt in source.training_prompts(0)]
     assert all(text[:4] == "say " and text[4:].isdigit() for text in texts)
 
@@ -71,8 +71,8 @@ def test_a_job_whose_environment_is_there_passes_and_has_its_initial_observation
 @pytest.mark.parametrize(
     ("asked", "field"),
     [
-        (spec("absent"), "environment.name"),
-        (spec(colour="red"), "environment.params"),
+        (environment_spec("absent"), "environment.name"),
+        (environment_spec(colour="red"), "environment.params"),
         (mixed("absent"), "dataset.sources[1].environment.name"),
         (mixed("echo", colour="red"), "dataset.sources[1].environment.params"),
     ],
@@ -91,9 +91,9 @@ def test_a_service_that_is_away_or_refuses_the_key_refuses_no_submission_and_no_
     told: StackSettings,
 ) -> None:
     away = replace(told, reward_url=f"http://127.0.0.1:{free_port()}")
-    hurried = replace(spec(), environment=replace(spec().environment, request_timeout_s=0.2))
-    check_environment(spec("absent"), replace(told, reward_key="wrong"))
-    patient = replace(spec(), environment=replace(spec().environment, request_timeout_s=3.0))
+    hurried = replace(environment_spec(), environment=replace(environment_spec().environment, request_timeout_s=0.2))
+    check_environment(environment_spec("absent"), replace(told, reward_key="wrong"))
+    patient = replace(environment_spec(), environment=replace(environment_spec().environment, request_timeout_s=3.0))
     with pytest.raises(EnvironmentUnavailable, match="refuses this process with 401"):
         opened(patient, replace(told, reward_key="wrong"))
     with pytest.raises(EnvironmentUnavailable):
@@ -103,13 +103,13 @@ def test_a_service_that_is_away_or_refuses_the_key_refuses_no_submission_and_no_
 def test_an_environment_that_is_not_deterministic_is_refused_in_a_deterministic_job_when_it_is_submitted(
     told: StackSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts = EnvironmentService(told).facts(spec().environment)
+    facts = EnvironmentService(told).facts(environment_spec().environment)
     monkeypatch.setattr(EnvironmentService, "facts", lambda *_: replace(facts, deterministic=False))
-    check_environment(replace(spec(), deterministic=False), told)
+    check_environment(replace(environment_spec(), deterministic=False), told)
     with pytest.raises(InvalidInput) as caught:
-        check_environment(spec(), told)
+        check_environment(environment_spec(), told)
     assert caught.value.field == "deterministic"
 
 
 def test_what_is_wrong_with_the_gateway_s_own_settings_refuses_no_submission(told: StackSettings) -> None:
-    check_environment(spec(), replace(told, reward_url="no address"))
+    check_environment(environment_spec(), replace(told, reward_url="no address"))

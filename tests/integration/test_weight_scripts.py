@@ -18,8 +18,8 @@ from tests.builders import job_spec
 NAME = "weights.safetensors"
 
 
-@pytest.fixture
-def job(broker: Broker) -> str:
+@pytest.fixture(name="job")
+def submitted_job(broker: Broker) -> str:
     return JobStore(broker).create(job_spec())[0]
 
 

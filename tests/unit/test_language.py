@@ -10,12 +10,13 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.unit.test_house import ROOT, package_files
+from tests.unit.test_house import ROOT, package_files, tracked
 
 VAGUE_NAMES = {"one", "found", "some", "told", "asked", "made", "said", "held", "given", "kept"}
 """Words that stand for a noun and are none: a reader who greps for one of them finds everything."""
 VAGUE_STARTS = ("What", "Whether", "Those", "One", "Which", "That")
 """Beginnings of a docstring that introduce no subject."""
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 NOT_YET = Path(__file__).parent / "not_yet_named.txt"
 
 
@@ -34,7 +35,7 @@ def vague_places(path: Path) -> list[str]:
         for name in bound_names(node):
             if name in VAGUE_NAMES:
                 places.append((node.lineno, f"the name `{name}`"))  # pyright: ignore[reportAttributeAccessIssue]
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+        if isinstance(node, FUNCTION | ast.ClassDef | ast.Module):
             first_word = (ast.get_docstring(node) or "").split(" ", 1)[0]
             if first_word in VAGUE_STARTS:
                 places.append((getattr(node, "lineno", 1), f"a docstring that begins with {first_word}"))
@@ -53,6 +54,15 @@ def test_a_name_is_a_noun_and_a_docstring_introduces_its_subject() -> None:
         name = str(path.relative_to(ROOT))
         places = vague_places(path)
         assert len(places) <= allowed.get(name, 0), f"{name}: {places}"
+
+
+def test_a_function_of_the_tests_that_builds_a_spec_says_which() -> None:
+    """A fake's method is named as the real one, and a fixture that tests take as `job` says so in its decorator."""
+    for path in tracked("tests/*.py"):
+        scopes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, FUNCTION | ast.Module)]
+        functions = [child for scope in scopes for child in scope.body if isinstance(child, FUNCTION)]
+        vague = [function.lineno for function in functions if function.name.strip("_") in {"spec", "job"}]
+        assert not vague, f"{path.relative_to(ROOT)}: {vague}: take a builder of tests/building/specs.py"
 
 
 def test_the_list_of_files_with_vague_names_only_gets_shorter() -> None:

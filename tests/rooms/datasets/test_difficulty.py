@@ -38,7 +38,7 @@ LAGS: dict[int, dict[str, Any]] = {
 }
 
 
-def spec(lag: int = 0, *, mixed: bool = False, **changes: Any) -> JobSpec:
+def pools_spec(lag: int = 0, *, mixed: bool = False, **changes: Any) -> JobSpec:
     dataset: dict[str, Any] = {"type": "addition", "difficulty_pools": POOLS}
     if mixed:
         plain = {"name": "plain", "dataset": {"type": "addition"}}
@@ -118,7 +118,7 @@ def transcribed(
 
 @pytest.mark.parametrize("lag", LAGS)
 def test_the_fold_and_the_draw_are_those_of_a_transcription(lag: int) -> None:
-    job = spec(lag)
+    job = pools_spec(lag)
     made = [drawn[0] for drawn in run(job, dead=4)]
     quota = job.rollout.prompts_per_iteration
     for iteration, drawn in enumerate(made):
@@ -131,7 +131,7 @@ def test_the_fold_and_the_draw_are_those_of_a_transcription(lag: int) -> None:
 
 
 def test_without_rates_all_are_normal_and_what_a_pool_lacks_comes_from_the_others() -> None:
-    job = spec(rollout__prompts_per_batch=4, rollout__batches_per_iteration=2)
+    job = pools_spec(rollout__prompts_per_batch=4, rollout__batches_per_iteration=2)
     way = walk(job)
     assert len({*way.places(0)}) == 8
     all_pass = DrawnPrompts(num_prompts=SIZE, num_easy=0, num_hard=0, places=tuple(range(SIZE - 1)), passed=(4,) * 19)
@@ -143,7 +143,7 @@ def test_without_rates_all_are_normal_and_what_a_pool_lacks_comes_from_the_other
 
 
 def test_a_source_that_is_smaller_than_its_share_comes_several_times() -> None:
-    job = spec()
+    job = pools_spec()
     pool = MeasuredPool.of(job, Pool(places=range(3)))
     taken = pool.take(0, 7, seed="0", before=lambda iteration: 0)
     assert sorted(map(taken.count, range(3))) == [2, 2, 3]
@@ -153,7 +153,7 @@ def test_a_source_that_is_smaller_than_its_share_comes_several_times() -> None:
 @pytest.mark.parametrize("lag", LAGS)
 def test_a_trainer_that_goes_on_draws_what_the_undisturbed_one_did(lag: int, mixed: bool) -> None:
     """It has read the whole chain, also what it does again and what followed from that."""
-    job = spec(lag, mixed=mixed)
+    job = pools_spec(lag, mixed=mixed)
     made = run(job, mixed=mixed)
     undisturbed = walk(job, mixed=mixed)
     expected = []
@@ -172,7 +172,7 @@ def test_a_trainer_that_goes_on_draws_what_the_undisturbed_one_did(lag: int, mix
 
 
 def test_what_is_replayed_with_other_rewards_leads_to_other_draws() -> None:
-    job = spec()
+    job = pools_spec()
     made, way = run(job), walk(job)
     for number in range(4):
         way.learn(number, made[number])
@@ -185,7 +185,7 @@ def test_what_is_replayed_with_other_rewards_leads_to_other_draws() -> None:
 
 @pytest.mark.parametrize("lag", LAGS)
 def test_a_draw_needs_the_commit_that_opens_it_and_no_later_one(lag: int) -> None:
-    job = spec(lag)
+    job = pools_spec(lag)
     made, way = run(job), walk(job)
     for number in range(5):
         way.learn(number, made[number])
@@ -200,9 +200,9 @@ def test_a_draw_needs_the_commit_that_opens_it_and_no_later_one(lag: int) -> Non
 
 
 def test_another_data_set_is_refused() -> None:
-    drawn = run(spec())[0][0]
+    drawn = run(pools_spec())[0][0]
     with pytest.raises(InvalidInput, match="has 20 training prompts, it had 21 in iteration 0"):
-        walk(spec()).learn(0, (replace(drawn, num_prompts=21),))
+        walk(pools_spec()).learn(0, (replace(drawn, num_prompts=21),))
 
 
 def chain(job: JobSpec, drawn: Sequence[tuple[DrawnPrompts, ...]], *, dead: int = -1) -> list[AuditRecord]:
@@ -233,7 +233,7 @@ def gaps(job: JobSpec, records: Sequence[AuditRecord]) -> tuple[str, ...]:
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("lag", LAGS)
 def test_the_audit_draws_again_and_finds_no_gap(lag: int, mixed: bool) -> None:
-    job = spec(lag, mixed=mixed, deterministic=False, rollout__on_failed_batch="abandon")
+    job = pools_spec(lag, mixed=mixed, deterministic=False, rollout__on_failed_batch="abandon")
     records = chain(job, run(job, mixed=mixed, dead=4), dead=4)
     assert [gap for gap in gaps(job, records) if "draw" in gap] == []
 
@@ -263,7 +263,7 @@ OTHER_GROUPS = "has pass rates of other groups than those that were trained"
     ],
 )
 def test_the_audit_names_a_draw_that_was_changed(change: Any, found: str) -> None:
-    job = spec()
+    job = pools_spec()
     made = run(job)
     made[6] = (change(made[6][0]),)
     first, *_ = gaps(job, chain(job, made))
@@ -271,11 +271,11 @@ def test_the_audit_names_a_draw_that_was_changed(change: Any, found: str) -> Non
 
 
 def test_the_audit_names_a_record_without_its_draw_or_with_one_too_many() -> None:
-    job = spec()
+    job = pools_spec()
     records = chain(job, run(job))
     without = [replace(record, drawn=()) if record.iteration == 3 else record for record in records]
     assert gaps(job, without)[0].startswith("iteration 3: it doesn't say what was drawn")
-    plain = spec(dataset={"type": "addition"})
+    plain = pools_spec(dataset={"type": "addition"})
     assert gaps(plain, records)[0].startswith("iteration 0: it doesn't say what was drawn")
 
 
@@ -288,7 +288,7 @@ def test_the_audit_names_a_record_without_its_draw_or_with_one_too_many() -> Non
 )
 def test_pools_that_overlap_or_are_more_than_all_are_refused(changes: dict[str, float], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
-        check_spec(spec(dataset={"type": "addition", "difficulty_pools": POOLS | changes}))
+        check_spec(pools_spec(dataset={"type": "addition", "difficulty_pools": POOLS | changes}))
 
 
 ROWS: dict[str, Any] = {
@@ -325,8 +325,8 @@ TWO_SOURCES: dict[str, Any] = {
 )
 def test_what_contradicts_difficulty_pools_is_refused(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
-        check_spec(spec(**changes))
+        check_spec(pools_spec(**changes))
 
 
 def test_the_shortest_job_with_a_measured_draw_is_taken() -> None:
-    assert spec(2, iterations=4).num_open == 3
+    assert pools_spec(2, iterations=4).num_open == 3

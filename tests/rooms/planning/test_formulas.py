@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from contracts.schedule import ScheduleName
-from contracts.spec.job import JobSpec
 from onbeat.planning.formulas import SCHEDULES, compare, iteration_s, predict
 from onbeat.planning.measured import MeasuredTimes
-from tests.builders import job_spec
+from tests.building.specs import SpecBuilder
 
 ROOT = Path(__file__).parents[3]
 SCHEDULES_RESULT = ROOT / "benchmarks/results/schedules-2026-11-22.json"
@@ -30,9 +29,7 @@ def times(**changes: float) -> MeasuredTimes:
     )
 
 
-def spec(**changes: Any) -> JobSpec:
-    """Makes a job of eight batches an iteration."""
-    return job_spec(**{"rollout__batches_per_iteration": 8, **changes})
+planned_job = SpecBuilder(rollout__batches_per_iteration=8)
 
 
 def seconds(schedule: ScheduleName, measured: MeasuredTimes, *, generators: int = 1, ranks: int = 1) -> float:
@@ -73,18 +70,18 @@ def test_ranks_share_the_passes() -> None:
 def test_colocated_phases_have_all_devices_at_best() -> None:
     measured = times(generate_s=1.0, train_s=2.0)
     assert seconds("colocated", measured, generators=3) == pytest.approx(3 * 1.0 / (4 / 3) + 16.0 / 4)
-    assert predict(spec(), "colocated", measured, generators=3).is_best_case
-    assert not predict(spec(), "periodic", measured, generators=3).is_best_case
+    assert predict(planned_job(), "colocated", measured, generators=3).is_best_case
+    assert not predict(planned_job(), "periodic", measured, generators=3).is_best_case
 
 
 def test_a_prediction_says_how_fast_it_is_and_which_side_waits() -> None:
-    row = predict(spec(), "delayed", times(generate_s=1.0, train_s=2.0), generators=1)
+    row = predict(planned_job(), "delayed", times(generate_s=1.0, train_s=2.0), generators=1)
     assert (row.iteration_s, row.generators_busy, row.trainer_busy) == (16.0, 0.5, 1.0)
     assert row.tokens_per_s == 8 * 100 / 16.0
 
 
 def test_a_plan_has_a_row_for_each_schedule_with_each_number_of_generators() -> None:
-    plan = compare(spec(), times(generate_s=1.0, train_s=1.0), generators=[1, 4])
+    plan = compare(planned_job(), times(generate_s=1.0, train_s=1.0), generators=[1, 4])
     assert [(row.generators, row.schedule) for row in plan.predictions] == [
         (number, schedule) for number in (1, 4) for schedule in SCHEDULES
     ]

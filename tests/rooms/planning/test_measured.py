@@ -11,21 +11,19 @@ from msgspec.structs import replace
 from contracts.encoding.json_lines import append_json_lines, read_json_lines
 from contracts.errors import InvalidInput
 from contracts.events import TimelineSpan
-from contracts.spec.job import JobSpec
 from onbeat.planning.formulas import iteration_s
 from onbeat.planning.measured import check_same_work, measured_times
-from tests.builders import job_spec
+from tests.building.specs import SpecBuilder
 from tests.rooms.planning.timelines import JOB, SECONDS, TOKENS, write_synchronous_run
 
-
-def spec(**changes: Any) -> JobSpec:
-    """Four batches an iteration, no evaluation, no checkpoint but the last."""
-    values = {"iterations": 8, "schedule": "synchronous", "evaluation__num_prompts": 0}
-    return job_spec(**{**values, "trainer__checkpoint_every_iterations": 100, **changes})
+measured_job = SpecBuilder(
+    iterations=8, schedule="synchronous", evaluation__num_prompts=0, trainer__checkpoint_every_iterations=100
+)
+"""Four batches an iteration, no evaluation, no checkpoint but the last."""
 
 
 def test_the_measured_times_are_those_of_the_run(tmp_path: Path) -> None:
-    times = measured_times(write_synchronous_run(tmp_path, spec()))
+    times = measured_times(write_synchronous_run(tmp_path, measured_job()))
     assert (times.job_id, times.schedule, times.num_iterations) == (JOB, "synchronous", 6)
     assert times.tokens_per_batch == TOKENS / 4
     assert times.generate_s == pytest.approx(SECONDS.generate + SECONDS.claim)
@@ -38,12 +36,12 @@ def test_the_measured_times_are_those_of_the_run(tmp_path: Path) -> None:
 
 
 def test_the_formula_of_the_measured_schedule_gives_the_measured_iteration(tmp_path: Path) -> None:
-    times = measured_times(write_synchronous_run(tmp_path, spec()))
+    times = measured_times(write_synchronous_run(tmp_path, measured_job()))
     assert iteration_s("synchronous", times, batches=4, generators=1) == pytest.approx(times.iteration_s)
 
 
 def test_batches_that_a_generator_samples_together_share_its_time(tmp_path: Path) -> None:
-    folder = write_synchronous_run(tmp_path, spec())
+    folder = write_synchronous_run(tmp_path, measured_job())
     spans = read_json_lines(folder.timeline, TimelineSpan)
     folder.timeline.unlink()
     # Each second batch of the four is sampled with the one before it.
@@ -61,7 +59,7 @@ def test_batches_that_a_generator_samples_together_share_its_time(tmp_path: Path
 
 
 def test_lines_that_a_replay_wrote_again_count_once(tmp_path: Path) -> None:
-    folder = write_synchronous_run(tmp_path, spec())
+    folder = write_synchronous_run(tmp_path, measured_job())
     before = measured_times(folder)
     spans = read_json_lines(folder.timeline, TimelineSpan)
     append_json_lines(folder.timeline, [span for span in spans if span.iteration == 4])
@@ -69,7 +67,7 @@ def test_lines_that_a_replay_wrote_again_count_once(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_too_short_is_refused(tmp_path: Path) -> None:
-    folder = write_synchronous_run(tmp_path, spec(iterations=4))
+    folder = write_synchronous_run(tmp_path, measured_job(iterations=4))
     with pytest.raises(InvalidInput, match="4 iterations; the first 2 warm up and 3 more are needed"):
         measured_times(folder)
 
@@ -81,13 +79,13 @@ def test_a_run_that_is_too_short_is_refused(tmp_path: Path) -> None:
 def test_a_job_whose_phases_cannot_be_told_apart_is_no_source(
     tmp_path: Path, schedule: str, changes: dict[str, Any]
 ) -> None:
-    folder = write_synchronous_run(tmp_path, spec(schedule=schedule, **changes))
+    folder = write_synchronous_run(tmp_path, measured_job(schedule=schedule, **changes))
     with pytest.raises(InvalidInput, match=f"was {schedule}, so its phases can't be told apart"):
         measured_times(folder)
 
 
 def test_a_run_without_the_times_of_its_batches_is_refused(tmp_path: Path) -> None:
-    folder = write_synchronous_run(tmp_path, spec())
+    folder = write_synchronous_run(tmp_path, measured_job())
     spans = read_json_lines(folder.timeline, TimelineSpan)
     folder.timeline.unlink()
     append_json_lines(folder.timeline, [span for span in spans if span.what != "generate"])
@@ -96,7 +94,7 @@ def test_a_run_without_the_times_of_its_batches_is_refused(tmp_path: Path) -> No
 
 
 def test_a_timeline_that_no_run_leaves_is_refused_by_its_span(tmp_path: Path) -> None:
-    folder = write_synchronous_run(tmp_path, spec())
+    folder = write_synchronous_run(tmp_path, measured_job())
     backward = TimelineSpan(who="trainer", what="step", iteration=7, started_s=1005.0, ended_s=1004.0)
     append_json_lines(folder.timeline, [backward])
     with pytest.raises(InvalidInput, match="step of iteration 7 by trainer takes -1 s"):
@@ -113,8 +111,8 @@ def test_a_timeline_that_no_run_leaves_is_refused_by_its_span(tmp_path: Path) ->
     ],
 )
 def test_a_job_with_other_batches_says_nothing_about_these(tmp_path: Path, changes: dict[str, Any], field: str) -> None:
-    folder = write_synchronous_run(tmp_path, spec())
+    folder = write_synchronous_run(tmp_path, measured_job())
     with pytest.raises(InvalidInput, match=JOB) as refused:
-        check_same_work(spec(**changes), folder)
+        check_same_work(measured_job(**changes), folder)
     assert refused.value.field == field
-    check_same_work(spec(schedule="periodic", iterations=100), folder)
+    check_same_work(measured_job(schedule="periodic", iterations=100), folder)

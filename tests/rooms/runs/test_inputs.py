@@ -54,7 +54,7 @@ def look_up(name: str) -> str:
 TASK = {"question": "1+1?", "reference": "2"}
 
 
-def spec(tmp_path: Path, base: Any = None, *, reward: Any = None, dataset: Any = None, **tables: Any) -> JobSpec:
+def input_spec(tmp_path: Path, base: Any = None, *, reward: Any = None, dataset: Any = None, **tables: Any) -> JobSpec:
     put = put_below(tmp_path / "inputs")
     return spec_of(job_spec() if base is None else base, tables | {"reward": reward, "dataset": dataset}, put=put)
 
@@ -64,15 +64,17 @@ def lines_of(path: str) -> list[dict[str, str]]:
 
 
 def test_tables_change_the_keys_that_they_name_and_another_type_takes_the_whole_place(tmp_path: Path) -> None:
-    made = spec(tmp_path, iterations=9, rollout={"group_size": 2}, model="models/other", dataset={"type": "addition"})
+    made = input_spec(
+        tmp_path, iterations=9, rollout={"group_size": 2}, model="models/other", dataset={"type": "addition"}
+    )
     assert (made.iterations, made.rollout.group_size, made.rollout.prompts_per_batch) == (9, 2, 2)
     assert made.model.path == "models/other"
-    of_rows = spec(tmp_path, dataset=ROWS)
-    again = spec(tmp_path, of_rows, dataset={"chat": {"system_prompt": "Be brief."}})
+    of_rows = input_spec(tmp_path, dataset=ROWS)
+    again = input_spec(tmp_path, of_rows, dataset={"chat": {"system_prompt": "Be brief."}})
     assert isinstance(again.dataset, JsonlDataset)
     assert isinstance(of_rows.dataset, JsonlDataset)
     assert again.dataset.train_path == of_rows.dataset.train_path
-    assert spec(tmp_path, of_rows, dataset={"type": "addition"}).dataset == AdditionDataset()
+    assert input_spec(tmp_path, of_rows, dataset={"type": "addition"}).dataset == AdditionDataset()
 
 
 @pytest.mark.parametrize("kind", ["toml", "JobSpec", "keys"])
@@ -82,7 +84,7 @@ def test_a_spec_may_be_a_file_a_record_or_its_keys(tmp_path: Path, kind: str) ->
         'name = "x"\niterations = 3\n[model]\npath = "m"\n[dataset]\ntype = "addition"\n'
     )
     base = {"toml": tmp_path / "job.toml", "JobSpec": job_spec(), "keys": keys}[kind]
-    assert spec(tmp_path, base, reward=[{"type": "exact"}]).reward.components == (ExactReward(),)
+    assert input_spec(tmp_path, base, reward=[{"type": "exact"}]).reward.components == (ExactReward(),)
     assert keys == json.loads(encode_json(job_spec()))
 
 
@@ -90,16 +92,16 @@ def test_rows_of_any_kind_are_lines_of_one_file(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
     paths = set()
     for rows in (ROWS, tuple(ROWS), Table(), (row for row in ROWS), ROWS.copy):
-        dataset = spec(tmp_path, dataset=rows).dataset
+        dataset = input_spec(tmp_path, dataset=rows).dataset
         assert isinstance(dataset, JsonlDataset)
         assert lines_of(dataset.train_path) == ROWS
         paths.add(dataset.train_path)
     assert len(paths) == 1
     for path in (tmp_path / "rows.jsonl", str(tmp_path / "rows.jsonl")):
-        dataset = spec(tmp_path, dataset=path).dataset
+        dataset = input_spec(tmp_path, dataset=path).dataset
         assert isinstance(dataset, JsonlDataset)
         assert lines_of(dataset.train_path) == ROWS
-    both = spec(tmp_path, dataset={"type": "jsonl", "train_path": ROWS.copy, "evaluation_path": ROWS[:1]}).dataset
+    both = input_spec(tmp_path, dataset={"type": "jsonl", "train_path": ROWS.copy, "evaluation_path": ROWS[:1]}).dataset
     assert isinstance(both, JsonlDataset)
     assert lines_of(both.evaluation_path) == ROWS[:1]
     assert (tmp_path / "inputs").stat().st_mode & 0o077 == 0
@@ -111,7 +113,7 @@ def test_a_parquet_file_is_read_where_pyarrow_is_there(tmp_path: Path) -> None:
     from pyarrow import parquet  # pyright: ignore[reportMissingImports]
 
     parquet.write_table(pyarrow.Table.from_pylist(ROWS[:1]), tmp_path / "rows.parquet")
-    dataset = spec(tmp_path, dataset=tmp_path / "rows.parquet").dataset
+    dataset = input_spec(tmp_path, dataset=tmp_path / "rows.parquet").dataset
     assert isinstance(dataset, JsonlDataset)
     assert lines_of(dataset.train_path) == ROWS[:1]
 
@@ -120,7 +122,7 @@ def test_a_parquet_file_is_read_where_pyarrow_is_there(tmp_path: Path) -> None:
 def test_a_dataset_of_hugging_face_is_rows(tmp_path: Path) -> None:
     import datasets  # pyright: ignore[reportMissingImports]
 
-    dataset = spec(tmp_path, dataset=datasets.Dataset.from_list(ROWS[:1])).dataset
+    dataset = input_spec(tmp_path, dataset=datasets.Dataset.from_list(ROWS[:1])).dataset
     assert isinstance(dataset, JsonlDataset)
     assert lines_of(dataset.train_path) == ROWS[:1]
 
@@ -128,7 +130,7 @@ def test_a_dataset_of_hugging_face_is_rows(tmp_path: Path) -> None:
 def test_a_parquet_file_names_pyarrow_where_it_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(InvalidInput, match=r"rows\.parquet is read by pyarrow, which is not installed"):
-        spec(tmp_path, dataset=tmp_path / "rows.parquet")
+        input_spec(tmp_path, dataset=tmp_path / "rows.parquet")
 
 
 @pytest.mark.parametrize(
@@ -144,38 +146,38 @@ def test_a_parquet_file_names_pyarrow_where_it_is_not_there(tmp_path: Path, monk
 )
 def test_rows_that_are_none_are_refused_by_their_number(tmp_path: Path, rows: Any, problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
-        spec(tmp_path, dataset=rows)
+        input_spec(tmp_path, dataset=rows)
 
 
 def test_functions_and_components_stand_side_by_side(tmp_path: Path) -> None:
     length = {"type": "length", "target_chars": 4, "max_chars": 8}
-    made = spec(tmp_path, reward=[short, length]).reward.components
+    made = input_spec(tmp_path, reward=[short, length]).reward.components
     assert made[1] == LengthReward(target_chars=4, max_chars=8)
     assert isinstance(made[0], PluginReward)
     assert made[0].entry_point == "short"
     assert "def short" in Path(made[0].file).read_text()
-    in_table = spec(tmp_path, reward={"components": [short], "item_timeout_s": 3.0}).reward
+    in_table = input_spec(tmp_path, reward={"components": [short], "item_timeout_s": 3.0}).reward
     assert (in_table.components, in_table.item_timeout_s) == (made[:1], 3.0)
-    assert spec(tmp_path, reward=short).reward.components == made[:1]
+    assert input_spec(tmp_path, reward=short).reward.components == made[:1]
 
 
 def test_an_environment_is_a_class_of_the_program_with_what_it_uses(tmp_path: Path) -> None:
     base = job_spec(environment={"name": "echo", "file": "echo.py", "params": {"turns": 3}, "max_turns": 2})
-    made = spec(tmp_path, base, environment=Echo).environment
+    made = input_spec(tmp_path, base, environment=Echo).environment
     assert made is not None
     assert (made.name, made.params, made.max_turns, made.source) == ("Echo", {}, 2, "")
     assert "class Echo" in Path(made.file).read_text()
-    in_table = spec(tmp_path, base, environment={"name": Echo, "params": {"turns": 4}}).environment
+    in_table = input_spec(tmp_path, base, environment={"name": Echo, "params": {"turns": 4}}).environment
     assert in_table == replace(made, params={"turns": 4})
-    kept = spec(tmp_path, base, environment={"max_turns": 5}).environment
+    kept = input_spec(tmp_path, base, environment={"max_turns": 5}).environment
     assert kept == replace(base.environment, max_turns=5)
-    named = spec(tmp_path, base, environment={"name": "secret_table"}).environment
+    named = input_spec(tmp_path, base, environment={"name": "secret_table"}).environment
     assert named is not None
     assert (named.file, named.params) == ("", {})
 
 
 def test_tools_are_functions_of_the_program_beside_built_in_ones(tmp_path: Path) -> None:
-    made = spec(tmp_path, tools=[look_up, "calculator"], environment={"params": {"answer": "tag"}}).environment
+    made = input_spec(tmp_path, tools=[look_up, "calculator"], environment={"params": {"answer": "tag"}}).environment
     assert made is not None
     assert made.params == {"tools": "look_up,calculator", "answer": "tag"}
     tools = defined_in(Path(made.file).read_text(), made.name)
@@ -185,7 +187,7 @@ def test_tools_are_functions_of_the_program_beside_built_in_ones(tmp_path: Path)
     call = ToolCall(name="look_up", arguments='{"name": "prompt"}')
     (answer,) = session.step(Message(role="assistant", tool_calls=(call,)), 0).messages
     assert answer.content == "1+1="
-    built_in = spec(tmp_path, job_spec(environment=made), tools=["python"]).environment
+    built_in = input_spec(tmp_path, job_spec(environment=made), tools=["python"]).environment
     assert built_in is not None
     assert (built_in.name, built_in.file, built_in.params["tools"]) == ("tools", "", "python")
 
@@ -203,16 +205,16 @@ def test_tools_are_functions_of_the_program_beside_built_in_ones(tmp_path: Path)
 )
 def test_what_is_no_environment_tool_or_reward_is_refused(tmp_path: Path, given: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
-        spec(tmp_path, **given)
+        input_spec(tmp_path, **given)
 
 
 def test_the_cure_for_a_reward_that_is_a_text_is_taken(tmp_path: Path) -> None:
-    assert spec(tmp_path, reward={"type": "math_verify"}).reward.components == (MathVerifyReward(),)
+    assert input_spec(tmp_path, reward={"type": "math_verify"}).reward.components == (MathVerifyReward(),)
 
 
 def test_a_key_that_is_none_is_refused_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"rollout\.colour: unknown key"):
-        spec(tmp_path, rollout={"colour": "red"})
+        input_spec(tmp_path, rollout={"colour": "red"})
 
 
 def test_a_stack_elsewhere_gets_no_files(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ from tests.rooms.tasks.rig import WEIGHTS, TaskStack
 Usage = namedtuple("Usage", "total used free")
 
 
-@pytest.fixture(scope="module")
-def job(task_stack: TaskStack) -> tuple[str, str]:
+@pytest.fixture(scope="module", name="job")
+def job_and_digest(task_stack: TaskStack) -> tuple[str, str]:
     """A job, and the digest of its version 1."""
     return task_stack.trained_job()
 

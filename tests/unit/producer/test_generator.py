@@ -514,12 +514,12 @@ async def test_a_job_whose_spec_cannot_be_read_is_left_alone_and_the_others_are_
 ) -> None:
     readable = stack.jobs.spec
 
-    def spec(job_id: str) -> JobSpec:
+    def spec_of_readable_jobs(job_id: str) -> JobSpec:
         if job_id == "old":
             raise ContractViolation("JobSpec: Invalid enum value 'decoupled' - at `$.algorithm.correction`")
         return readable(job_id)
 
-    monkeypatch.setattr(stack.jobs, "spec", spec)
+    monkeypatch.setattr(stack.jobs, "spec", spec_of_readable_jobs)
     stack.jobs.active.append("old")
     side = stack.add_job(num_batches=2)
     async with stack.running():

@@ -151,7 +151,7 @@ class Engine:
         )
 
 
-def spec(**changes: Any) -> JobSpec:
+def turns_spec(**changes: Any) -> JobSpec:
     environment: dict[str, Any] = {"name": "echo", "renderer": "text", "max_turns": 8, "max_tokens": 64}
     environment |= changes.pop("environment", {})
     return job_spec(environment=environment, reward__components=[], **changes)
@@ -173,8 +173,8 @@ def play(
     async def run() -> list[list[Completion]]:
         player = TurnPlayer(
             environments=service,
-            renderers=dict.fromkeys((mixed or spec()).environments, make_renderer(TOKENIZER, "text", "")),
-            spec=mixed or spec(**changes),
+            renderers=dict.fromkeys((mixed or turns_spec()).environments, make_renderer(TOKENIZER, "text", "")),
+            spec=mixed or turns_spec(**changes),
             generate=engine or Engine(),
         )
         try:
@@ -312,7 +312,7 @@ def test_messages_are_written_beside_the_event_loop_in_which_leases_are_renewed(
 
     async def run() -> list[list[Completion]]:
         ticking = asyncio.ensure_future(tick())
-        player = TurnPlayer(environments=service, renderers={"": slow}, spec=spec(), generate=Engine())
+        player = TurnPlayer(environments=service, renderers={"": slow}, spec=turns_spec(), generate=Engine())
         try:
             return await player.play(batch())
         finally:
@@ -336,7 +336,7 @@ def test_a_template_that_goes_beyond_a_bound_fails_the_batch_and_is_no_failure_w
     player = TurnPlayer(
         environments=service,
         renderers={"": Ended(make_renderer(TOKENIZER, "text", ""))},
-        spec=spec(environment=STATED),
+        spec=turns_spec(environment=STATED),
         generate=Engine(),
     )
 
@@ -496,7 +496,7 @@ async def test_a_session_that_is_played_again_is_said_with_the_key_of_its_deadli
     player = TurnPlayer(
         environments=Echo(fails=[(2, "timeout")]),
         renderers={"": make_renderer(TOKENIZER, "text", "")},
-        spec=spec(),
+        spec=turns_spec(),
         generate=Engine(),
         reward_service=rewards,
     )
@@ -595,7 +595,7 @@ def test_sessions_that_are_lost_are_no_failure_at_a_message() -> None:
 def test_a_failed_trajectory_is_marked_in_its_group_beside_what_scorers_could_not_score() -> None:
     completions = rows_of(play(Hates(1, "raised"), environment=STATED))
     scored = [Scored(reward=1.0, breakdown={"exact": 1.0}, unscorable={"exact": "timeout"})] * 4
-    groups = rollout_groups(batch(), spec(), completions=completions, texts=["x"] * 4, scored=scored)
+    groups = rollout_groups(batch(), turns_spec(), completions=completions, texts=["x"] * 4, scored=scored)
     rollouts = [one for group in groups for one in group.rollouts]
     assert [one.reward for one in rollouts] == [4.0, 0.75, 4.0, 4.0]
     assert rollouts[1].unscorable == {"environment": "raised", "exact": "timeout"}
@@ -639,7 +639,7 @@ async def test_a_batch_that_is_dropped_ends_its_sessions() -> None:
         raise AssertionError
 
     player = TurnPlayer(
-        environments=service, renderers={"": make_renderer(TOKENIZER, "text", "")}, spec=spec(), generate=never
+        environments=service, renderers={"": make_renderer(TOKENIZER, "text", "")}, spec=turns_spec(), generate=never
     )
     playing = asyncio.ensure_future(player.play(batch()))
     while len(service.opened) < 4:
@@ -659,7 +659,7 @@ def test_without_scorers_a_reward_is_what_the_environment_gave_and_no_reward_ser
 
     async def run() -> Carried:
         carried = Carried()
-        job = ActiveJob(job_id="job", spec=spec(), side=carried.batch.job.side)
+        job = ActiveJob(job_id="job", spec=turns_spec(), side=carried.batch.job.side)
         claim, weights = carried.batch.claim, carried.batch.weights
         batch = CarriedBatch(job=job, claim=claim, loaded=carried.loaded, weights=weights, play=sample)
         unasked = httpx.MockTransport(lambda _: pytest.fail("there is nothing to score"))
@@ -676,7 +676,11 @@ def test_without_scorers_a_reward_is_what_the_environment_gave_and_no_reward_ser
 
 
 def mixture_spec() -> JobSpec:
-    own = {"name": "said", "dataset": {"type": "environment"}, "environment": to_builtins(spec().environments[""])}
+    own = {
+        "name": "said",
+        "dataset": {"type": "environment"},
+        "environment": to_builtins(turns_spec().environments[""]),
+    }
     sums = {"name": "sums", "dataset": {"type": "addition"}}
     return job_spec(
         dataset={"type": "mixture", "sources": [sums, own]}, reward__components=[{"type": "exact", "sources": ["sums"]}]
@@ -716,7 +720,7 @@ def test_a_renderer_that_can_t_be_made_fails_the_batch_with_its_field(problem: s
 
     players = Players(make_client=lambda _: Echo(), make_renderer=refuse)
     loaded: Any = SimpleNamespace(generate=Engine())
-    playing = players.play_for(spec(), loaded)
+    playing = players.play_for(turns_spec(), loaded)
     assert playing is not None
     with pytest.raises(BatchFailed, match=f"model.path: {problem}"):
         asyncio.run(asyncio.wait_for(cast(Any, playing(batch())), 120.0))

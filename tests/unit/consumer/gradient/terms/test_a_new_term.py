@@ -39,8 +39,8 @@ from tests.unit.consumer.gradient.terms.confidence_term import ConfidenceTerm
 COEFFICIENT = 0.25
 
 
-@pytest.fixture
-def spec(monkeypatch: pytest.MonkeyPatch) -> JobSpec:
+@pytest.fixture(name="spec")
+def spec_with_the_new_term(monkeypatch: pytest.MonkeyPatch) -> JobSpec:
     """A job of whose loss the new term is one, by its line in the table."""
     monkeypatch.setattr(table, "TERMS", (*table.TERMS, ConfidenceTerm))
     return job_spec(algorithm={"loss": "dapo"})

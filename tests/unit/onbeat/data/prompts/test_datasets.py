@@ -26,7 +26,7 @@ from contracts.spec.root import SpecRoot
 from onbeat.data.datasets.loading import load_dataset
 from onbeat.data.prompts.examples import ExampleSets
 from onbeat.data.prompts.source import PromptSource
-from tests.builders import job_spec
+from tests.building.specs import SpecBuilder
 from tests.refusals import refusal_of
 
 DEMO_MODEL = Path(__file__).parents[5] / "configs" / "models" / "two-digit-addition"
@@ -40,9 +40,8 @@ def load(
     return load_dataset(spec, num_evaluation=num_evaluation, seed=seed, model_root=SpecRoot(model_root))
 
 
-def job(*, seed: int = 0, dataset: dict[str, object] | None = None, **rollout: object) -> JobSpec:
-    fields = {f"rollout__{name}": value for name, value in rollout.items()} | ({"dataset": dataset} if dataset else {})
-    return job_spec(seed=seed, rollout__batches_per_iteration=2, rollout__prompts_per_batch=4, **fields)
+eight_prompts = SpecBuilder(rollout__batches_per_iteration=2, rollout__prompts_per_batch=4)
+"""Jobs of two batches of four prompts."""
 
 
 def write_lines(path: Path, lines: list[str]) -> None:
@@ -247,11 +246,11 @@ def test_a_missing_file_is_refused_and_named(tmp_path: Path) -> None:
 
 
 def test_prompts_are_a_pure_function_of_seed_and_iteration(tokenizer: PreTrainedTokenizerBase) -> None:
-    undisturbed, resumed = source(tokenizer, job()), source(tokenizer, job())
+    undisturbed, resumed = source(tokenizer, eight_prompts()), source(tokenizer, eight_prompts())
     walked = [undisturbed.training_prompts(iteration) for iteration in range(4)]
     assert resumed.training_prompts(3) == walked[3]
     assert resumed.training_prompts(0) == walked[0]
-    assert source(tokenizer, job(seed=1)).training_prompts(0) != walked[0]
+    assert source(tokenizer, eight_prompts(seed=1)).training_prompts(0) != walked[0]
 
 
 def test_a_pass_asks_every_question_once_and_the_next_in_another_order(
@@ -259,7 +258,7 @@ def test_a_pass_asks_every_question_once_and_the_next_in_another_order(
 ) -> None:
     write_lines(tmp_path / "train.jsonl", questions(*range(12)))
     dataset = load(JsonlDataset(train_path="train.jsonl"), num_evaluation=0, model_root=tmp_path)
-    prompts = source(tokenizer, job(), dataset=dataset)
+    prompts = source(tokenizer, eight_prompts(), dataset=dataset)
     asked = [prompt.prompt_id for iteration in range(3) for prompt in prompts.training_prompts(iteration)]
     assert len(asked) == 24
     assert set(asked[:12]) == set(asked[12:]) == {example.example_id for example in dataset.train}
@@ -267,7 +266,7 @@ def test_a_pass_asks_every_question_once_and_the_next_in_another_order(
 
 
 def test_prompts_are_numbered_by_their_position_and_carry_their_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    prompts = source(tokenizer, job()).training_prompts(5)
+    prompts = source(tokenizer, eight_prompts()).training_prompts(5)
     assert [prompt.index for prompt in prompts] == list(range(8))
     assert [tokenizer.decode(unpack_int32(prompt.token_ids)) for prompt in prompts] == [
         prompt.text for prompt in prompts
@@ -277,7 +276,7 @@ def test_prompts_are_numbered_by_their_position_and_carry_their_tokens(tokenizer
 
 
 def test_reserves_are_fresh_prompts_a_pure_function_of_seed_and_iteration(tokenizer: PreTrainedTokenizerBase) -> None:
-    prompts, again = (source(tokenizer, job(max_resamples=3)) for _ in range(2))
+    prompts, again = (source(tokenizer, eight_prompts(rollout__max_resamples=3)) for _ in range(2))
     for iteration in (0, 5):
         asked, reserves = prompts.training_prompts(iteration), prompts.reserve_prompts(iteration)
         everything = [*asked, *(prompt for prompts in reserves for prompt in prompts)]
@@ -286,9 +285,11 @@ def test_reserves_are_fresh_prompts_a_pure_function_of_seed_and_iteration(tokeni
         assert len({prompt.prompt_id for prompt in everything}) == 32
         assert again.reserve_prompts(iteration) == reserves
     assert prompts.reserve_prompts(0) != prompts.reserve_prompts(5)
-    assert source(tokenizer, job(seed=1, max_resamples=3)).reserve_prompts(5) != prompts.reserve_prompts(5)
-    assert prompts.training_prompts(5) == source(tokenizer, job()).training_prompts(5)
-    assert source(tokenizer, job()).reserve_prompts(5) == ()
+    assert source(tokenizer, eight_prompts(seed=1, rollout__max_resamples=3)).reserve_prompts(
+        5
+    ) != prompts.reserve_prompts(5)
+    assert prompts.training_prompts(5) == source(tokenizer, eight_prompts()).training_prompts(5)
+    assert source(tokenizer, eight_prompts()).reserve_prompts(5) == ()
 
 
 def test_reserves_come_again_where_the_pool_is_small_but_never_beside_themselves(
@@ -296,7 +297,7 @@ def test_reserves_come_again_where_the_pool_is_small_but_never_beside_themselves
 ) -> None:
     write_lines(tmp_path / "train.jsonl", questions(*range(12)))
     dataset = load(JsonlDataset(train_path="train.jsonl"), num_evaluation=0, model_root=tmp_path)
-    prompts = source(tokenizer, job(max_resamples=2), dataset=dataset)
+    prompts = source(tokenizer, eight_prompts(rollout__max_resamples=2), dataset=dataset)
     asked = {prompt.prompt_id for prompt in prompts.training_prompts(0)}
     drawn = [prompt.prompt_id for prompts in prompts.reserve_prompts(0) for prompt in prompts]
     fresh = {example.example_id for example in dataset.train} - asked
@@ -309,13 +310,13 @@ def test_a_pool_that_an_iteration_takes_whole_has_no_reserves(
     write_lines(tmp_path / "train.jsonl", questions(*range(8)))
     dataset = load(JsonlDataset(train_path="train.jsonl"), num_evaluation=0, model_root=tmp_path)
     with refusal_of("rollout.max_resamples", match="8 prompts, and the data set has 8"):
-        source(tokenizer, job(max_resamples=1), dataset=dataset)
-    assert source(tokenizer, job(), dataset=dataset).reserve_prompts(0) == ()
+        source(tokenizer, eight_prompts(rollout__max_resamples=1), dataset=dataset)
+    assert source(tokenizer, eight_prompts(), dataset=dataset).reserve_prompts(0) == ()
 
 
 def test_evaluation_prompts_are_the_held_out_examples_in_order(tokenizer: PreTrainedTokenizerBase) -> None:
     dataset = load(AdditionDataset(), num_evaluation=4)
-    prompts = source(tokenizer, job(), dataset=dataset).evaluation_prompts()
+    prompts = source(tokenizer, eight_prompts(), dataset=dataset).evaluation_prompts()
     assert [(prompt.index, prompt.text) for prompt in prompts] == [
         (index, example.question) for index, example in enumerate(dataset.evaluation)
     ]
@@ -328,7 +329,7 @@ def test_a_chat_is_rendered_by_the_tokenizers_template(tokenizer: PreTrainedToke
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
     dataset = {"type": "reasoning_gym", "task": "chain_sum", "chat": {"system_prompt": "Be exact."}}
-    spec = job(dataset=dataset)
+    spec = eight_prompts(dataset=dataset)
     prompt = source(chatty, spec, dataset=load(CHAIN_SUM)).evaluation_prompts()[0]
     question = load(CHAIN_SUM).evaluation[0].question
     assert prompt.text == f"[system]Be exact.\n[user]{question}\n[assistant]"
@@ -344,7 +345,7 @@ def test_a_tokenizers_own_bos_is_kept_and_its_closing_token_is_not() -> None:
     wrapping.backend_tokenizer.post_processor = TemplateProcessing(
         single="<unk> $A <eos>", special_tokens=[("<unk>", 2), ("<eos>", 1)]
     )
-    token_ids = unpack_int32(source(wrapping, job()).training_prompts(0)[0].token_ids)
+    token_ids = unpack_int32(source(wrapping, eight_prompts()).training_prompts(0)[0].token_ids)
     assert token_ids[0] == 2
     assert token_ids[-1] == wrapping("=", add_special_tokens=False).input_ids[0]
 
@@ -357,11 +358,11 @@ def test_a_prompt_that_does_not_fit_is_refused_at_the_start(
     tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int, context_tokens: int, field: str
 ) -> None:
     with refusal_of(field):
-        source(tokenizer, job(max_prompt_tokens=max_prompt_tokens), context_tokens=context_tokens)
+        source(tokenizer, eight_prompts(rollout__max_prompt_tokens=max_prompt_tokens), context_tokens=context_tokens)
 
 
 def test_an_empty_prompt_is_refused(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     write_lines(tmp_path / "train.jsonl", ['{"prompt": "", "reference": "nothing"}'])
     dataset = load(JsonlDataset(train_path="train.jsonl"), num_evaluation=0, model_root=tmp_path)
     with pytest.raises(InvalidInput, match="train/1 is empty"):
-        source(tokenizer, job(), dataset=dataset)
+        source(tokenizer, eight_prompts(), dataset=dataset)

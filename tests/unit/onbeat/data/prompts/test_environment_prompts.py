@@ -25,7 +25,7 @@ from tests.unit.onbeat.data.rendering.chat_models import CHATML, FORGETFUL, chat
 
 TOKENIZER = char_tokenizer()
 PLAYED = "dataset.sources[1].environment"
-"""The table of `spec(is_in_mixture=True)`."""
+"""The table of `environment_spec(is_in_mixture=True)`."""
 
 
 class Service:
@@ -60,7 +60,7 @@ class Service:
         return InitialObservation(messages=(Message(role="user", content=text),), tools=self.tools)
 
 
-def spec(*, is_in_mixture: bool = False, **changes: Any) -> JobSpec:
+def environment_spec(*, is_in_mixture: bool = False, **changes: Any) -> JobSpec:
     """is_in_mixture: the environment plays the second source of two."""
     environment = changes.pop("environment", {})
     if environment is not None:
@@ -75,7 +75,7 @@ def spec(*, is_in_mixture: bool = False, **changes: Any) -> JobSpec:
 
 
 def source(service: Service | None, *, tokenizer: Any = TOKENIZER, context_tokens: int = 512, **changes: Any) -> Any:
-    asked = spec(**changes)
+    asked = environment_spec(**changes)
     examples, end_ids = job_examples(asked, SpecRoot(Path())), [tokenizer.eos_token_id]
     return PromptSource(
         examples, spec=asked, tokenizer=tokenizer, context_tokens=context_tokens, environments=service, end_ids=end_ids
