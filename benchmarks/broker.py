@@ -206,7 +206,7 @@ class FencedTrainer:
         self._following = self._opening(1)
 
     def prepare(self) -> None:
-        """Makes the next iteration's prompts beforehand: they are the plan's work, not the broker's."""
+        """Makes the next iteration's prompts beforehand: making them is the trainer's work, not the broker's."""
         self._following = self._opening(self._iteration + 1)
 
     def take(self, count: int) -> None:

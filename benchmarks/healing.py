@@ -41,7 +41,7 @@ from onbeat.base.process import child_process
 from onbeat.base.process.waiting import Waiting
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import EmbeddedStack
 
 SPEC = REPOSITORY / "configs/demo.toml"
@@ -196,8 +196,8 @@ def main() -> None:
     arguments = parser.parse_args()
     runs = {}
     with tempfile.TemporaryDirectory(prefix="healing-") as scratch:
-        plan = StackPlan(run_root=Path(scratch), model_root=REPOSITORY, generators=2, threads=1)
-        with EmbeddedStack(plan) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
+        options = StackOptions(run_root=Path(scratch), model_root=REPOSITORY, generators=2, threads=1)
+        with EmbeddedStack(options) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
             assert stack.redis is not None
             broker = connect(StackSettings(redis_url=stack.redis.url))
             healing = Healing(stack, client, broker)

@@ -39,7 +39,7 @@ from contracts.spec.job import JobSpec
 from onbeat.base.process.waiting import Waiting
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import EmbeddedStack
 
 SPEC = Path(__file__).parent / "schedules.toml"
@@ -178,7 +178,7 @@ class Bench:
             "schedule": spec.schedule,
             "max_policy_lag": arrangement.lag,
             "generators": workload.generators,
-            "threads": usable_cores() if arrangement.schedule == "colocated" else stack.plan.threads_each,
+            "threads": usable_cores() if arrangement.schedule == "colocated" else stack.options.threads_each,
             "world_size": spec.trainer.world_size,
             "digest": digest,
             "load_average": round(os.getloadavg()[0], 2),
@@ -189,7 +189,7 @@ class Bench:
     def _stack(self, generators: int) -> tuple[EmbeddedStack, GatewayClient, Path]:
         if generators not in self._stacks:
             run_root = self._scratch / f"runs-{generators}"
-            plan = StackPlan(
+            options = StackOptions(
                 run_root=run_root,
                 model_root=REPOSITORY,
                 generators=generators,
@@ -197,7 +197,7 @@ class Bench:
                 settings=StackSettings(extra_roots=str(self._scratch), max_passes=1),
                 fresh=True,
             )
-            stack = self._open.enter_context(EmbeddedStack(plan))
+            stack = self._open.enter_context(EmbeddedStack(options))
             client = self._open.enter_context(GatewayClient(stack.gateway_url, stack.api_key))
             self._stacks[generators] = stack, client, run_root
         return self._stacks[generators]

@@ -318,7 +318,7 @@ class TrainerSide:
         items = all_items(self._graph, batch)
         if not items:
             return {}
-        # The plan counts stages from 0, keys from 1.
+        # The graph counts stages from 0, keys from 1.
         fields = [item_fields(index + 1, batch.batch_id, item).columns for index, item in items]
         slot = self._keys.slot_of(batch.iteration)
         with self._broker.call():

@@ -22,7 +22,7 @@ LaneKind = Literal["generator", "rank", "stage"]
 
 
 def is_of_the_pipeline(span: TimelineSpan) -> bool:
-    """Returns True for what a plan reads: batches that are sampled and scored, and the passes and steps of ranks."""
+    """Returns True for what `onbeat plan` reads: sampled and scored batches, and the passes and steps of ranks."""
     return span.what in ("generate", "score", "train", "step", "sync", "open")
 
 

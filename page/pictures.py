@@ -25,7 +25,7 @@ from onbeat.base.process.waiting import Waiting
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec
 from onbeat.stack.access import page_address
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import EmbeddedStack
 
 ROOT = Path(__file__).parents[1]
@@ -141,8 +141,8 @@ def take_all(camera: Camera, job_id: str, other_id: str) -> None:
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with TemporaryDirectory(prefix="onbeat-pictures-") as folder, sync_playwright() as playwright:
-        plan = StackPlan(run_root=Path(folder) / "runs", model_root=ROOT, threads=1, generators=2)
-        with EmbeddedStack(plan) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
+        options = StackOptions(run_root=Path(folder) / "runs", model_root=ROOT, threads=1, generators=2)
+        with EmbeddedStack(options) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
             other = submitted(client, stack, OTHER)
             job = submitted(client, stack, SHOWN, until=40)
             os.kill(stack.pids["generator-2"], signal.SIGKILL)

@@ -25,7 +25,7 @@ from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.audit.weights import digests_on_disk
 from onbeat.base.process.child_process import ChildProcess
 from onbeat.base.process.waiting import Waiting
-from onbeat.stack.plan import child_environment, settings_of
+from onbeat.stack.options import child_environment, settings_of
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import DEVICE

@@ -29,7 +29,7 @@ from contracts.spec.limits import TimeoutSpec
 from contracts.versions import WeightManifest
 from contracts.weights import FileWeights
 from onbeat.data.datasets.loading import load_dataset
-from onbeat.data.prompts.plan import IterationPlan
+from onbeat.data.prompts.prompt_batches import PromptBatches
 from onbeat.data.prompts.source import PromptSource
 from onbeat.scoring.groups import reward_items, rollout_groups
 from onbeat.weights.files.store import FolderStore
@@ -77,7 +77,7 @@ class SequentialExecution:
             components=spec.reward.components,
         )
         source = PromptSource(dataset, tokenizer=policy.tokenizer, spec=spec, context_tokens=policy.context_tokens)
-        self._plan = IterationPlan("job", spec, source)
+        self._prompt_batches = PromptBatches("job", spec, source)
         run_folder = RunFolder(folder, "job")
         self._publisher = WholePublisher(FolderStore(run_folder, wait_s=60.0), announce=lambda shard: None)
         setup = EngineSetup(
@@ -96,11 +96,11 @@ class SequentialExecution:
             for iteration in range(self._spec.iterations):
                 sampler = manifests[max(0, iteration - self._spec.max_policy_lag)]
                 await self._engine.load_weights(sampler)
-                batches = [await self._sampled(batch) for batch in self._plan.training(iteration, sampler)]
+                batches = [await self._sampled(batch) for batch in self._prompt_batches.training(iteration, sampler)]
                 manifests.append(self._trained(iteration, batches))
                 groups = {group.prompt_index: group for batch in batches for group in batch.groups}
                 rewards = {index: [one.reward for one in group.rollouts] for index, group in groups.items()}
-                self._plan.learn(iteration, self._plan.drawn(iteration, rewards))
+                self._prompt_batches.learn(iteration, self._prompt_batches.drawn(iteration, rewards))
         finally:
             await self._engine.aclose()
         return [manifest.weights_digest for manifest in manifests]

@@ -19,7 +19,7 @@ from contracts.versions import WeightManifest
 from onbeat.base.metrics.process_metrics import ProcessMetrics
 from onbeat.base.process.crash_points import reach
 from onbeat.base.telemetry.observing import MISSED, observed
-from onbeat.data.prompts.plan import IterationPlan
+from onbeat.data.prompts.prompt_batches import PromptBatches
 from onbeat.data.rendering.pieces import Pieces
 from onbeat.loop.trained_job import TrainedJob, job_prompts
 from onbeat.loop.window import Window
@@ -56,11 +56,11 @@ class HeldJob(TrainedJob):
             # A data set that can't be read ends the job before its weights are loaded, which may take minutes.
             source = prompts()
             self.ranks = make_ranks(settings, spec)
-        plan = IterationPlan(self.job_id, spec, source)
+        prompt_batches = PromptBatches(self.job_id, spec, source)
         policy = self.ranks.learner.policy
         if policy.passes is not None:
             self.passes = str(policy.passes)
-        self.window = Window(self.schedule, plan, last_iteration=spec.last_iteration)
+        self.window = Window(self.schedule, prompt_batches, last_iteration=spec.last_iteration)
         self.open_files()
         self.peak_flops = settings.peak_flops
         self.metrics.ask("missed", lambda: float(MISSED.total()))

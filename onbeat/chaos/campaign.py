@@ -85,7 +85,7 @@ class Campaign:
         window_s: float | None,
         round_deadline_s: float = ROUND_DEADLINE_S,
     ) -> None:
-        """Takes the stack and the plan.
+        """Takes the stack and the bounds of its faults.
 
         Args:
             stack: The stack.
@@ -122,14 +122,14 @@ class Campaign:
             "pause everything": self._pause_everything,
             "stop everything": self._stop_everything,
         }
-        if stack.plan.stage_workers:
+        if stack.options.stage_workers:
             self._kinds |= {
                 "kill stage worker": lambda now: self._kill(now, self._one_of("stage")),
                 "kill all stage workers": lambda now: self._kill(now, *self._all_of("stage")),
                 "pause stage worker": lambda now: self._pause(now, self._one_of("stage"), PAUSE_S),
             }
 
-        if stack.plan.tasks:
+        if stack.options.tasks:
             self._kinds |= {
                 "kill worker of tasks": lambda now: self._kill(now, "tasks"),
                 "pause worker of tasks": lambda now: self._pause(now, "tasks", HANG_S),
@@ -162,8 +162,8 @@ class Campaign:
             seed=self._seed,
             schedule=self._spec.schedule,
             max_policy_lag=self._spec.max_policy_lag,
-            generators=self._stack.plan.generators,
-            stage_workers=self._stack.plan.stage_workers,
+            generators=self._stack.options.generators,
+            stage_workers=self._stack.options.stage_workers,
             digest=digest,
             undisturbed_s=round(undisturbed_s, 2),
             window_s=round(window_s, 2),
@@ -212,7 +212,7 @@ class Campaign:
             self._patiently(lambda: self._client.cancel(run.job_id))
             return self._result(number, run, status="stuck", problems=[*run.problems, str(error)])
         audit = self._patiently(lambda: self._client.audit(run.job_id))
-        folder = RunFolder(self._stack.plan.run_root.resolve(), run.job_id)
+        folder = RunFolder(self._stack.options.run_root.resolve(), run.job_id)
         # The spec that the gateway has accepted: it names the files by content, which the records are checked against.
         accepted = read_spec(folder)
         verdict = verify_run(audit, accepted, complete=True, digests_on_disk=digests_on_disk(folder))
@@ -246,9 +246,9 @@ class Campaign:
 
     def _tasks(self) -> AskedTasks | None:
         """Returns what asks for tasks, where the stack has a worker of them."""
-        if not self._stack.plan.tasks:
+        if not self._stack.options.tasks:
             return None
-        settings = StackSettings(run_root=str(self._stack.plan.run_root.resolve()))
+        settings = StackSettings(run_root=str(self._stack.options.run_root.resolve()))
         return AskedTasks(self._client, settings, patiently=self._patiently, tick=self._stack.tick)
 
     def _see_tasks(self, run: DisturbedRun, tasks: AskedTasks, status: JobStatus) -> list[str]:

@@ -22,7 +22,7 @@ from onbeat.chaos.result import CampaignResult, ResultFile, RoundResult
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import flag_settings, load_spec
 from onbeat.commands import options
-from onbeat.stack.plan import StackPlan, stack_settings, stage_workers_for, threads_from
+from onbeat.stack.options import StackOptions, stack_settings, stage_workers_for, threads_from
 from onbeat.stack.stack import EmbeddedStack
 from onbeat.stack.supervision import RestartPolicy
 from onbeat.terminal.output import FAILED, console_for, emit
@@ -74,13 +74,18 @@ def chaos(
     job_spec = load_spec(spec or root / CHAOS_SPEC, [*flags, *(settings or [])])
     if seed is None:
         seed = secrets.randbelow(2**31)
-    plan = _stack_plan(job_spec, root, run_dir=run_dir, generators=generators, stage_workers=stage_workers, tasks=tasks)
+    stack_options = _options_of_stack(
+        job_spec, root, run_dir=run_dir, generators=generators, stage_workers=stage_workers, tasks=tasks
+    )
     console = console_for(json_output=json_output)
     console.print(f"seed {seed}: {plural(rounds, 'round')} of up to {plural(max_faults, 'fault')}")
     result_file = None
     if out:
         result_file = ResultFile(out, circumstances(" ".join(["onbeat", *sys.argv[1:]])))
-    with EmbeddedStack(plan, restarts=IMPATIENT) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
+    with (
+        EmbeddedStack(stack_options, restarts=IMPATIENT) as stack,
+        GatewayClient(stack.gateway_url, stack.api_key) as client,
+    ):
         campaign = Campaign(
             stack,
             client,
@@ -109,12 +114,12 @@ def _report(so_far: CampaignResult, console: Console, result_file: ResultFile | 
         console.print(f"undisturbed: {duration(so_far.undisturbed_s)}, faults within {so_far.window_s:.1f} s")
 
 
-def _stack_plan(
+def _options_of_stack(
     spec: JobSpec, model_root: Path, *, run_dir: Path | None, generators: int, stage_workers: int | None, tasks: bool
-) -> StackPlan:
-    """Plans a stack of the campaign's own, in a new folder."""
+) -> StackOptions:
+    """Returns the options of the campaign's own stack, in a new folder."""
     from_environment = stack_settings(os.environ)
-    return StackPlan(
+    return StackOptions(
         run_root=run_dir or Path(from_environment.run_root) / time.strftime("chaos-%Y%m%d-%H%M%S"),
         model_root=model_root,
         generators=generators,

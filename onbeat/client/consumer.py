@@ -34,7 +34,7 @@ from onbeat.client.connection import client_settings
 from onbeat.client.training.arrivals import TrainingIteration, require_taken
 from onbeat.client.training.files import TrainerFiles
 from onbeat.client.training.tenure import Tenure
-from onbeat.data.prompts.plan import IterationPlan
+from onbeat.data.prompts.prompt_batches import PromptBatches
 from onbeat.data.rendering.pieces import Pieces
 from onbeat.loop.expected import ExpectedIteration
 from onbeat.loop.trained_job import Succession, append_lines, job_prompts
@@ -125,7 +125,9 @@ class Consumer:
         tenure = self._tenure
         self._weights = weights
         self._tenure.recorder = Recorder(self._tenure.folder, self.spec, pieces=self._pieces)
-        self._tenure.window = Window(Schedule("periodic"), self._plan(), last_iteration=self.spec.last_iteration)
+        self._tenure.window = Window(
+            Schedule("periodic"), self._prompt_batches(), last_iteration=self.spec.last_iteration
+        )
         self._versions = Versions(tenure, self.model_folder)
         if self._succession.committed >= self.spec.last_iteration:
             return
@@ -243,9 +245,9 @@ class Consumer:
 
         return Pieces(load_tokenizer(self.model_folder))
 
-    def _plan(self) -> IterationPlan:
+    def _prompt_batches(self) -> PromptBatches:
         job_id = self._tenure.job_id
-        return IterationPlan(job_id, self.spec, job_prompts(self._settings, self.spec, job_id))
+        return PromptBatches(job_id, self.spec, job_prompts(self._settings, self.spec, job_id))
 
     def _turn_to(self, number: int) -> TrainingIteration:
         tenure = self._tenure

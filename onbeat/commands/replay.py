@@ -23,7 +23,7 @@ from onbeat.base.process.waiting import Waiting
 from onbeat.commands import options
 from onbeat.replay.recorded import Replay, read_from
 from onbeat.run_folder.run_files import bring_files
-from onbeat.stack.plan import StackPlan, stack_settings, threads_from
+from onbeat.stack.options import StackOptions, stack_settings, threads_from
 from onbeat.stack.stack import MODULES, EmbeddedStack
 from onbeat.stack.supervision import describe_exit
 from onbeat.terminal.output import FAILED, tell
@@ -45,7 +45,7 @@ def replay(
 ) -> None:
     """Sample a recorded batch again; exit code 1 unless its digest is the same. The run folder is only read."""
     settings = stack_settings(os.environ)
-    plan = StackPlan(
+    stack_options = StackOptions(
         run_root=(run_dir or Path(settings.run_root)).resolve(),
         model_root=options.model_root_or_default(model_root),
         threads=threads_from(os.environ, threads),
@@ -53,27 +53,27 @@ def replay(
         engine=engine_from(os.environ),
     )
     batch_id = f"{iteration}/{'evaluation' if evaluation else 'train'}/{batch}"
-    answer = sample_again(plan, job, batch_id, timeout_s=timeout_s)
+    answer = sample_again(stack_options, job, batch_id, timeout_s=timeout_s)
     tell(answer, _words(answer), json_output=json_output)
     if not answer.equal:
         raise typer.Exit(FAILED)
 
 
-def sample_again(plan: StackPlan, job_id: str, batch_id: str, *, timeout_s: float) -> Replay:
-    """Returns how it ended. plan: with the run root that has the job's folder.
+def sample_again(stack_options: StackOptions, job_id: str, batch_id: str, *, timeout_s: float) -> Replay:
+    """Returns how it ended. stack_options: with the run root that has the job's folder.
 
     Raises what `read_from` does, DeadlineExceeded, and Unavailable for a process that doesn't start, or dies.
     """
-    settings = replace(plan.settings, run_root=str(plan.run_root), redis_url="")
-    folder = RunFolder(plan.run_root, job_id, weight_root=settings.weight_root_path)
+    settings = replace(stack_options.settings, run_root=str(stack_options.run_root), redis_url="")
+    folder = RunFolder(stack_options.run_root, job_id, weight_root=settings.weight_root_path)
     bring_files(settings, folder, deadline_s=timeout_s)
     read_from(folder, batch_id)
-    plan = dataclasses.replace(plan, settings=settings)
+    stack_options = dataclasses.replace(stack_options, settings=settings)
     # What scores and plays; a generator's place is this program's.
     modules = {"reward_service": MODULES["reward_service"]}
     with (
         tempfile.TemporaryDirectory(prefix="onbeat-replay-", ignore_cleanup_errors=True) as scratch,
-        EmbeddedStack(plan, modules=modules, folder=Path(scratch)) as stack,
+        EmbeddedStack(stack_options, modules=modules, folder=Path(scratch)) as stack,
     ):
         return _answer_of(stack, job_id, batch_id, Path(scratch) / "answer.json", timeout_s=timeout_s)
 

@@ -22,7 +22,7 @@ from onbeat.base.process.folders import make_private, writable_run_dir
 from onbeat.base.process.waiting import Waiting
 from onbeat.commands import options
 from onbeat.stack.access import FILE_NAME, StackFile, read_stack_file, run_dir_flag
-from onbeat.stack.plan import StackPlan, stack_settings, threads_from
+from onbeat.stack.options import StackOptions, stack_settings, threads_from
 from onbeat.stack.stack import LOG, EmbeddedStack
 from onbeat.terminal.output import console_for, emit, tell, tell_page
 
@@ -56,7 +56,7 @@ def up(
     """Run the embedded stack in the foreground until Ctrl-C; its jobs go on at the next start."""
     stack_profile, num_generators = options.profile_and_count(profile, generators)
     from_environment = stack_settings(os.environ)
-    plan = StackPlan(
+    stack_options = StackOptions(
         run_root=run_dir or Path(from_environment.run_root),
         model_root=options.model_root_or_default(model_root),
         generators=1 if num_generators is None else num_generators,
@@ -72,18 +72,20 @@ def up(
     console = console_for(json_output=json_output)
     if detach:
         with console.status("starting redis and every other process"):
-            started = start_detached(sys.argv[1:], plan.run_root)
-        flag = run_dir_flag(os.environ, plan.run_root)
+            started = start_detached(sys.argv[1:], stack_options.run_root)
+        flag = run_dir_flag(os.environ, stack_options.run_root)
         if json_output:
-            emit({"gateway_url": started.gateway_url, "stack_file": str(_stack_file(plan)), "pid": started.pid})
+            emit(
+                {"gateway_url": started.gateway_url, "stack_file": str(_stack_file(stack_options)), "pid": started.pid}
+            )
         console.print(f"onbeat is up, process {started.pid}   stop it: onbeat down{flag}", soft_wrap=True)
         tell_page(console, started.gateway_url, started.api_key)
         return
-    stack = EmbeddedStack(plan)
+    stack = EmbeddedStack(stack_options)
     try:
         with console.status("starting redis and every other process"):
             stack.start()
-        where = {"gateway_url": stack.gateway_url, "stack_file": str(_stack_file(plan)), "pids": stack.pids}
+        where = {"gateway_url": stack.gateway_url, "stack_file": str(_stack_file(stack_options)), "pids": stack.pids}
         tell(where, _stack_panel(stack), json_output=json_output)
         tell_page(console, stack.gateway_url, stack.api_key)
         while True:
@@ -100,16 +102,16 @@ def _stack_panel(stack: EmbeddedStack) -> Panel:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row("gateway", stack.gateway_url)
-    table.add_row("key", Text(f"in {_stack_file(stack.plan)}, for the commands of this folder"))
+    table.add_row("key", Text(f"in {_stack_file(stack.options)}, for the commands of this folder"))
     table.add_row("processes", "   ".join(f"{name} {pid}" for name, pid in sorted(stack.pids.items())))
     table.add_row("logs", Text(str(stack.logs)))
-    table.add_row("try", f"onbeat submit {DEMO_SPEC} --wait{run_dir_flag(os.environ, stack.plan.run_root)}")
+    table.add_row("try", f"onbeat submit {DEMO_SPEC} --wait{run_dir_flag(os.environ, stack.options.run_root)}")
     table.add_row("stop", "Ctrl-C")
     return Panel(table, title="onbeat is up", title_align="left", border_style="green", padding=(1, 2))
 
 
-def _stack_file(plan: StackPlan) -> Path:
-    return plan.run_root / FILE_NAME
+def _stack_file(stack_options: StackOptions) -> Path:
+    return stack_options.run_root / FILE_NAME
 
 
 DETACH = ("--detach", "-d")

@@ -212,7 +212,7 @@ class Succession:
         chain = self.records
         first = manifest.policy_version
         check_same_run(chain, manifest, job.spec)
-        check_same_environment(chain, job.window.plan.environment, job.spec)
+        check_same_environment(chain, job.window.prompt_batches.environment, job.spec)
         job.window.add(manifest)
         observed("the job's health", partial(job.health.begin, first))
         job.tell(
@@ -246,7 +246,7 @@ class Succession:
             side.publish_weights(manifest, oldest_kept=window.oldest_version(first))
         set_aside(first)
         for record in self.records:
-            window.plan.learn(record.iteration, record.drawn or ())
+            window.prompt_batches.learn(record.iteration, record.drawn or ())
         for opening in window.begin(first):
             side.open_iteration(opening, window.digests)
             reach("consumer.after_opening")
@@ -277,7 +277,7 @@ class Succession:
         event = version = opening = left = None
         if manifest is not None and metrics is not None:
             job.window.add(manifest)
-            job.window.plan.learn(number, iteration.drawn)
+            job.window.prompt_batches.learn(number, iteration.drawn)
             due = job.window.opened_by(number)
             opening, left = (due, None) if opens else (None, due)
             event = events.IterationCommitted(at_s=time.time(), metrics=metrics, weights_digest=manifest.weights_digest)
@@ -289,7 +289,7 @@ class Succession:
             numbers=metrics,
             trainer_epoch=job.side.trainer_epoch,
             previous=self._last_link,
-            environment=job.window.plan.environment,
+            environment=job.window.prompt_batches.environment,
             forked=job.forked,
         )
         job.side.commit(record, iteration.digests, event=event, opening=opening, next_version=version)

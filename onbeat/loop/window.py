@@ -15,7 +15,7 @@ from contracts.jobs import DrawnPrompts
 from contracts.rollouts import PromptBatch
 from contracts.schedule import Schedule
 from contracts.versions import WeightManifest
-from onbeat.data.prompts.plan import IterationPlan
+from onbeat.data.prompts.prompt_batches import PromptBatches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +31,15 @@ class AskedIteration:
     samplers: Mapping[int, str]
     """Version → digest, of those that may sample its training batches."""
     drawn: Callable[[Mapping[int, Sequence[float]]], tuple[DrawnPrompts, ...]] = lambda rewards: ()
-    """As of IterationPlan."""
+    """As of PromptBatches."""
 
 
 class Window:
     """Grows by an iteration with each opening; each turn forgets one, and the versions that only it needed."""
 
-    def __init__(self, schedule: Schedule, plan: IterationPlan, *, last_iteration: int) -> None:
+    def __init__(self, schedule: Schedule, prompt_batches: PromptBatches, *, last_iteration: int) -> None:
         self._schedule = schedule
-        self.plan = plan
+        self.prompt_batches = prompt_batches
         self._last_iteration = last_iteration
         self._manifests: dict[int, WeightManifest] = {}
         self._training: dict[int, tuple[PromptBatch, ...]] = {}
@@ -68,12 +68,12 @@ class Window:
         return self._schedule.versions_of(iteration)[0]
 
     def begin(self, first: int) -> list[IterationOpening]:
-        """Plans every iteration of the window that a trainer starts with, oldest first."""
+        """Makes the openings of the window that a trainer starts with, oldest first."""
         newest = min(self._schedule.opened_by(first - 1), self._last_iteration)
         return [self._opening(number) for number in range(first, newest + 1)]
 
     def opened_by(self, committed: int) -> IterationOpening | None:
-        """Plans the iteration that a commit opens; None where the job has no more."""
+        """Makes the opening of the iteration that follows a commit; None where the job has no more."""
         number = self._schedule.opened_by(committed)
         return self._opening(number) if number <= self._last_iteration else None
 
@@ -88,13 +88,13 @@ class Window:
             weights_digest=digests[iteration],
             batches=(*self._training[iteration], *self.evaluation(iteration)),
             samplers={version: digests[version] for version in range(oldest, newest + 1)},
-            drawn=partial(self.plan.drawn, iteration),
+            drawn=partial(self.prompt_batches.drawn, iteration),
         )
 
     def evaluation(self, iteration: int) -> tuple[PromptBatch, ...]:
         """Returns the batches of an open iteration that evaluate the version of its number; () of none, or not yet."""
         manifest = self._manifests.get(iteration)
-        return self.plan.evaluation(iteration, manifest) if manifest else ()
+        return self.prompt_batches.evaluation(iteration, manifest) if manifest else ()
 
     def ahead_of(self, iteration: int) -> Iterable[tuple[int, tuple[PromptBatch, ...]]]:
         """Returns the iterations that are open beyond this one, with the batches that went out."""
@@ -102,12 +102,12 @@ class Window:
 
     def _opening(self, iteration: int) -> IterationOpening:
         oldest, newest = self._schedule.versions_of(iteration)
-        self._training[iteration] = self.plan.training(iteration, self._manifests[oldest])
+        self._training[iteration] = self.prompt_batches.training(iteration, self._manifests[oldest])
         evaluation = self.evaluation(iteration)
         return IterationOpening(
             iteration=iteration,
             oldest_version=oldest,
             newest_version=newest,
             batches=(*self._training[iteration], *evaluation),
-            num_later=self.plan.num_evaluation(iteration) - len(evaluation),
+            num_later=self.prompt_batches.num_evaluation(iteration) - len(evaluation),
         )

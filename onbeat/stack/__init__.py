@@ -1,1 +1,1 @@
-"""A stack on this machine: its plan, its Redis, its processes, and who may reach it."""
+"""A stack on this machine: its options, its Redis, its processes, and who may reach it."""

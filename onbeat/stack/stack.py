@@ -7,8 +7,8 @@
                                            generators ──completions──▶ reward service      │
                                               └─────────── fenced publication ─────────────┘
 
-Stage workers, where the plan has any, stand beside the generators: they take rows that are published and put columns.
-A worker of tasks and the clock, where the plan has them, do what a request or the time asks for; no job waits for them.
+Stage workers, if the options have any, run next to the generators: they take published rows and put columns.
+A worker of tasks and the clock, if the options have them, do what a request or the time asks for; no job waits for it.
 
 One stack at a time has a folder: it locks it before anything starts (folder_lock.py).
 
@@ -47,7 +47,7 @@ from onbeat.base.process.signals import uninterrupted
 from onbeat.base.process.waiting import Waiting
 from onbeat.stack.access import StackFile, inputs_below, write_stack_file
 from onbeat.stack.folder_lock import FolderLock
-from onbeat.stack.plan import REDIS_ROLES, StackPlan, child_environment, settings_of
+from onbeat.stack.options import REDIS_ROLES, StackOptions, child_environment, settings_of
 from onbeat.stack.ports import HOST, free_port, is_free
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.stack.supervision import PATIENT, RestartPolicy, Supervised, describe_exit
@@ -92,7 +92,7 @@ class EmbeddedStack:
 
     def __init__(
         self,
-        plan: StackPlan,
+        options: StackOptions,
         *,
         modules: Mapping[str, str] = MODULES,
         restarts: RestartPolicy = PATIENT,
@@ -102,22 +102,22 @@ class EmbeddedStack:
         """Starts nothing yet.
 
         Args:
-            plan: The operator's choices.
+            options: The operator's choices.
             modules: The modules of the services that it has.
             restarts: How often a service that dies is started again, and after which pauses.
-            folder: Where its logs, its stack.json and its server's data are; None: the plan's run root.
+            folder: Where its logs, its stack.json and its server's data are; None: the run root of the options.
             child: The class that starts, watches and ends the process of each service but Redis.
         """
-        self.plan = plan
-        self.folder = folder or plan.run_root
+        self.options = options
+        self.folder = folder or options.run_root
         self._restarts = restarts
         self._modules = modules
         self._child = child
-        self.gateway_url = f"http://{HOST}:{plan.gateway_port or free_port()}"
+        self.gateway_url = f"http://{HOST}:{options.gateway_port or free_port()}"
         self.reward_url = f"http://{HOST}:{free_port()}"
-        self.api_key = plan.settings.api_key or secrets.token_urlsafe(32)
-        self.reward_key = plan.settings.reward_key or secrets.token_urlsafe(32)
-        self._targets = MetricsTargets(plan.settings) if plan.metrics else None
+        self.api_key = options.settings.api_key or secrets.token_urlsafe(32)
+        self.reward_key = options.settings.reward_key or secrets.token_urlsafe(32)
+        self._targets = MetricsTargets(options.settings) if options.metrics else None
         self.logs = self.folder / "logs"
         self.redis: EmbeddedRedis | None = None
         self.children: dict[str, ChildProcess] = {}
@@ -145,7 +145,7 @@ class EmbeddedStack:
     def start(self, *, deadline_s: float = READY_DEADLINE_S) -> None:
         """Returns when every service is ready; raises an OnbeatError that names the one that is not."""
         self._prepare_folders()
-        if (port := self.plan.gateway_port) and not is_free(port):
+        if (port := self.options.gateway_port) and not is_free(port):
             raise InvalidInput(f"port {port} is in use", field="--port", cure="choose another, or 0 for any free port")
         if not self._modules.keys().isdisjoint(REDIS_ROLES):
             self.start_redis()
@@ -208,7 +208,7 @@ class EmbeddedStack:
         child_process.kill_all(child_process.marked(STACK_MARK, self._mark))
         if self.redis is not None:
             self.redis.stop()
-            if self.plan.fresh:
+            if self.options.fresh:
                 shutil.rmtree(self.redis.folder, ignore_errors=True)
         self._lock.release()
 
@@ -216,7 +216,7 @@ class EmbeddedStack:
         try:
             make_private(self.logs)
             self._lock.take()
-            if self.plan.fresh:
+            if self.options.fresh:
                 shutil.rmtree(self.folder / "redis", ignore_errors=True)
         except OSError as error:
             raise InvalidInput(
@@ -226,7 +226,7 @@ class EmbeddedStack:
             ) from error
 
     def start_redis(self) -> None:
-        if redis_url := self.plan.settings.redis_url:
+        if redis_url := self.options.settings.redis_url:
             server = probe(redis_url, patience_s=3.0)
             log.warning(
                 "using the configured %s as one user: generators may do all that a gateway may (docs/operate.md)",
@@ -242,20 +242,20 @@ class EmbeddedStack:
     def _settings(self) -> StackSettings:
         """Returns the operator's settings, with those that the stack decides."""
         return replace(
-            self.plan.settings,
+            self.options.settings,
             reward_url=self.reward_url,
             reward_key=self.reward_key,
-            celery_url=self.redis.url_of(CELERY) if self.redis else self.plan.settings.celery_url,
+            celery_url=self.redis.url_of(CELERY) if self.redis else self.options.settings.celery_url,
             gateway_url=self.gateway_url,
             api_key=self.api_key,
-            run_root=str(self.plan.run_root.resolve()),
-            model_root=str(self.plan.model_root.resolve()),
+            run_root=str(self.options.run_root.resolve()),
+            model_root=str(self.options.model_root.resolve()),
             extra_roots=os.pathsep.join(
-                filter(None, (self.plan.settings.extra_roots, str(inputs_below(self.plan.run_root))))
+                filter(None, (self.options.settings.extra_roots, str(inputs_below(self.options.run_root))))
             ),
             host=HOST,
-            threads=self.plan.threads_each,
-            metrics_key=self._targets.key if self._targets else self.plan.settings.metrics_key,
+            threads=self.options.threads_each,
+            metrics_key=self._targets.key if self._targets else self.options.settings.metrics_key,
         )
 
     @property
@@ -273,9 +273,9 @@ class EmbeddedStack:
 
     def _plan_children(self, settings: StackSettings) -> list[ChildProcess]:
         ports = {service: int(url.rpartition(":")[2]) for service, url in self._urls.items()} | {"consumer": 0}
-        generators = [f"generator-{number}" for number in range(1, self.plan.generators + 1)]
-        stages = [f"stage-{number}" for number in range(1, self.plan.stage_workers + 1)]
-        background = BACKGROUND if self.plan.tasks else ()
+        generators = [f"generator-{number}" for number in range(1, self.options.generators + 1)]
+        stages = [f"stage-{number}" for number in range(1, self.options.stage_workers + 1)]
+        background = BACKGROUND if self.options.tasks else ()
         names = (*ports, *generators, *stages, *background)
         names = [name for name in names if name.partition("-")[0] in self._modules]
         return [
@@ -293,14 +293,14 @@ class EmbeddedStack:
     ) -> ChildProcess:
         service, _, number = name.partition("-")
         python = sys.executable
-        engine = self.plan.engine
-        if service == "generator" and self.plan.profile is not None:
-            kind = self.plan.profile.each[int(number) - 1]
-            python = kind.interpreter(self.plan.model_root)
+        engine = self.options.engine
+        if service == "generator" and self.options.profile is not None:
+            kind = self.options.profile.each[int(number) - 1]
+            python = kind.interpreter(self.options.model_root)
             engine = kind.options(os.environ)
         if self.redis is not None and service in REDIS_ROLES:
             settings = replace(settings, redis_url=self.redis.url_of(REDIS_ROLES[service]))
-        settings = replace(settings, name=name, colocated_threads=self.plan.colocated_threads_of(service))
+        settings = replace(settings, name=name, colocated_threads=self.options.colocated_threads_of(service))
         if self._targets is not None and service in PROCESSES:
             settings = self._targets.told(name, settings)
         environment = child_environment(self._inherited(), settings_of(service, settings), port=port)
@@ -316,7 +316,7 @@ class EmbeddedStack:
 
     def _inherited(self) -> dict[str, str]:
         """The launcher's environment, without the variables in which a profile finds the keys of engines' servers."""
-        kinds = self.plan.profile.generators if self.plan.profile else ()
+        kinds = self.options.profile.generators if self.options.profile else ()
         keys = {kind.key_variable for kind in kinds}
         environment = {name: value for name, value in os.environ.items() if name not in keys}
         return environment | {STACK_MARK: self._mark}

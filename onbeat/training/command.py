@@ -18,7 +18,7 @@ from onbeat.stack.access import run_dir_flag
 from onbeat.terminal.output import FAILED, console_for, tell
 from onbeat.terminal.words import by_reason, count, duration, one_line, plural, score
 from onbeat.training.demo import DemoSummary, run_demo
-from onbeat.training.private_stack import new_run_root, plan_of_job
+from onbeat.training.private_stack import new_run_root, options_of_job
 
 
 def demo(
@@ -45,7 +45,7 @@ def demo(
     )
     job_spec = load_spec(spec or _shipped(DEMO_SPEC), [*flags, *(settings or [])])
     stack_profile, num_generators = options.profile_and_count(profile, generators)
-    plan = plan_of_job(
+    stack_options = options_of_job(
         job_spec,
         run_root=run_dir or new_run_root("demo"),
         model_root=model_root,
@@ -55,7 +55,7 @@ def demo(
         threads=threads,
     )
     console = console_for(json_output=json_output)
-    summary = run_demo(job_spec, plan, console)
+    summary = run_demo(job_spec, stack_options, console)
     tell(summary, summary_panel(summary), json_output=json_output)
     if not summary.succeeded:
         raise typer.Exit(FAILED)

@@ -16,7 +16,7 @@ from contracts.jobs import HealthProblem, JobState
 from contracts.run_folder import RunFolder
 from contracts.spec.job import JobSpec
 from onbeat.client.progress import JobProgress
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.terminal.output import tell_page
 from onbeat.terminal.panel import view_for
 from onbeat.training.figures import draw_figures
@@ -69,13 +69,13 @@ class DemoSummary(Record, frozen=True, kw_only=True):
         return self.status == JobState.SUCCEEDED.value and self.verified
 
 
-def run_demo(spec: JobSpec, plan: StackPlan, console: Console) -> DemoSummary:
+def run_demo(spec: JobSpec, options: StackOptions, console: Console) -> DemoSummary:
     """Runs one job on a private stack; nothing of the stack is left but the run folder.
 
     Raises OnbeatError where a service, the gateway or the run folder fails; KeyboardInterrupt after a clean stop.
     """
     with console.status("starting redis and every other process"):
-        run = on_own_stack(spec, plan)
+        run = on_own_stack(spec, options)
     try:
         if (gateway := run.gateway) is not None:
             tell_page(console, gateway.url, gateway.key, job_id=run.id)
@@ -86,14 +86,14 @@ def run_demo(spec: JobSpec, plan: StackPlan, console: Console) -> DemoSummary:
             run.close()
     evaluations = list(progress.evaluations.values())
     figures = draw_figures(run.folder, metrics=progress.in_order, evaluations=evaluations, title=spec.name)
-    summary = summarise(spec, plan, progress, run.verify(), folder=run.folder, figures=figures)
+    summary = summarise(spec, options, progress, run.verify(), folder=run.folder, figures=figures)
     (run.folder.path / SUMMARY).write_bytes(encode_json(summary) + b"\n")
     return summary
 
 
 def summarise(
     spec: JobSpec,
-    plan: StackPlan,
+    options: StackOptions,
     progress: JobProgress,
     verdict: AuditVerdict,
     *,
@@ -111,7 +111,7 @@ def summarise(
         reason=status.reason,
         schedule=spec.schedule,
         seed=spec.seed,
-        generators=plan.generators,
+        generators=options.generators,
         iterations=verdict.iterations,
         wall_s=round((status.ended_s or time.time()) - status.created_s, 3),
         eval_before=before.sampled if before else None,

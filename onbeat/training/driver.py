@@ -1,6 +1,6 @@
 """The thread that follows one job, and keeps the stack that it has started for it.
 
-    plan ─▶ EmbeddedStack ─▶ submit ─▶ follow, with `tick` ─▶ audit.json ─▶ stop
+    options ─▶ EmbeddedStack ─▶ submit ─▶ follow, with `tick` ─▶ audit.json ─▶ stop
     gateway ───────────────▶ submit ─▶ follow
 
 A stack's processes end with the thread that started them, so this thread starts, ticks and stops it. It is no daemon:
@@ -22,7 +22,7 @@ from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
 from onbeat.commands.exports.audit_file import write_audit
 from onbeat.stack.access import GatewayAccess
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import EmbeddedStack
 from onbeat.terminal.follow import follow
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class Driver(threading.Thread):
     """A `JobView`; `news` is notified of whatever it learns."""
 
-    def __init__(self, find: Callable[[GatewayClient], str], at: StackPlan | GatewayAccess) -> None:
+    def __init__(self, find: Callable[[GatewayClient], str], at: StackOptions | GatewayAccess) -> None:
         """find: submits the job, or names one that is there; its id. at: the stack to start, or a gateway's address."""
         super().__init__(name="onbeat-run", daemon=isinstance(at, GatewayAccess))
         self.at = at
@@ -57,7 +57,7 @@ class Driver(threading.Thread):
 
     def run(self) -> None:
         try:
-            if isinstance(self.at, StackPlan):
+            if isinstance(self.at, StackOptions):
                 self._on_stack(self.at)
             else:
                 self._at_gateway(self.at.url, self.at.key)
@@ -65,7 +65,7 @@ class Driver(threading.Thread):
             self.error = error  # the program raises it where it waits
         finally:
             with self.news:
-                self.gateway = None if isinstance(self.at, StackPlan) else self.gateway
+                self.gateway = None if isinstance(self.at, StackOptions) else self.gateway
                 self.is_over = True
                 self.news.notify_all()
 
@@ -98,19 +98,19 @@ class Driver(threading.Thread):
         with GatewayClient(url, key) as client, suppress(_Left):
             self._follow(client, self._leave_if_asked)
 
-    def _on_stack(self, plan: StackPlan) -> None:
-        stack = self._stack = EmbeddedStack(plan)
+    def _on_stack(self, options: StackOptions) -> None:
+        stack = self._stack = EmbeddedStack(options)
         try:
             if self._ending.is_set():
                 return
             stack.start()
-            self.gateway = GatewayAccess(url=stack.gateway_url, key=stack.api_key, run_root=str(plan.run_root))
+            self.gateway = GatewayAccess(url=stack.gateway_url, key=stack.api_key, run_root=str(options.run_root))
             with GatewayClient(stack.gateway_url, stack.api_key) as client:
-                self._run_job(client, stack, plan)
+                self._run_job(client, stack, options)
         finally:
             stack.stop()
 
-    def _run_job(self, client: GatewayClient, stack: EmbeddedStack, plan: StackPlan) -> None:
+    def _run_job(self, client: GatewayClient, stack: EmbeddedStack, options: StackOptions) -> None:
         def tick() -> None:
             stack.tick()
             self._cancel_if_asked(client)
@@ -120,7 +120,7 @@ class Driver(threading.Thread):
         except _Left as late:
             log.warning("%s: stopping without it", late)
             return
-        folder = RunFolder(plan.run_root.resolve(), status.job_id)
+        folder = RunFolder(options.run_root.resolve(), status.job_id)
         if folder.path.is_dir():  # a job that was cancelled before its trainer started has none
             write_audit(folder, status, client.audit(status.job_id))
 

@@ -18,7 +18,7 @@ from contracts.spec.job import JobSpec
 from onbeat.base.process.host_memory import memory_bytes
 from onbeat.commands.options import model_root_or_default
 from onbeat.stack.access import run_root_from
-from onbeat.stack.plan import StackPlan, stack_settings, stage_workers_for, threads_from
+from onbeat.stack.options import StackOptions, stack_settings, stage_workers_for, threads_from
 from onbeat.stack.profile import StackProfile
 from onbeat.terminal.follow import TICK_S
 from onbeat.training.driver import Driver
@@ -42,7 +42,7 @@ def new_run_root(name: str) -> Path:
     return path
 
 
-def plan_of_job(
+def options_of_job(
     spec: JobSpec,
     *,
     run_root: Path,
@@ -51,8 +51,8 @@ def plan_of_job(
     stage_workers: int | None = None,
     profile: StackProfile | None = None,
     threads: int | None = None,
-) -> StackPlan:
-    """Plans the stack, with the variables of this process for what isn't given.
+) -> StackOptions:
+    """Returns the options of a job's stack; what isn't given is taken from the variables of this process.
 
     generators: None takes as many as suit the job and this machine; with a profile they are its. stage_workers: None
     takes one where Onbeat serves a stage of the job.
@@ -60,7 +60,7 @@ def plan_of_job(
     if profile is not None:
         profile.check(spec)
     settings = stack_settings(os.environ)
-    plan = StackPlan(
+    options = StackOptions(
         run_root=run_root,
         model_root=model_root_or_default(model_root),
         generators=1 if generators is None else generators,
@@ -71,33 +71,33 @@ def plan_of_job(
         engine=engine_from(os.environ),
         fresh=True,
     )
-    if generators is None and two_suit(spec, plan):
-        return replace(plan, generators=2)
-    return plan
+    if generators is None and two_suit(spec, options):
+        return replace(options, generators=2)
+    return options
 
 
-def two_suit(spec: JobSpec, plan: StackPlan) -> bool:
+def two_suit(spec: JobSpec, options: StackOptions) -> bool:
     """Returns True where two generators sample the job sooner than one.
 
     The trainer's core is idle until the first batches come.
 
     On two or three cores, where a generator has one thread anyway: with another number it would have other bits.
     """
-    if plan.settings.device != "cpu" or plan.engine != TransformersOptions() or spec.schedule_rule.takes_turns:
+    if options.settings.device != "cpu" or options.engine != TransformersOptions() or spec.schedule_rule.takes_turns:
         return False
     num_tokens = spec.rollout.prompts_per_iteration * spec.rollout.group_size * spec.max_sampled_tokens
-    files = (plan.model_root / spec.model.path).glob("*.safetensors")
+    files = (options.model_root / spec.model.path).glob("*.safetensors")
     num_bytes = sum(file.stat().st_size for file in files if file.is_file())
     saves_time = spec.rollout.batches_per_iteration > 1 and num_bytes * num_tokens >= WORTH_A_SECOND
-    return saves_time and (plan.threads or 1) == 1 < usable_cores() < 4 and MODEL_PART * num_bytes <= memory_bytes()
+    return saves_time and (options.threads or 1) == 1 < usable_cores() < 4 and MODEL_PART * num_bytes <= memory_bytes()
 
 
-def on_own_stack(job: JobSpec, plan: StackPlan, *, shown: Shown = HIDDEN) -> Run:
+def on_own_stack(job: JobSpec, options: StackOptions, *, shown: Shown = HIDDEN) -> Run:
     """Starts the stack and submits the job; Ctrl-C meanwhile stops what was started."""
-    driver = Driver(lambda client: client.submit(job, idempotency_key=uuid.uuid4().hex).job_id, plan)
-    with nothing_left_of_what_is_refused(plan.run_root):
+    driver = Driver(lambda client: client.submit(job, idempotency_key=uuid.uuid4().hex).job_id, options)
+    with nothing_left_of_what_is_refused(options.run_root):
         job_id = _submitted(driver, shown)
-    return Run(job_id, run_root=plan.run_root, driver=driver, model_root=plan.model_root, shown=shown)
+    return Run(job_id, run_root=options.run_root, driver=driver, model_root=options.model_root, shown=shown)
 
 
 def _submitted(driver: Driver, shown: Shown) -> str:

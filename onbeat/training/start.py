@@ -33,7 +33,7 @@ from onbeat.training.inputs import (
     reward_table,
     tools_table,
 )
-from onbeat.training.private_stack import new_run_root, nothing_left_of_what_is_refused, on_own_stack, plan_of_job
+from onbeat.training.private_stack import new_run_root, nothing_left_of_what_is_refused, on_own_stack, options_of_job
 from onbeat.training.progress_line import shown_for
 from onbeat.training.run import Run
 
@@ -91,7 +91,7 @@ def train(
     run_root = Path(run_dir) if run_dir is not None else new_run_root("train")
     with nothing_left_of_what_is_refused(run_root):
         job = spec_of(spec, tables | parts, put=put_below(inputs_below(run_root)))
-        plan = plan_of_job(
+        options = options_of_job(
             job,
             run_root=run_root,
             model_root=Path(model_root) if model_root is not None else None,
@@ -99,7 +99,7 @@ def train(
             stage_workers=stage_workers,
             threads=threads,
         )
-        return on_own_stack(job, plan, shown=shown_for(progress))
+        return on_own_stack(job, options, shown=shown_for(progress))
 
 
 def attach(

@@ -10,7 +10,7 @@ import pytest
 from contracts.events import BatchDead
 from contracts.jobs import JobState, JobStatus
 from onbeat.client.gateway import GatewayClient
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import MODULES, EmbeddedStack
 from onbeat.stack.supervision import RestartPolicy
 from tests.chaos.short_job import long_variant, short_job
@@ -36,7 +36,7 @@ def test_a_batch_that_kills_its_generators_is_dead_after_its_attempts_and_the_st
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(STAND_INS))
-    plan = StackPlan(run_root=tmp_path / "runs", model_root=REPOSITORY, threads=1)
+    options = StackOptions(run_root=tmp_path / "runs", model_root=REPOSITORY, threads=1)
     modules = {**MODULES, "generator": "poisoned_generator"}
     few = {
         "iterations": 2,
@@ -45,7 +45,7 @@ def test_a_batch_that_kills_its_generators_is_dead_after_its_attempts_and_the_st
         "timeouts__generator_lease_s": 4.0,
     }
     poisoned = short_job(seed=POISON_SEED, rollout__on_failed_batch="abandon", **few)
-    stack = EmbeddedStack(plan, modules=modules, restarts=IMPATIENT, child=ForkedChild)
+    stack = EmbeddedStack(options, modules=modules, restarts=IMPATIENT, child=ForkedChild)
     with stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
         first = client.submit(poisoned, idempotency_key="poisoned").job_id
         second = client.submit(short_job(**few), idempotency_key="harmless").job_id

@@ -16,7 +16,7 @@ from onbeat.audit.chain import verify_run
 from onbeat.audit.folder import read_spec
 from onbeat.audit.weights import digests_on_disk
 from onbeat.client.gateway import GatewayClient
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import EmbeddedStack
 from tests.chaos.short_job import DEADLINE_S, ITERATIONS, short_job
 from tests.forked import ForkedChild
@@ -60,11 +60,11 @@ def kill(stack: EmbeddedStack, service: str) -> None:
 def test_a_killed_gateway_and_a_killed_worker_cost_the_job_and_its_watchers_nothing(
     tmp_path: Path, undisturbed: str
 ) -> None:
-    plan = StackPlan(run_root=tmp_path / "runs", model_root=REPOSITORY, threads=1)
+    options = StackOptions(run_root=tmp_path / "runs", model_root=REPOSITORY, threads=1)
     spec = short_job(
         model__matmul="torch"
     )  # as the undisturbed run multiplies; the gateway would choose for this machine
-    with EmbeddedStack(plan, child=ForkedChild) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
+    with EmbeddedStack(options, child=ForkedChild) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
         # The job can't end before its worker does: no generator runs.
         os.kill(stack.pids["generator-1"], signal.SIGSTOP)
         job_id = client.submit(spec, idempotency_key=uuid.uuid4().hex).job_id
@@ -84,6 +84,6 @@ def test_a_killed_gateway_and_a_killed_worker_cost_the_job_and_its_watchers_noth
     assert len({event_id for event_id, _ in told}) == len(told)
     # The trainer died with its worker: another one came.
     assert watcher.count(TrainerStarted) == 2
-    folder = RunFolder(plan.run_root.resolve(), job_id)
+    folder = RunFolder(options.run_root.resolve(), job_id)
     on_disk = digests_on_disk(folder)
     assert verify_run(audit, read_spec(folder), complete=True, digests_on_disk=on_disk).gaps == ()

@@ -28,7 +28,7 @@ from onbeat.base.process import child_process
 from onbeat.base.process.child_process import ChildProcess
 from onbeat.base.process.waiting import Waiting
 from onbeat.client.gateway import GatewayClient
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import EmbeddedStack
 from tests.chaos.short_job import DEADLINE_S, STAGED, long_variant, short_job
 from tests.forked import WORKER, ForkedChild
@@ -132,7 +132,7 @@ class StoppedStack:
         return found[0]
 
     def gaps(self, job_id: str) -> tuple[str, ...]:
-        folder = RunFolder(self._stack.plan.run_root.resolve(), job_id)
+        folder = RunFolder(self._stack.options.run_root.resolve(), job_id)
         audit = self._client.audit(job_id)
         return verify_run(audit, read_spec(folder), complete=True, digests_on_disk=digests_on_disk(folder)).gaps
 
@@ -152,8 +152,11 @@ class ForkedButWorker(ForkedChild):
 
 @pytest.fixture
 def stopped(tmp_path: Path) -> Iterator[StoppedStack]:
-    plan = StackPlan(run_root=tmp_path / "runs", model_root=REPOSITORY, threads=1, stage_workers=1)
-    with EmbeddedStack(plan, child=ForkedButWorker) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
+    options = StackOptions(run_root=tmp_path / "runs", model_root=REPOSITORY, threads=1, stage_workers=1)
+    with (
+        EmbeddedStack(options, child=ForkedButWorker) as stack,
+        GatewayClient(stack.gateway_url, stack.api_key) as client,
+    ):
         yield StoppedStack(stack, client)
 
 

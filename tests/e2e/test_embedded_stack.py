@@ -21,7 +21,7 @@ from contracts.errors import Conflict, InvalidInput, Unavailable
 from onbeat.base.process import child_process
 from onbeat.client.connection import client_settings
 from onbeat.stack.access import gateway_access, read_stack_file
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import STACK_MARK, EmbeddedStack
 from onbeat.stack.supervision import RestartPolicy
 from tests.until import until
@@ -44,9 +44,9 @@ def find_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(STAND_INS))
 
 
-def plan(folder: Path, **changes: object) -> StackPlan:
+def stack_options(folder: Path, **changes: object) -> StackOptions:
     fields: dict[str, object] = {"run_root": folder / "runs", "model_root": folder, "threads": 1}
-    return StackPlan(**(fields | changes))  # pyright: ignore[reportArgumentType]
+    return StackOptions(**(fields | changes))  # pyright: ignore[reportArgumentType]
 
 
 def identities(pids: dict[str, int]) -> set[psutil.Process]:
@@ -56,7 +56,7 @@ def identities(pids: dict[str, int]) -> set[psutil.Process]:
 
 @linux_only
 def test_every_service_is_its_own_process_and_none_outlives_the_stack(tmp_path: Path) -> None:
-    stack = EmbeddedStack(plan(tmp_path, generators=2, stage_workers=2, tasks=True), modules=MODULES)
+    stack = EmbeddedStack(stack_options(tmp_path, generators=2, stage_workers=2, tasks=True), modules=MODULES)
     scaled = {"generator-1", "generator-2", "stage-1", "stage-2"}
     with stack:
         assert set(stack.pids) == {"redis", "reward_service", "gateway", "consumer", "tasks", "beat", *scaled}
@@ -74,7 +74,7 @@ def test_every_service_is_its_own_process_and_none_outlives_the_stack(tmp_path: 
 
 @linux_only
 def test_a_trainer_whose_consumer_was_killed_still_ends_with_the_stack(tmp_path: Path) -> None:
-    with EmbeddedStack(plan(tmp_path), modules=MODULES) as stack:
+    with EmbeddedStack(stack_options(tmp_path), modules=MODULES) as stack:
         consumer = stack.pids["consumer"]
         until(lambda: len(child_process.descendants(consumer)) == 1, "the consumer's trainer")
         trainer = child_process.descendants(consumer)
@@ -85,7 +85,7 @@ def test_a_trainer_whose_consumer_was_killed_still_ends_with_the_stack(tmp_path:
 
 
 def test_a_killed_service_and_a_killed_redis_come_back_at_their_addresses(tmp_path: Path) -> None:
-    with EmbeddedStack(plan(tmp_path, stage_workers=1, tasks=True), modules=MODULES) as stack:
+    with EmbeddedStack(stack_options(tmp_path, stage_workers=1, tasks=True), modules=MODULES) as stack:
         assert stack.redis is not None
         url = stack.redis.url
         before = stack.pids
@@ -109,7 +109,7 @@ def gateway_answers(url: str) -> bool:
 def test_a_service_that_ends_at_its_start_is_named_with_its_last_words_and_nothing_is_left(tmp_path: Path) -> None:
     # A gateway that is never ready holds the start open until the broken one has ended, however slow the machine is.
     modules = MODULES | {"generator": "stand_in_broken", "gateway": "stand_in_generator"}
-    stack = EmbeddedStack(plan(tmp_path), modules=modules)
+    stack = EmbeddedStack(stack_options(tmp_path), modules=modules)
     with pytest.raises(
         Unavailable, match=r"(?s)generator-1: ended with exit code 1 at its start.*cannot import the model"
     ):
@@ -117,7 +117,7 @@ def test_a_service_that_ends_at_its_start_is_named_with_its_last_words_and_nothi
     assert all(child.exit_code is not None for child in stack.children.values())
     assert stack.redis is not None
     assert not stack.redis.child.is_running
-    assert read_stack_file(stack.plan.run_root) is None
+    assert read_stack_file(stack.options.run_root) is None
 
 
 class KilledAsItStarts(EmbeddedStack):
@@ -136,7 +136,7 @@ class KilledAsItStarts(EmbeddedStack):
 
 def test_a_stack_whose_processes_are_all_killed_as_it_starts_is_up_in_the_end(tmp_path: Path) -> None:
     restarts = RestartPolicy(first_pause_s=0.1, longest_pause_s=0.1)
-    stack = KilledAsItStarts(plan(tmp_path), modules=MODULES, restarts=restarts)
+    stack = KilledAsItStarts(stack_options(tmp_path), modules=MODULES, restarts=restarts)
     with stack:
         killed = stack.killed
         assert killed
@@ -149,14 +149,14 @@ def test_a_service_that_is_killed_at_each_start_ends_the_stack_by_its_name(tmp_p
     modules = MODULES | {"gateway": "stand_in_killed"}
     restarts = RestartPolicy(first_pause_s=0.01, longest_pause_s=0.01, max_in_a_row=2)
     with pytest.raises(Unavailable, match="gateway: was killed by signal 9 3 times in a row"):
-        EmbeddedStack(plan(tmp_path), modules=modules, restarts=restarts).start_or_stop()
+        EmbeddedStack(stack_options(tmp_path), modules=modules, restarts=restarts).start_or_stop()
 
 
 def test_a_worker_of_tasks_that_dies_at_each_start_ends_no_stack(tmp_path: Path) -> None:
     modules = MODULES | {"tasks": "stand_in_killed"}
     restarts = RestartPolicy(first_pause_s=0.01, longest_pause_s=0.01, max_in_a_row=2)
     starts: set[int] = set()
-    with EmbeddedStack(plan(tmp_path, tasks=True), modules=modules, restarts=restarts) as stack:
+    with EmbeddedStack(stack_options(tmp_path, tasks=True), modules=modules, restarts=restarts) as stack:
 
         def is_started_often() -> bool:
             starts.add(stack.pids["tasks"])
@@ -167,13 +167,13 @@ def test_a_worker_of_tasks_that_dies_at_each_start_ends_no_stack(tmp_path: Path)
 
 
 def test_a_service_that_is_never_ready_is_named_after_the_deadline(tmp_path: Path) -> None:
-    stack = EmbeddedStack(plan(tmp_path), modules={"gateway": "stand_in_generator"})
+    stack = EmbeddedStack(stack_options(tmp_path), modules={"gateway": "stand_in_generator"})
     with pytest.raises(Unavailable, match=r"gateway: waited .* s for gateway to be ready"):
         stack.start_or_stop(deadline_s=0.5)
 
 
 def test_a_start_that_is_given_up_ends_at_once_and_leaves_no_process(tmp_path: Path) -> None:
-    stack = EmbeddedStack(plan(tmp_path), modules=MODULES | {"gateway": "stand_in_generator"})
+    stack = EmbeddedStack(stack_options(tmp_path), modules=MODULES | {"gateway": "stand_in_generator"})
     stack.give_up_start()
     with pytest.raises(Unavailable, match="the start of the stack was given up"):
         stack.start_or_stop()
@@ -181,38 +181,38 @@ def test_a_start_that_is_given_up_ends_at_once_and_leaves_no_process(tmp_path: P
 
 
 def test_the_stack_file_is_private_and_gone_with_the_stack(tmp_path: Path) -> None:
-    with EmbeddedStack(plan(tmp_path), modules=MODULES) as stack:
-        path = stack.plan.run_root / "stack.json"
+    with EmbeddedStack(stack_options(tmp_path), modules=MODULES) as stack:
+        path = stack.options.run_root / "stack.json"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert [stat.S_IMODE(folder.stat().st_mode) for folder in (path.parent, stack.logs)] == [0o700, 0o700]
-        access = gateway_access({}, gateway=None, api_key=None, run_dir=stack.plan.run_root)
+        access = gateway_access({}, gateway=None, api_key=None, run_dir=stack.options.run_root)
         assert (access.url, access.key) == (stack.gateway_url, stack.api_key)
         for role in (GENERATOR, STAGE, TASKS, TRAINER):
-            told = client_settings(role, run_dir=stack.plan.run_root)
+            told = client_settings(role, run_dir=stack.options.run_root)
             assert told.redis_url.startswith(f"unix://{role}:")
             assert bool(told.celery_url) is (role == TASKS)
             connect(told).close()
             has_reward_key = role in (GENERATOR, TRAINER)
             assert (told.api_key, bool(told.reward_key)) == ("", has_reward_key), "a role has its own secrets alone"
         with pytest.raises(InvalidInput, match="user `gateway`"):
-            client_settings(GATEWAY, run_dir=stack.plan.run_root)
+            client_settings(GATEWAY, run_dir=stack.options.run_root)
         logs = "".join(log.read_text() for log in stack.logs.iterdir())
         assert stack.api_key not in logs
     assert not path.exists()
     with pytest.raises(InvalidInput, match="no stack is running"):
-        gateway_access({}, gateway=None, api_key=None, run_dir=stack.plan.run_root)
+        gateway_access({}, gateway=None, api_key=None, run_dir=stack.options.run_root)
 
 
 def test_a_second_stack_in_the_same_folder_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with EmbeddedStack(plan(tmp_path), modules=MODULES) as stack:
-        second = EmbeddedStack(plan(tmp_path), modules=MODULES)
+    with EmbeddedStack(stack_options(tmp_path), modules=MODULES) as stack:
+        second = EmbeddedStack(stack_options(tmp_path), modules=MODULES)
         with pytest.raises(
             Conflict, match=rf"^--run-dir: {tmp_path / 'runs'}: process {os.getpid()} runs a stack there"
         ):
             second.start_or_stop()
         assert second.pids == {}
         assert gateway_answers(stack.gateway_url)
-        access = gateway_access({}, gateway=None, api_key=None, run_dir=stack.plan.run_root)
+        access = gateway_access({}, gateway=None, api_key=None, run_dir=stack.options.run_root)
         assert access.url == stack.gateway_url, "the refused one took nothing of the first away"
 
 
@@ -220,7 +220,7 @@ def test_a_fresh_stack_forgets_and_removes_the_servers_data(tmp_path: Path) -> N
     redis_folder = tmp_path / "runs" / "redis"
     redis_folder.mkdir(parents=True)
     (redis_folder / "old").write_text("of an earlier demo")
-    with EmbeddedStack(plan(tmp_path, fresh=True), modules=MODULES):
+    with EmbeddedStack(stack_options(tmp_path, fresh=True), modules=MODULES):
         assert not (redis_folder / "old").exists()
         assert redis_folder.exists()
     assert not redis_folder.exists()
@@ -233,7 +233,7 @@ def test_folders_of_the_services_names_in_the_working_directory_are_not_taken_fo
         (tmp_path / module).mkdir()
         (tmp_path / module / "__init__.py").write_text('raise SystemExit("a stranger")')
     monkeypatch.chdir(tmp_path)
-    with EmbeddedStack(plan(tmp_path), modules=MODULES) as stack:
+    with EmbeddedStack(stack_options(tmp_path), modules=MODULES) as stack:
         assert httpx.get(f"{stack.gateway_url}/readyz").is_success
 
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from contracts.encoding.wire import encode_json
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.ports import free_port
 from onbeat.stack.stack import EmbeddedStack
 from tests.chaos.short_job import long_variant, short_job
@@ -63,8 +63,8 @@ def value(url: str, query: str) -> float | None:
 @pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed (Debian has it)")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="its target finds processes by /proc")
 def test_prometheus_finds_every_process_and_alarms_when_the_generators_die(tmp_path: Path) -> None:
-    plan = StackPlan(run_root=tmp_path / "runs", model_root=ROOT, generators=2, threads=1, metrics=True)
-    with EmbeddedStack(plan) as stack, prometheus(tmp_path) as url:
+    options = StackOptions(run_root=tmp_path / "runs", model_root=ROOT, generators=2, threads=1, metrics=True)
+    with EmbeddedStack(options) as stack, prometheus(tmp_path) as url:
         headers = {"Authorization": f"Bearer {stack.api_key}", "Content-Type": "application/json"}
         body = encode_json(short_job(iterations=2000, timeouts__no_generator_s=600.0))
         created = httpx.post(f"{stack.gateway_url}/v1/jobs", content=body, headers=headers, timeout=30.0)

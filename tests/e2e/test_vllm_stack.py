@@ -20,7 +20,7 @@ from onbeat.audit.weights import digests_on_disk
 from onbeat.base.process import child_process
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.profile import load_profile
 from onbeat.stack.stack import EmbeddedStack
 from tests import until as asked
@@ -73,7 +73,7 @@ class Run:
         return self.client.job(job_id), seen
 
     def assert_verified(self, status: JobStatus) -> None:
-        folder = RunFolder(self.stack.plan.run_root.resolve(), status.job_id)
+        folder = RunFolder(self.stack.options.run_root.resolve(), status.job_id)
         chain, on_disk = self.client.audit(status.job_id), digests_on_disk(folder)
         assert verify_run(chain, read_spec(folder), complete=True, digests_on_disk=on_disk).gaps == ()
 
@@ -94,14 +94,14 @@ def shorter_spec(file: str = "demo.toml", **settings: Any) -> JobSpec:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     profile = load_profile(MIXED)
-    plan = StackPlan(
+    options = StackOptions(
         run_root=tmp_path_factory.mktemp("stack") / "runs",
         model_root=REPOSITORY,
         generators=len(profile.each),
         profile=profile,
         threads=1,
     )
-    with EmbeddedStack(plan) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
+    with EmbeddedStack(options) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
         yield Run(stack, client)
 
 

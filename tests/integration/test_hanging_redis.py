@@ -16,7 +16,7 @@ from broker.job_store import JobStore
 from broker.presence import Presence
 from contracts.errors import BrokerUnavailable
 from contracts.settings import StackSettings
-from onbeat.stack.plan import child_environment
+from onbeat.stack.options import child_environment
 from onbeat.stack.redis import EmbeddedRedis
 from tests.forked import ForkedChild
 

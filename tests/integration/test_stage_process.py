@@ -10,7 +10,7 @@ from pathlib import Path
 from broker.connection.client import connect
 from broker.presence import StagePresence
 from contracts.settings import StackSettings
-from onbeat.stack.plan import StackPlan, child_environment
+from onbeat.stack.options import StackOptions, child_environment
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.stack.stack import EmbeddedStack
 from tests.forked import STAGE_WORKER, ForkedChild
@@ -43,7 +43,7 @@ def test_it_says_what_it_serves_and_leaves_on_a_request_to_end(redis_server: Emb
 
 
 def test_a_stack_starts_stage_workers_beside_its_generators(tmp_path: Path) -> None:
-    stack = EmbeddedStack(StackPlan(run_root=tmp_path, model_root=tmp_path, stage_workers=2))
+    stack = EmbeddedStack(StackOptions(run_root=tmp_path, model_root=tmp_path, stage_workers=2))
     children = stack._plan_children(stack._settings())
     found = {child.name: child.command[1:] for child in children if child.name.startswith("stage-")}
     assert found == dict.fromkeys(("stage-1", "stage-2"), ("-m", STAGE_WORKER))

@@ -36,7 +36,7 @@ from onbeat.base.process import child_process
 from onbeat.base.process.waiting import Waiting
 from onbeat.cli import run
 from onbeat.client.spec_file import parse_spec
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import MODULES, EmbeddedStack
 from reward_service.scorers.rubric import score_component
 from tests.builders import job_spec
@@ -238,7 +238,7 @@ def write_root(folder: Path) -> Path:
 def stack(root: Path) -> Iterator[EmbeddedStack]:
     """A gateway and a reward service with their Redis, in which no job is trained."""
     modules = {name: MODULES[name] for name in ("gateway", "reward_service")}
-    with EmbeddedStack(StackPlan(run_root=root / "runs", model_root=root, threads=1), modules=modules) as started:
+    with EmbeddedStack(StackOptions(run_root=root / "runs", model_root=root, threads=1), modules=modules) as started:
         yield started
 
 

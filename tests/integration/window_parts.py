@@ -117,7 +117,7 @@ class LaggingJob:
         made = GeneratorSide(self.generators or self.broker, self.job_id, name)
         return self.sides.setdefault(name, made)
 
-    # The trainer's plan
+    # The trainer's prompt batches
 
     def batches(self, iteration: int) -> list[PromptBatch]:
         version = self.schedule.versions_of(iteration)[0]

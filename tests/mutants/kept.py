@@ -9,7 +9,7 @@ KEPT: dict[str, str] = {
     "broker/scripts/prelude.lua if job_id == JOB_ID then return end": (
         "the keys of a job have the same names at each call: it saves making them anew"
     ),
-    "broker/trainer_side.py TrainerSide.stages_with_work: not self._plan.stages": (
+    "broker/trainer_side.py TrainerSide.stages_with_work: not self._graph.stages": (
         "a job without stages has nothing in work: it saves a call of the server in each look"
     ),
     "broker/trainer_side.py TrainerSide.reconcile: self._lost(iteration, ()) is None": (

@@ -193,7 +193,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "onbeat/tasks/removal/trees.py": REMOVAL,
     "gateway/api/deletion.py": REMOVAL,
     "onbeat/tasks/work/forget.py": REMOVAL,
-    **{f"contracts/experience/{name}.py": COLUMNS for name in ("columns", "plan")},
+    **{f"contracts/experience/{name}.py": COLUMNS for name in ("columns", "graph")},
     "contracts/spec/stages.py": (*COLUMNS, *SPECS),
     "onbeat/stages/worker.py": WORKERS,
     **{f"onbeat/work/{name}.py": WORKERS for name in ("calls", "heartbeat", "declined_work", "spans", "worker")},

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from contracts.encoding.wire import encode_json
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import EmbeddedStack
 from tests.chaos.short_job import DEADLINE_S, long_variant, short_job
 from tests.forked import ForkedChild
@@ -27,8 +27,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[EmbeddedStack]:
-    plan = StackPlan(run_root=tmp_path / "runs", model_root=ROOT, threads=1, generators=2)
-    with EmbeddedStack(plan, child=ForkedChild) as made:
+    options = StackOptions(run_root=tmp_path / "runs", model_root=ROOT, threads=1, generators=2)
+    with EmbeddedStack(options, child=ForkedChild) as made:
         yield made
 
 

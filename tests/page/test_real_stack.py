@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import EmbeddedStack
 from tests.chaos.short_job import long_variant
 from tests.forked import ForkedChild
@@ -56,10 +56,10 @@ def ticking(stack: EmbeddedStack) -> Iterator[EmbeddedStack]:
 
 @long_variant
 def test_a_job_from_the_editor_to_its_deletion_with_a_gateway_that_is_killed(tmp_path: Path) -> None:
-    plan = StackPlan(run_root=tmp_path / "runs", model_root=REPOSITORY, threads=1)
+    options = StackOptions(run_root=tmp_path / "runs", model_root=REPOSITORY, threads=1)
     with (
         chromium() as browser,
-        ticking(EmbeddedStack(plan, child=ForkedChild)) as stack,
+        ticking(EmbeddedStack(options, child=ForkedChild)) as stack,
         opened(browser, stack.gateway_url, stack.api_key, "new") as page,
     ):
         expect.set_options(timeout=MINUTES)

@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import EmbeddedStack
 
 target, folder = Path(sys.argv[1]), Path(sys.argv[2])
@@ -17,7 +17,7 @@ MODULES = {
     "consumer": "stand_in_generator",
     "generator": "stand_in_generator",
 }
-stack = EmbeddedStack(StackPlan(run_root=folder, model_root=folder), modules=MODULES)
+stack = EmbeddedStack(StackOptions(run_root=folder, model_root=folder), modules=MODULES)
 stack.start()
 scratch = target.with_suffix(".tmp")
 scratch.write_text(json.dumps(stack.pids))

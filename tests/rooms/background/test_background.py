@@ -15,7 +15,7 @@ import pytest
 
 from onbeat.base.process.child_process import MAX_LOG_BYTES
 from onbeat.cli import run
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import EmbeddedStack
 
 pytestmark = pytest.mark.usefixtures("restored_process")
@@ -82,6 +82,6 @@ def test_the_log_of_a_stack_in_the_background_has_a_bound(tmp_path: Path) -> Non
     log.parent.mkdir()
     with log.open("wb") as file:
         file.truncate(MAX_LOG_BYTES + 1)
-    EmbeddedStack(StackPlan(run_root=tmp_path, model_root=tmp_path, threads=1)).tick()
+    EmbeddedStack(StackOptions(run_root=tmp_path, model_root=tmp_path, threads=1)).tick()
     assert log.stat().st_size == 0
     assert log.with_name("stack.log.1").stat().st_size == MAX_LOG_BYTES + 1

@@ -21,7 +21,7 @@ from onbeat.backup import copies
 from onbeat.backup.folder import MARK, bring_back, make_backup, read_backup
 from onbeat.cli import run
 from onbeat.client.gateway import GatewayClient
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.stack.stack import EmbeddedStack
 from tests.chaos.short_job import short_job
@@ -39,7 +39,7 @@ class Ticking:
 
     def __init__(self, run_root: Path) -> None:
         self.stack = EmbeddedStack(
-            StackPlan(run_root=run_root, model_root=REPOSITORY, threads=1, tasks=True), child=ForkedChild
+            StackOptions(run_root=run_root, model_root=REPOSITORY, threads=1, tasks=True), child=ForkedChild
         )
         self._open = contextlib.ExitStack()
         self._done = threading.Event()

@@ -23,7 +23,7 @@ from onbeat.chaos.command import show_round
 from onbeat.chaos.disturbed_run import DisturbedRun
 from onbeat.chaos.evidence import TRAINER, strike
 from onbeat.chaos.result import Baseline, CampaignResult, Fault, Hit, ResultFile, RoundResult, summed
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from tests.builders import job_spec
 from tests.unit.onbeat.terminal.test_output import HOSTILE, assert_is_text, terminal
 
@@ -45,7 +45,7 @@ class StandInStack:
     """A stack whose processes are names."""
 
     def __init__(self, folder: Path, *, stage_workers: int = 0) -> None:
-        self.plan = StackPlan(run_root=folder, model_root=folder, stage_workers=stage_workers)
+        self.options = StackOptions(run_root=folder, model_root=folder, stage_workers=stage_workers)
         self.pids: dict[str, int] = {}
 
     def tick(self) -> None:

@@ -72,7 +72,7 @@ def commit(job: JobSpec, way: Walk, iteration: int, *, dead: range = range(0)) -
 
 
 def run(job: JobSpec, *, mixed: bool = False, dead: int = -1) -> list[tuple[DrawnPrompts, ...]]:
-    """Each iteration's draws, planned as a trainer plans them. dead: the iteration that loses its batch 1."""
+    """Returns each iteration's draws, in a trainer's order. dead: the iteration that loses its batch 1."""
     way, made = walk(job, mixed=mixed), list[tuple[DrawnPrompts, ...]]()
     for number in range(job.num_open):
         way.places(number)

@@ -16,7 +16,7 @@ from contracts.spec.job import JobSpec
 from contracts.spec.root import SpecRoot
 from onbeat.data.datasets.loading import job_examples
 from onbeat.data.prompts.examples import ExampleSets
-from onbeat.data.prompts.plan import IterationPlan
+from onbeat.data.prompts.prompt_batches import PromptBatches
 from onbeat.data.prompts.source import PromptSource
 from reward_service.scorers.rubric import score_item
 from tests.builders import job_spec, judged_spec, manifest
@@ -58,11 +58,11 @@ def test_a_file_may_be_held_out_whole_and_no_prompt_of_any_set_is_trained(folder
 def test_each_set_is_asked_by_its_own_sampling_after_those_of_before_it(folder: Path) -> None:
     spec = with_sets(ROWS | {"sampling": HOT, "group_size": 2, "prompts_per_batch": 32, "greedy": False}, SUMS)
     tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
-    plan = IterationPlan(
+    prompt_batches = PromptBatches(
         "job", spec, PromptSource(load(folder, spec), tokenizer=tokenizer, spec=spec, context_tokens=64)
     )
-    batches = plan.evaluation(0, manifest(0))
-    assert plan.num_evaluation(0) == spec.evaluation.num_batches == len(batches) == 8
+    batches = prompt_batches.evaluation(0, manifest(0))
+    assert prompt_batches.num_evaluation(0) == spec.evaluation.num_batches == len(batches) == 8
     asked = [
         (one.prompts[0].source or "", len(one.prompts), one.group_size, one.sampling.temperature) for one in batches
     ]
@@ -70,7 +70,7 @@ def test_each_set_is_asked_by_its_own_sampling_after_those_of_before_it(folder: 
     assert asked == [*own, ("rows", 32, 2, 0.5), ("rows", 8, 2, 0.5), ("sums", 4, 1, 1.0), ("sums", 4, 1, 0.0)]
     assert {one.sampling.top_k for one in batches if one.prompts[0].source == "rows"} == {3}
     assert [one.index for batch in batches[4:6] for one in batch.prompts] == [*range(8, 48)]
-    one_set = IterationPlan(
+    one_set = PromptBatches(
         "job",
         own_spec := with_sets(SUMS),
         PromptSource(load(folder, own_spec), tokenizer=tokenizer, spec=own_spec, context_tokens=64),

@@ -16,7 +16,7 @@ from contracts.settings import StackSettings
 from onbeat.base.http.outgoing import make_client
 from onbeat.base.metrics.wrong_reads import WRONG_READS
 from onbeat.base.process.child_process import ChildProcess
-from onbeat.stack.plan import child_environment
+from onbeat.stack.options import child_environment
 from onbeat.stack.ports import free_port
 from onbeat.weights.objects import hosts as hosts_module
 from onbeat.weights.objects.blobs import Blobs, open_blobs

@@ -10,7 +10,7 @@ import pytest
 from contracts.encoding.wire import encode_json
 from contracts.run_folder import RunFolder
 from contracts.spec.job import JobSpec
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.training import driver
 from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, fake_gateway
 
@@ -23,16 +23,16 @@ class RunningStack:
     problem: Exception | None = None
     spec: JobSpec
 
-    def __init__(self, plan: StackPlan) -> None:
-        self.plan = plan
+    def __init__(self, options: StackOptions) -> None:
+        self.options = options
         self.num_stops = 0
         stacks.append(self)
 
     def start(self) -> None:
-        (self.plan.run_root / "logs").mkdir(parents=True)
+        (self.options.run_root / "logs").mkdir(parents=True)
         if self.problem is not None:
             raise self.problem
-        folder = RunFolder(self.plan.run_root, JOB)
+        folder = RunFolder(self.options.run_root, JOB)
         folder.path.mkdir()
         folder.spec.write_bytes(encode_json(self.spec))
 

@@ -17,7 +17,7 @@ from contracts.errors import InvalidInput, Unavailable
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from onbeat.commands.stack import _stack_panel
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import EmbeddedStack
 from onbeat.training import driver
 from onbeat.training.command import summary_panel
@@ -33,8 +33,8 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGateway]:
         yield server
 
 
-def plan(tmp_path: Path) -> StackPlan:
-    return StackPlan(run_root=tmp_path / "runs", model_root=tmp_path, fresh=True)
+def stack_options(tmp_path: Path) -> StackOptions:
+    return StackOptions(run_root=tmp_path / "runs", model_root=tmp_path, fresh=True)
 
 
 def console() -> Console:
@@ -44,7 +44,7 @@ def console() -> Console:
 def test_a_demo_sums_up_what_the_gateway_told_and_writes_it_into_the_run_folder(
     gateway: FakeGateway, tmp_path: Path
 ) -> None:
-    summary = run_demo(gateway.spec, plan(tmp_path), console())
+    summary = run_demo(gateway.spec, stack_options(tmp_path), console())
     assert summary.succeeded
     assert (summary.iterations, summary.batches_trained, summary.batches_rejected) == (2, 2, {"stale": 1})
     assert (summary.eval_before, summary.eval_after) == (0.4, 0.7)
@@ -62,8 +62,8 @@ def test_the_commands_to_try_next_name_the_folder_of_the_run(
     gateway: FakeGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ONBEAT_RUN_ROOT", raising=False)
-    summary = run_demo(gateway.spec, plan(tmp_path), console())
-    running = SimpleNamespace(gateway_url="", plan=plan(tmp_path), pids={}, logs=tmp_path / "logs")
+    summary = run_demo(gateway.spec, stack_options(tmp_path), console())
+    running = SimpleNamespace(gateway_url="", options=stack_options(tmp_path), pids={}, logs=tmp_path / "logs")
     for folder, flag in ((tmp_path, ""), (tmp_path.parent, f" --run-dir {tmp_path.name}/runs")):
         monkeypatch.chdir(folder)
         shown = console()
@@ -77,7 +77,7 @@ def test_the_commands_to_try_next_name_the_folder_of_the_run(
 
 def test_a_failed_job_does_not_succeed_and_is_shown_with_its_reason(gateway: FakeGateway, tmp_path: Path) -> None:
     gateway.final = JobState.FAILED
-    summary = run_demo(gateway.spec, plan(tmp_path), console())
+    summary = run_demo(gateway.spec, stack_options(tmp_path), console())
     assert not summary.succeeded
     assert (summary.status, summary.reason) == ("failed", "the loss is not finite")
 
@@ -93,7 +93,7 @@ def test_a_run_with_a_gap_does_not_succeed_and_names_it(gateway: FakeGateway, tm
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver, "EmbeddedStack", Tampered)
-        summary = run_demo(gateway.spec, plan(tmp_path), console())
+        summary = run_demo(gateway.spec, stack_options(tmp_path), console())
     assert (summary.status, summary.verified) == ("succeeded", False)
     assert not summary.succeeded
     shown = console()
@@ -109,13 +109,13 @@ def test_bad_input_leaves_nothing_behind_but_a_broken_service_leaves_its_logs(
 ) -> None:
     monkeypatch.setattr(RunningStack, "problem", problem)
     with pytest.raises(type(problem)):
-        run_demo(gateway.spec, plan(tmp_path), console())
+        run_demo(gateway.spec, stack_options(tmp_path), console())
     assert stacks[0].num_stops >= 1
     assert (tmp_path / "runs").exists() is kept
 
 
 def test_the_summary_has_every_key_that_scripts_read(gateway: FakeGateway, tmp_path: Path) -> None:
-    keys = json.loads(encode_json(run_demo(gateway.spec, plan(tmp_path), console()))).keys()
+    keys = json.loads(encode_json(run_demo(gateway.spec, stack_options(tmp_path), console()))).keys()
     assert {
         *("job_id", "status", "schedule", "iterations", "wall_s", "eval_before", "eval_after", "reward_first"),
         *("reward_last", "final_policy_version", "final_weights_digest", "batches_trained", "batches_rejected"),

@@ -9,7 +9,7 @@ import pytest
 
 from onbeat.client.spec_file import load_spec
 from onbeat.training import private_stack
-from onbeat.training.private_stack import MODEL_PART, WORTH_A_SECOND, plan_of_job
+from onbeat.training.private_stack import MODEL_PART, WORTH_A_SECOND, options_of_job
 from tests.pipeline import REPOSITORY
 
 ENOUGH = int(WORTH_A_SECOND / (8 * 16 * 8 * 5)) + 1
@@ -40,7 +40,7 @@ def test_two_generators_suit_where_each_has_a_core_and_work(case: Any, tmp_path:
     spec = load_spec(REPOSITORY / "configs" / "demo.toml", [f"model.path={tmp_path}", *settings])
 
     def generators(**given: int) -> int:
-        return plan_of_job(spec, run_root=tmp_path, model_root=tmp_path, threads=threads, **given).generators
+        return options_of_job(spec, run_root=tmp_path, model_root=tmp_path, threads=threads, **given).generators
 
     assert (generators(), generators(generators=3)) == (planned, 3)
     monkeypatch.setattr(private_stack, "memory_bytes", lambda: MODEL_PART * num_bytes - 1)

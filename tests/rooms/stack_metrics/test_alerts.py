@@ -16,7 +16,7 @@ import yaml
 
 from docs.make_monitoring import RUNBOOKS
 from docs.make_site import LINK
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import EmbeddedStack
 from onbeat.stack.targets import TARGETS
 from tests.kubernetes import documents
@@ -69,8 +69,8 @@ def embedded_targets(folder: Path) -> Sequence[Labels]:
     (scrape,) = yaml.safe_load((DEPLOY / "prometheus" / "embedded.yml").read_text())["scrape_configs"]
     assert scrape["file_sd_configs"][0]["files"] == [f"../../runs/{TARGETS}"]
     assert scrape["honor_labels"] is True
-    plan = StackPlan(run_root=folder, model_root=folder, generators=1, stage_workers=1, tasks=True, metrics=True)
-    stack = EmbeddedStack(plan)
+    options = StackOptions(run_root=folder, model_root=folder, generators=1, stage_workers=1, tasks=True, metrics=True)
+    stack = EmbeddedStack(options)
     stack.start_redis()
     try:
         assert stack._plan_children(stack._settings())

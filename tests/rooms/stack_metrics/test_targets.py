@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from contracts.settings import PREFIX, settings_from
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import EmbeddedStack
 from onbeat.stack.targets import KEY as KEY_FILE
 from onbeat.stack.targets import TARGETS
@@ -15,7 +15,7 @@ KEY = f"{PREFIX}METRICS_KEY"
 
 
 def test_with_metrics_each_process_has_a_port_and_prometheus_finds_it_with_a_key_of_its_own(tmp_path: Path) -> None:
-    stack = EmbeddedStack(StackPlan(run_root=tmp_path, model_root=tmp_path, generators=2, metrics=True))
+    stack = EmbeddedStack(StackOptions(run_root=tmp_path, model_root=tmp_path, generators=2, metrics=True))
     stack.start_redis()
     try:
         told = {child.name: settings_from(child.environment) for child in stack._plan_children(stack._settings())}

@@ -20,7 +20,7 @@ from contracts.monitor import TaskWorkerSeen
 from contracts.settings import StackSettings
 from contracts.tasks.kinds import TaskQueue
 from onbeat.base.process import child_process
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import BACKGROUND, MODULES, EmbeddedStack
 from tests.forked import ForkedChild
 from tests.until import until
@@ -32,8 +32,8 @@ ENDS_WITHIN_S = 45.0
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[EmbeddedStack]:
-    plan = StackPlan(run_root=tmp_path / "runs", model_root=tmp_path, threads=1, tasks=True)
-    with EmbeddedStack(plan, modules=WITHOUT_JOBS, child=ForkedChild) as started:
+    options = StackOptions(run_root=tmp_path / "runs", model_root=tmp_path, threads=1, tasks=True)
+    with EmbeddedStack(options, modules=WITHOUT_JOBS, child=ForkedChild) as started:
         yield started
 
 

@@ -30,7 +30,7 @@ DIGEST = "f" * 64
 LONGEST_ID = f"{MAX_ITERATIONS}/evaluation/{MAX_BATCHES}"
 LARGEST = 2**53
 """The number of a claim."""
-PLAN = [{"unit": "batch", "after": list(range(1, bounds.MAX_STAGES))} for _ in range(bounds.MAX_STAGES)]
+GRAPH = [{"unit": "batch", "after": list(range(1, bounds.MAX_STAGES))} for _ in range(bounds.MAX_STAGES)]
 LEASE = Lease(stage=bounds.MAX_STAGES, iteration=MAX_ITERATIONS, batch_id=LONGEST_ID, item=2**14, claim=LARGEST)
 NEW = NewBatch(id=LONGEST_ID, shape=batch_shape(4096, 4096), version=MAX_ITERATIONS)
 OPENING = {"iteration": MAX_ITERATIONS, "batches": [NEW] * bounds.DISPATCHED_AT_ONCE}
@@ -41,10 +41,14 @@ RUN = {
 WHO = "w" * presence.MAX_WORKER_ID
 LARGEST_CALLS: dict[str, dict[str, Any]] = {
     "renew": {"leases": [LEASE] * bounds.MAX_LEASES},
-    "put_rows": {"stages": PLAN, "runs": [RUN] * bounds.MAX_ITEMS},
-    "claim_rows": {"worker": WHO, "stages": PLAN, "held": {f"{i}{LONGEST_ID}": DIGEST for i in range(CACHED_BATCHES)}},
-    "fail_rows": {"lease": LEASE, "stages": PLAN, "reason": "r" * 2000},
-    "publish_batch": {"batch_id": LONGEST_ID, "generator": WHO, "engine": "e" * 1000, "stages": PLAN},
+    "put_rows": {"stages": GRAPH, "runs": [RUN] * bounds.MAX_ITEMS},
+    "claim_rows": {
+        "worker": WHO,
+        "stages": GRAPH,
+        "held": {f"{i}{LONGEST_ID}": DIGEST for i in range(CACHED_BATCHES)},
+    },
+    "fail_rows": {"lease": LEASE, "stages": GRAPH, "reason": "r" * 2000},
+    "publish_batch": {"batch_id": LONGEST_ID, "generator": WHO, "engine": "e" * 1000, "stages": GRAPH},
     "commit_iteration": {"trained": {f"{i}{LONGEST_ID}": DIGEST for i in range(MAX_BATCHES)}, "opening": OPENING},
     "open_iteration": {
         "opening": OPENING,

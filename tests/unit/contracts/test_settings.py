@@ -12,7 +12,7 @@ from msgspec import inspect as types
 from contracts.engines import ENGINES, OpenaiOptions, VllmOptions
 from contracts.errors import InvalidInput
 from contracts.settings import PREFIX, StackSettings, is_service_link, settings_from
-from onbeat.stack.plan import stack_settings
+from onbeat.stack.options import stack_settings
 from onbeat.stack.profile import StackProfile
 from tests.refusals import refusal_of
 from tests.unit.contracts.test_spec_bounds import unbounded

@@ -25,7 +25,7 @@ from contracts.run_folder import RunFolder
 from contracts.schedule import Schedule
 from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest
-from onbeat.data.prompts.plan import IterationPlan
+from onbeat.data.prompts.prompt_batches import PromptBatches
 from onbeat.loop.chain_file import ChainFile
 from onbeat.loop.health.watch import HealthWatch
 from onbeat.loop.trained_job import Succession, TrainedJob
@@ -40,7 +40,7 @@ def stepped(iteration: int) -> Stepped:
     return Stepped(manifest=manifest(iteration + 1), metrics=metrics, scaling=Scaling(count=1))
 
 
-class NoBatches(IterationPlan):
+class NoBatches(PromptBatches):
     """Iterations without training batches; those of an evaluating job have one word to evaluate."""
 
     environment = ""

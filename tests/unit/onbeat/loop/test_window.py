@@ -1,4 +1,4 @@
-"""The window: which iterations are planned by a start and by a commit, who may answer them, and what is let go."""
+"""The window: which iterations are opened by a start and by a commit, who may answer them, and what is let go."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from broker.openings import IterationOpening
 from contracts.schedule import Schedule, ScheduleName
 from contracts.versions import WeightManifest
-from onbeat.data.prompts.plan import IterationPlan
+from onbeat.data.prompts.prompt_batches import PromptBatches
 from onbeat.loop.window import Window
 from tests.builders import manifest
 
@@ -19,7 +19,7 @@ def digest_of(version: int) -> str:
     return f"{version:x}" * 64
 
 
-class Planned(IterationPlan):
+class TwoBatches(PromptBatches):
     """Two training batches an iteration; iterations 0, 2, 4 … and the last one are evaluated by one batch each."""
 
     def __init__(self, iterations: int) -> None:
@@ -47,7 +47,7 @@ class Opened:
 
 
 def window(name: ScheduleName, lag: int, *, iterations: int = 6, versions: range = range(1)) -> Window:
-    made = Window(Schedule(name, lag), Planned(iterations), last_iteration=iterations)
+    made = Window(Schedule(name, lag), TwoBatches(iterations), last_iteration=iterations)
     for version in versions:
         made.add(manifest(version, digest_of(version)))
     return made

@@ -11,7 +11,7 @@ from contracts.engines import OpenaiOptions
 from contracts.errors import InvalidInput
 from contracts.weights import RedisWeights
 from onbeat.commands.options import profile_and_count
-from onbeat.stack.plan import StackPlan
+from onbeat.stack.options import StackOptions
 from onbeat.stack.profile import GeneratorProfile, StackProfile, load_profile
 from tests.builders import job_spec
 from tests.refusals import refusal_of
@@ -106,7 +106,7 @@ def test_the_flags_name_a_profile_or_a_number_of_generators(tmp_path: Path) -> N
     with pytest.raises(InvalidInput, match="--generators"):
         profile_and_count(path, 3)
     with pytest.raises(InvalidInput, match="the profile has 3 generators"):
-        StackPlan(run_root=tmp_path, model_root=tmp_path, generators=1, profile=load_profile(path))
+        StackOptions(run_root=tmp_path, model_root=tmp_path, generators=1, profile=load_profile(path))
 
 
 def test_a_deterministic_job_needs_a_generator_that_serves_it() -> None:

@@ -17,7 +17,7 @@ from contracts.settings import ENGINE_OPTIONS, PREFIX, StackSettings, engine_fro
 from onbeat.base.process.host_memory import TUNABLES
 from onbeat.chaos.command import chaos
 from onbeat.commands.stack import up
-from onbeat.stack.plan import DECIDED, MAX_THREADS, SECRETS, StackPlan, child_environment, stage_workers_for
+from onbeat.stack.options import DECIDED, MAX_THREADS, SECRETS, StackOptions, child_environment, stage_workers_for
 from onbeat.stack.profile import GeneratorProfile, StackProfile, load_profile
 from onbeat.stack.stack import EmbeddedStack
 from onbeat.training.command import demo
@@ -111,10 +111,10 @@ SERVICES = ("reward_service", "gateway", "consumer", "generator-1", "stage-1", "
 
 
 class Started(Exception):
-    """Carries the plan that a command would have run."""
+    """Carries the options that a command would have run."""
 
-    def __init__(self, plan: StackPlan) -> None:
-        self.plan = plan
+    def __init__(self, options: StackOptions) -> None:
+        self.options = options
 
 
 COMMANDS: dict[str, Callable[[], None]] = {
@@ -126,10 +126,10 @@ COMMANDS: dict[str, Callable[[], None]] = {
 
 @pytest.fixture(params=COMMANDS)
 def command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Calls the command as the command line does; answers the plan instead of running it."""
+    """Calls the command as the command line does; answers the options instead of running it."""
 
     def refuse(*arguments: Any, **_: Any) -> None:
-        raise Started(next(argument for argument in arguments if isinstance(argument, StackPlan)))
+        raise Started(next(argument for argument in arguments if isinstance(argument, StackOptions)))
 
     for module in {stack_commands.__name__, chaos.__module__}:
         monkeypatch.setattr(f"{module}.EmbeddedStack", refuse)
@@ -138,12 +138,12 @@ def command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp
         monkeypatch.delenv(variable)
     monkeypatch.chdir(ROOT)
 
-    def planned() -> StackPlan:
+    def chosen_options() -> StackOptions:
         with pytest.raises(Started) as caught:
             COMMANDS[request.param]()
-        return caught.value.plan
+        return caught.value.options
 
-    return planned
+    return chosen_options
 
 
 def set_in_environment(monkeypatch: pytest.MonkeyPatch, values: dict[str, object]) -> None:
@@ -151,17 +151,17 @@ def set_in_environment(monkeypatch: pytest.MonkeyPatch, values: dict[str, object
         monkeypatch.setenv(f"{PREFIX}{name.upper()}", str(value))
 
 
-def environments(plan: StackPlan) -> dict[str, dict[str, str]]:
+def environments(options: StackOptions) -> dict[str, dict[str, str]]:
     """Service → the environment of its process, of one generator and one stage worker."""
-    stack = EmbeddedStack(replace(plan, stage_workers=1, tasks=True))
+    stack = EmbeddedStack(replace(options, stage_workers=1, tasks=True))
     environment_of = {child.name: child.environment for child in stack._plan_children(stack._settings())}
     assert set(SERVICES) <= set(environment_of)
     return {service: environment_of[service] for service in SERVICES}
 
 
-def told(plan: StackPlan) -> dict[str, StackSettings]:
+def told(options: StackOptions) -> dict[str, StackSettings]:
     """Service → the settings that its process would read."""
-    return {service: settings_from(environment) for service, environment in environments(plan).items()}
+    return {service: settings_from(environment) for service, environment in environments(options).items()}
 
 
 def test_every_setting_is_chosen_here_or_decided_by_the_stack() -> None:
@@ -234,17 +234,17 @@ def test_up_alone_has_tasks_and_they_can_be_left_out(
 
 
 def test_a_flag_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    plans: list[StackPlan] = []
+    choices: list[StackOptions] = []
 
-    def capture(plan: StackPlan, **_: Any) -> EmbeddedStack:
-        plans.append(plan)
+    def capture(options: StackOptions, **_: Any) -> EmbeddedStack:
+        choices.append(options)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(stack_commands, "EmbeddedStack", capture)
     set_in_environment(monkeypatch, {"threads": 3, "run_root": "/tmp/chosen"})
     with pytest.raises(KeyboardInterrupt):
         up(threads=2, run_dir=tmp_path, port=0)
-    assert (plans[0].threads, plans[0].run_root) == (2, tmp_path)
+    assert (choices[0].threads, choices[0].run_root) == (2, tmp_path)
 
 
 def test_an_engine_of_the_environment_and_a_profile_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def test_an_engine_of_the_environment_and_a_profile_contradict_each_other(monkey
 
 
 def test_a_process_of_a_private_redis_gets_the_user_of_its_role_and_no_other_secret(tmp_path: Path) -> None:
-    stack = EmbeddedStack(StackPlan(run_root=tmp_path, model_root=tmp_path, stage_workers=1, tasks=True))
+    stack = EmbeddedStack(StackOptions(run_root=tmp_path, model_root=tmp_path, stage_workers=1, tasks=True))
     stack.start_redis()
     assert stack.redis is not None
     try:
@@ -294,8 +294,8 @@ def test_the_key_of_an_engines_server_stays_with_its_generator(tmp_path: Path, m
         '[[generators]]\nengine = { type = "openai", url = "http://127.0.0.1:9", api_key_variable = "SERVER_KEY" }\n'
         "[[generators]]\n"
     )
-    plan = StackPlan(run_root=tmp_path, model_root=tmp_path, generators=2, profile=load_profile(profile))
-    stack = EmbeddedStack(plan)
+    options = StackOptions(run_root=tmp_path, model_root=tmp_path, generators=2, profile=load_profile(profile))
+    stack = EmbeddedStack(options)
     children = {child.name: child.environment for child in stack._plan_children(stack._settings())}
     holders = [name for name, environment in children.items() if "secret-of-the-server" in environment.values()]
     assert holders == ["generator-1"]
@@ -317,7 +317,7 @@ def test_a_stack_has_no_more_processes_and_threads_than_a_machine_could_start(
     wrong: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidInput, match=words):
-        StackPlan(run_root=tmp_path, model_root=tmp_path, **wrong)
+        StackOptions(run_root=tmp_path, model_root=tmp_path, **wrong)
     assert StackSettings(threads=MAX_THREADS).threads == MAX_THREADS
     with pytest.raises(InvalidInput):
         settings_from({"ONBEAT_THREADS": str(MAX_THREADS + 1)})
@@ -335,8 +335,8 @@ def test_a_stack_has_no_more_processes_and_threads_than_a_machine_could_start(
 def test_generators_share_the_cores_in_their_turn_unless_a_number_is_chosen(
     chosen: dict[str, Any], of_generator: int, of_consumer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onbeat.stack.plan.usable_cores", lambda: 8)
-    settings = told(StackPlan(run_root=tmp_path, model_root=ROOT, **chosen))
+    monkeypatch.setattr("onbeat.stack.options.usable_cores", lambda: 8)
+    settings = told(StackOptions(run_root=tmp_path, model_root=ROOT, **chosen))
     assert settings["generator-1"].colocated_threads == of_generator
     assert settings["consumer"].colocated_threads == settings["stage-1"].colocated_threads == of_consumer
 
@@ -372,5 +372,5 @@ def test_a_stage_that_would_wait_for_ever_is_refused_by_the_cure() -> None:
 
 def test_each_process_of_a_stack_takes_its_share_of_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 12)
-    assert StackPlan(run_root=tmp_path, model_root=ROOT, generators=2).threads_each == 4
-    assert StackPlan(run_root=tmp_path, model_root=ROOT, generators=2, stage_workers=3).threads_each == 2
+    assert StackOptions(run_root=tmp_path, model_root=ROOT, generators=2).threads_each == 4
+    assert StackOptions(run_root=tmp_path, model_root=ROOT, generators=2, stage_workers=3).threads_each == 2

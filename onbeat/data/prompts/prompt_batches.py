@@ -13,7 +13,7 @@ from contracts.versions import WeightManifest
 from onbeat.data.prompts.source import PromptSource
 
 
-class IterationPlan:
+class PromptBatches:
     """The batches of prompts that the iterations of one job ask for."""
 
     def __init__(self, job_id: str, spec: JobSpec, source: PromptSource) -> None:

@@ -1,6 +1,6 @@
-"""The operator's plan of a stack on one machine, and the settings of each of its processes.
+"""The operator's options of a stack on one machine, and the settings of each of its processes.
 
-flags, ONBEAT_ variables ─▶ StackPlan ─▶ shared settings ─▶ settings of a service: its own secrets, no other's
+flags, ONBEAT_ variables ─▶ StackOptions ─▶ shared settings ─▶ settings of a service: its own secrets, no other's
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ MAX_THREADS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class StackPlan:
+class StackOptions:
     """The choices of an operator for a stack."""
 
     run_root: Path
