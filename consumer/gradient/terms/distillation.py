@@ -41,6 +41,9 @@ class SampledDistillationTerm:
     metrics: ClassVar[tuple[Metric, ...]] = (KL_TO_TEACHER,)
 
     coefficient: float
+    gives_loss: bool = True
+    is_weighed: bool = True
+    needs_every_row: bool = True
 
     @classmethod
     def of(cls, loss: LossSpec) -> Self | None:
@@ -48,18 +51,6 @@ class SampledDistillationTerm:
         if algorithm.distillation_coefficient == 0.0 or algorithm.distillation_beta is not UNSET:
             return None
         return cls(coefficient=algorithm.distillation_coefficient)
-
-    @property
-    def gives_loss(self) -> bool:
-        return True
-
-    @property
-    def is_weighed(self) -> bool:
-        return True
-
-    @property
-    def needs_every_row(self) -> bool:
-        return True
 
     def token_losses(self, inputs: TermInputs) -> TermLoss:
         policy = inputs.tokens.policy
@@ -82,6 +73,9 @@ class DistributionDistillationTerm:
     metrics: ClassVar[tuple[Metric, ...]] = (KL_TO_TEACHER,)
 
     coefficient: float
+    gives_loss: bool = True
+    is_weighed: bool = False
+    needs_every_row: bool = True
 
     @classmethod
     def of(cls, loss: LossSpec) -> Self | None:
@@ -89,18 +83,6 @@ class DistributionDistillationTerm:
         if algorithm.distillation_coefficient == 0.0 or algorithm.distillation_beta is UNSET:
             return None
         return cls(coefficient=algorithm.distillation_coefficient)
-
-    @property
-    def gives_loss(self) -> bool:
-        return True
-
-    @property
-    def is_weighed(self) -> bool:
-        return False
-
-    @property
-    def needs_every_row(self) -> bool:
-        return True
 
     def token_losses(self, inputs: TermInputs) -> TermLoss:
         divergence = inputs.tokens.divergence

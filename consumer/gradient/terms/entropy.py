@@ -39,6 +39,7 @@ class EntropyTerm:
     )
 
     coefficient: float
+    is_weighed: bool = False
 
     @classmethod
     def of(cls, loss: LossSpec) -> Self | None:
@@ -50,10 +51,6 @@ class EntropyTerm:
     @property
     def gives_loss(self) -> bool:
         return self.coefficient > 0.0
-
-    @property
-    def is_weighed(self) -> bool:
-        return False
 
     @property
     def needs_every_row(self) -> bool:

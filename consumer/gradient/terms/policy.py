@@ -78,6 +78,8 @@ class SurrogateTerm:
     """The most that a response's mean of log(mu / pi) may be, in nats a token, for a negative advantage to count."""
     learns_given: bool
     """True for `sft`, which learns each completion that the data set gives, whatever its advantage."""
+    gives_loss: bool = True
+    is_weighed: bool = True
 
     @classmethod
     def of(cls, loss: LossSpec) -> Self:
@@ -91,14 +93,6 @@ class SurrogateTerm:
             off_policy_threshold=algorithm.off_policy_mask_threshold,
             learns_given=algorithm.learns_given,
         )
-
-    @property
-    def gives_loss(self) -> bool:
-        return True
-
-    @property
-    def is_weighed(self) -> bool:
-        return True
 
     @property
     def needs_every_row(self) -> bool:

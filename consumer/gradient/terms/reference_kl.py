@@ -38,6 +38,8 @@ class ReferenceKlTerm:
     gives_loss: bool
     """False where the KL is in the reward."""
     is_weighed: bool
+    # In the reward, too: the advantage of a row is known when the row has gone through the model.
+    needs_every_row: bool = True
 
     @classmethod
     def of(cls, loss: LossSpec) -> Self | None:
@@ -50,11 +52,6 @@ class ReferenceKlTerm:
             gives_loss=algorithm.kl_in_loss,
             is_weighed=algorithm.weighs_kl,
         )
-
-    @property
-    def needs_every_row(self) -> bool:
-        # In the reward, too: the advantage of a row is known when the row has gone through the model.
-        return True
 
     def token_losses(self, inputs: TermInputs) -> TermLoss:
         policy = inputs.tokens.policy

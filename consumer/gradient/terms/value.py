@@ -72,6 +72,10 @@ class ValueTerm:
 
     coefficient: float
     clip: float | UnsetType
+    gives_loss: bool = True
+    is_weighed: bool = False
+    # The advantage of a row is known when the critic has seen it.
+    needs_every_row: bool = True
 
     @classmethod
     def of(cls, loss: LossSpec) -> Self | None:
@@ -82,19 +86,6 @@ class ValueTerm:
         if coefficient is UNSET:
             coefficient = VALUE_COEFFICIENT
         return cls(coefficient=coefficient, clip=algorithm.value_clip)
-
-    @property
-    def gives_loss(self) -> bool:
-        return True
-
-    @property
-    def is_weighed(self) -> bool:
-        return False
-
-    @property
-    def needs_every_row(self) -> bool:
-        # The advantage of a row is known when the critic has seen it.
-        return True
 
     def token_losses(self, inputs: TermInputs) -> TermLoss:
         values = inputs.tokens.values
