@@ -131,20 +131,20 @@ RULES: tuple[Rule, ...] = (
     Rule(
         field="trackers",
         when=lambda spec: len(set(spec.trackers)) < len(spec.trackers),
-        says="names one twice",
-        cure="name each once",
+        says="has the same name twice",
+        cure="give each name once",
     ),
     Rule(
         field="tags",
         when=lambda spec: len(set(spec.tags)) < len(spec.tags),
-        says="names one twice",
-        cure="name each once",
+        says="has the same name twice",
+        cure="give each name once",
     ),
     Rule(
         field="deterministic",
         when=lambda spec: spec.deterministic and spec.trainer.accumulation != "exact",
         says='needs trainer.accumulation = "exact"',
-        cure="set it to false for float sums",
+        cure='set deterministic = false, or trainer.accumulation = "exact"',
     ),
     Rule(
         field="deterministic",
@@ -161,40 +161,39 @@ RULES: tuple[Rule, ...] = (
     Rule(
         field="max_policy_lag",
         when=lambda spec: spec.max_policy_lag > 0 and not spec.schedule_rule.lags,
-        says='{spec.max_policy_lag} has no effect with schedule = "{spec.schedule}", under which each iteration is '
-        "sampled by its own version",
+        says='{spec.max_policy_lag} has no effect with schedule = "{spec.schedule}": there the version that an '
+        "iteration trains also samples it",
         cure='set it to 0, or schedule = "delayed" or "bounded"',
     ),
     Rule(
         field="schedule",
         when=lambda spec: spec.max_policy_lag == 0 and spec.schedule_rule.lags,
-        says='"{spec.schedule}" with max_policy_lag = 0 is schedule = "periodic"',
-        cure="set max_policy_lag to 1 or more, or take that schedule",
+        says='"{spec.schedule}" with max_policy_lag = 0 is the same as schedule = "periodic"',
+        cure='set max_policy_lag to 1 or more, or schedule = "periodic"',
     ),
     Rule(
         field="max_policy_lag",
         when=lambda spec: spec.schedule_rule.lags and spec.max_policy_lag >= spec.iterations,
-        says="{spec.max_policy_lag} is larger than the job: the last of {spec.iterations} iterations lags one less "
-        "at most",
-        cure="lower it, or raise iterations",
+        says="{spec.max_policy_lag} is too large: it must be below iterations = {spec.iterations}",
+        cure="lower max_policy_lag, or raise iterations",
     ),
     Rule(
         field="fork",
         when=lambda spec: spec.fork is not UNSET and spec.trainer.external,
-        says="is not possible with trainer.external = true, which begins with the model as it is",
-        cure="leave one out",
+        says="is not possible with trainer.external = true: a trainer of your own starts from the model of the spec",
+        cure="remove fork, or set trainer.external = false",
     ),
     Rule(
         field="fork",
         when=lambda spec: spec.fork is not UNSET and any(stage.kind == "reference" for stage in spec.stages),
-        says='is not possible with a stage of type "reference", which begins with the model as it is',
-        cure="leave one out",
+        says='is not possible with a stage of type "reference", which uses the model of the spec',
+        cure="remove fork, or the stage",
     ),
     # model
     Rule(
         field="model.matmul",
         when=lambda spec: bool(spec.model.matmul) and spec.model.dtype != "float32",
-        says='has no effect with dtype = "bfloat16", whose products are by oneDNN',
+        says='has no effect with dtype = "bfloat16": oneDNN multiplies bfloat16 matrices',
         cure=LEAVE_OUT,
     ),
     Rule(
@@ -212,8 +211,8 @@ RULES: tuple[Rule, ...] = (
                 source.name for source in (spec.dataset.sources if isinstance(spec.dataset, MixtureDataset) else ())
             )
         ),
-        says="is `{name}`, as that of another source",
-        cure="give each a name of its own",
+        says="`{name}` is the name of another source, too",
+        cure="give each source its own name",
     ),
     Rule(
         field="{dataset}.curriculum",
@@ -222,16 +221,16 @@ RULES: tuple[Rule, ...] = (
             for field, _, dataset in conditions.data_sets(spec)
             if isinstance(dataset, RowsTable) and dataset.curriculum and dataset.difficulty_pools
         ),
-        says="and difficulty_pools both say what is drawn",
-        cure="leave one out",
+        says="and difficulty_pools both choose which prompts are drawn",
+        cure="remove one of the two",
     ),
     Rule(
         field="{pools}.hard_threshold",
         when=lambda spec: (
             {"pools": field} for field, pools in conditions.pools(spec) if pools.hard_threshold >= pools.easy_threshold
         ),
-        says="must be below easy_threshold: a prompt is of one pool",
-        cure="lower it",
+        says="must be below easy_threshold, so that no prompt is both hard and easy",
+        cure="lower hard_threshold",
     ),
     Rule(
         field="{pools}.easy_fraction",
@@ -240,8 +239,8 @@ RULES: tuple[Rule, ...] = (
             for field, pools in conditions.pools(spec)
             if pools.easy_fraction + pools.hard_fraction > 1.0
         ),
-        says="and hard_fraction are more than all together",
-        cure="lower one",
+        says="and hard_fraction add up to more than 1",
+        cure="lower one of the two",
     ),
     Rule(
         field="{pools}",
@@ -251,7 +250,7 @@ RULES: tuple[Rule, ...] = (
             # Iteration i is opened by the commit of i - num_open.
             if spec.iterations <= spec.num_open and not field.startswith("evaluation")
         ),
-        says="has no effect: all {spec.iterations} iterations open before one is measured",
+        says="has no effect: all {spec.iterations} iterations are opened before the first one is measured",
         cure="raise iterations",
     ),
     Rule(
@@ -263,15 +262,15 @@ RULES: tuple[Rule, ...] = (
     Rule(
         field="{dataset}.type",
         when=conditions.tasks_of_no_environment,
-        says='"environment" takes its tasks from the environment, and none plays it',
-        cure="name one as {environment}.name",
+        says='"environment" takes its tasks from an environment, and the job has none',
+        cure="set {environment}.name",
     ),
     # environment
     Rule(
         field="{environment}",
         when=conditions.environments_beside_the_jobs,
-        says="has no effect with environment, which plays all sources",
-        cure="leave one of the two out",
+        says="has no effect: the table environment plays all sources",
+        cure="remove one of the two",
     ),
     Rule(
         field="{environment}.chat_format",
@@ -286,7 +285,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         field="{dataset}.chat",
         when=conditions.chats_that_are_played,
-        says="has no effect with an environment, whose messages {environment}.renderer writes",
+        says="has no effect with an environment: {environment}.renderer formats its messages",
         cure=LEAVE_OUT,
     ),
     Rule(
@@ -304,9 +303,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         field="{environment}.{key}",
         when=conditions.turns_without_room,
-        says="{most} has no room for one turn of rollout.sampling.max_new_tokens = "
+        says="{most} is too small for one turn of rollout.sampling.max_new_tokens = "
         "{spec.rollout.sampling.max_new_tokens}",
-        cure="raise the one or lower the other",
+        cure="raise {key}, or lower max_new_tokens",
     ),
     Rule(
         field="{environment}.max_context_tokens",
@@ -322,20 +321,20 @@ RULES: tuple[Rule, ...] = (
     Rule(
         field="reward.components",
         when=conditions.nothing_scores,
-        says="needs one or more, or {what} an environment that rewards",
-        cure='add one, such as {{ type = "exact" }}',
+        says="is empty, so nothing scores {what}",
+        cure='add a reward, such as {{ type = "exact" }}, or an environment that gives rewards',
     ),
     Rule(
         field="reward.components",
         when=conditions.scored_by_none,
-        says="has none that scores {what}",
+        says="has no reward that scores {what}",
         cure="{cure}",
     ),
     Rule(
         field="reward.components[{place}].sources",
         when=conditions.unknown_sources,
-        says="names `{name}`, which is no source of dataset.sources and no set of evaluation.sets",
-        cure="name one of these, or leave it out",
+        says="names `{name}`, which is neither a source of dataset.sources nor a set of evaluation.sets",
+        cure="name a source or a set, or leave sources out",
     ),
     Rule(
         field="reward.components[{place}].compare",
@@ -370,14 +369,15 @@ RULES: tuple[Rule, ...] = (
             and not spec.algorithm.learns_given
             and conditions.kind(spec).compares_groups
         ),
-        says='1 leaves algorithm.advantage = "{spec.algorithm.advantage}" nothing to compare with',
-        cure='sample 2 or more, or set algorithm.advantage = "gae"',
+        says='must be 2 or more with algorithm.advantage = "{spec.algorithm.advantage}", which compares '
+        "completions of one prompt",
+        cure='raise group_size, or set algorithm.advantage = "gae"',
     ),
     Rule(
         field="rollout.group_size",
         when=lambda spec: spec.algorithm.learns_given and spec.rollout.group_size > 1,
-        says='{spec.rollout.group_size} has no effect with algorithm.loss = "sft", which learns what the data set '
-        "gives, once for a prompt",
+        says='{spec.rollout.group_size} has no effect with algorithm.loss = "sft", which trains on the '
+        "data set's own completions, once for each prompt",
         cure="set it to 1",
     ),
     Rule(
@@ -385,8 +385,8 @@ RULES: tuple[Rule, ...] = (
         when=lambda spec: (
             spec.algorithm.whitens_advantages and spec.rollout.prompts_per_batch * spec.rollout.group_size == 1
         ),
-        says="makes batches of one completion, which have their own tokens alone to whiten them by, whatever "
-        "the reward",
+        says="makes batches of one completion, so that their tokens are whitened only by each other, "
+        "whatever the reward",
         cure="sample several completions in a batch, or set algorithm.whiten_advantages = false",
     ),
     Rule(
@@ -429,26 +429,26 @@ RULES: tuple[Rule, ...] = (
     Rule(
         field="rollout.max_resamples",
         when=lambda spec: spec.rollout.max_resamples > 0 and any(True for _ in conditions.pools(spec)),
-        says="drops groups from which difficulty_pools tells easy and hard",
+        says="drops groups that difficulty_pools needs to tell easy prompts from hard ones",
         cure="set it to 0",
     ),
     Rule(
         field="rollout.max_resamples",
         when=lambda spec: spec.algorithm.learns_given and spec.rollout.max_resamples > 0,
-        says='has no effect with algorithm.loss = "sft", which learns what the data set gives',
+        says='has no effect with algorithm.loss = "sft", which trains on the completions of the data set',
         cure="set it to 0",
     ),
     Rule(
         field="rollout.sampling.temperature",
         when=lambda spec: spec.rollout.sampling.temperature == 0.0,
-        says="must be above 0: a group of greedy samples has no advantage",
+        says="must be above 0: greedy completions of a prompt are all equal, so their advantage is 0",
         cure="set it to 1.0",
     ),
     Rule(
         field="rollout.sampling.{key}",
         when=conditions.single_tokens,
-        says="leaves one token to draw: a group of equal samples has no advantage",
-        cure="widen it",
+        says="leaves only one token to draw: completions of a prompt are all equal, so their advantage is 0",
+        cure="choose a wider value",
     ),
     Rule(
         field="{sampling}.min_new_tokens",
@@ -466,8 +466,9 @@ RULES: tuple[Rule, ...] = (
             spec.algorithm.learns_given
             and spec.rollout.sampling != SamplingParams(max_new_tokens=spec.rollout.sampling.max_new_tokens)
         ),
-        says='has no effect with algorithm.loss = "sft", which learns what the data set gives, but for max_new_tokens',
-        cure="leave the rest out; evaluation.sampling says how held-out prompts are sampled",
+        says='has no effect with algorithm.loss = "sft", which trains on the completions of the data '
+        "set: only max_new_tokens counts",
+        cure="keep only max_new_tokens; set evaluation.sampling for the held-out prompts",
     ),
     Rule(
         field="rollout.sampling.{spec.rollout.sampling.processing}",
@@ -490,7 +491,7 @@ RULES: tuple[Rule, ...] = (
             for field, held_out in conditions.held_outs(spec)
             if held_out.sampling is not UNSET and held_out.sampling.temperature == 0.0
         ),
-        says="must be above 0: greedy decoding is evaluated next to it",
+        says="must be above 0: an evaluation decodes greedily anyway",
         cure="set it to 1.0, or leave sampling out",
     ),
     Rule(
@@ -526,8 +527,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         field="evaluation.sets[{place}].name",
         when=conditions.unnamed_sets,
-        says="is `{name}`, as another set is called, or what dataset holds out",
-        cure="give it a name of its own",
+        says="`{name}` is the name of another set, or of the held-out prompts of dataset",
+        cure="give the set its own name",
     ),
     Rule(
         field="evaluation.sets[{place}].name",
@@ -536,34 +537,34 @@ RULES: tuple[Rule, ...] = (
             for place, held_out in enumerate(spec.evaluation.sets or ())
             if held_out.name in sources_of(spec.dataset)
         ),
-        says="is `{name}`, as a source of dataset is called",
-        cure="give it a name of its own",
+        says="`{name}` is the name of a source of dataset, too",
+        cure="give the set its own name",
     ),
     Rule(
         field="evaluation.best",
         when=lambda spec: spec.evaluation.best is not UNSET and spec.evaluation.best not in spec.evaluation.tables,
-        says="`{spec.evaluation.best}` is none of sets",
-        cure="name one of them, or leave it out",
+        says="`{spec.evaluation.best}` is not the name of an evaluation set",
+        cure="name one of evaluation.sets, or leave best out",
     ),
     Rule(
         field="evaluation.num_prompts",
         when=lambda spec: (
             bool(spec.evaluation.sets) and spec.evaluation.num_prompts == 0 and spec.evaluation.best is UNSET
         ),
-        says="0 leaves best no score",
-        cure="name one of sets as best",
+        says="0 leaves evaluation.best without a score",
+        cure="set evaluation.best to the name of an evaluation set",
     ),
     # algorithm: loss and advantage
     Rule(
         field="algorithm.advantage",
         when=lambda spec: spec.algorithm.learns_given and spec.algorithm.advantage != "none",
-        says='has no effect with loss = "sft", which learns what the data set gives, whatever its reward',
+        says='has no effect with loss = "sft", which trains on the completions of the data set, whatever their reward',
         cure='set advantage = "none"',
     ),
     Rule(
         field="algorithm.{key}",
         when=conditions.keys_beside_sft,
-        says='has no effect with loss = "sft", which learns what the data set gives',
+        says='has no effect with loss = "sft", which trains on the completions of the data set',
         cure=LEAVE_OUT,
     ),
     Rule(
@@ -577,14 +578,14 @@ RULES: tuple[Rule, ...] = (
         when=lambda spec: (
             {"environment": field} for field, source, _ in conditions.environments(spec) if spec.algorithm.learns_given
         ),
-        says='has no effect with algorithm.loss = "sft", which learns what the data set gives',
+        says='has no effect with algorithm.loss = "sft", which trains on the completions of the data set',
         cure=LEAVE_OUT,
     ),
     Rule(
         field="schedule",
         when=lambda spec: spec.algorithm.learns_given and spec.schedule_rule.lags,
-        says='"{spec.schedule}" has no effect with algorithm.loss = "sft", which learns what the data set gives: no '
-        "version samples it",
+        says='"{spec.schedule}" has no effect with algorithm.loss = "sft", which trains on the completions of the '
+        "data set: nothing is sampled",
         cure='set schedule = "periodic" and max_policy_lag = 0',
     ),
     Rule(
@@ -594,7 +595,7 @@ RULES: tuple[Rule, ...] = (
             for field, _ in conditions.pools(spec)
             if spec.algorithm.learns_given and not field.startswith("evaluation")
         ),
-        says='has no effect with algorithm.loss = "sft", which learns what the data set gives',
+        says='has no effect with algorithm.loss = "sft", which trains on the completions of the data set',
         cure=LEAVE_OUT,
     ),
     Rule(
@@ -610,27 +611,27 @@ RULES: tuple[Rule, ...] = (
     Rule(
         field="algorithm.advantage",
         when=lambda spec: isinstance(spec.algorithm.loss, PluginLoss) and conditions.kind(spec).has_critic,
-        says="gives each token an advantage, the loss `{spec.algorithm.loss_name}` takes one a response",
+        says="gives each token its own advantage, but the loss `{spec.algorithm.loss_name}` takes one a response",
         cure="choose a loss of the family, or another advantage",
     ),
     Rule(
         field="algorithm.credit",
         when=lambda spec: isinstance(spec.algorithm.loss, PluginLoss) and spec.algorithm.credits_turns,
-        says="gives each token an advantage, the loss `{spec.algorithm.loss_name}` takes one a response",
+        says="gives each token its own advantage, but the loss `{spec.algorithm.loss_name}` takes one a response",
         cure="choose a loss of the family, or leave it out",
     ),
     Rule(
         field="algorithm.advantage",
         when=lambda spec: conditions.kind(spec).has_critic and spec.trainer.lora is not None,
-        says='"gae" trains a whole model, its critic, and trainer.lora none',
-        cure="leave one of the two out",
+        says='"gae" trains a critic, which is a whole model, and trainer.lora trains none',
+        cure="remove trainer.lora, or choose another advantage",
     ),
     Rule(
         field="algorithm.mini_batches",
         when=lambda spec: spec.rollout.batches_per_iteration % spec.algorithm.num_mini_batches != 0,
-        says="{spec.algorithm.num_mini_batches} can't cut rollout.batches_per_iteration = "
-        "{spec.rollout.batches_per_iteration} into equal parts",
-        cure="take a divisor of it",
+        says="{spec.algorithm.num_mini_batches} does not divide rollout.batches_per_iteration = "
+        "{spec.rollout.batches_per_iteration}",
+        cure="choose a divisor of rollout.batches_per_iteration",
     ),
     *_idle_algorithm(
         "advantage_epsilon",
@@ -673,7 +674,7 @@ RULES: tuple[Rule, ...] = (
         "truncated_reward",
         when=lambda algorithm: algorithm.on_truncated != "penalise",
         why='without on_truncated = "penalise"',
-        cure="set that, or leave it out",
+        cure='set on_truncated = "penalise", or leave it out',
     ),
     Rule(
         field="algorithm.on_truncated",
@@ -789,7 +790,7 @@ RULES: tuple[Rule, ...] = (
         "ref_model_mixup_alpha",
         when=lambda algorithm: algorithm.ref_model_sync_iterations is UNSET,
         why="without ref_model_sync_iterations",
-        cure="set that, or leave it out",
+        cure="set ref_model_sync_iterations, or leave it out",
     ),
     Rule(
         field="algorithm.ref_model_sync_iterations",
@@ -849,7 +850,7 @@ RULES: tuple[Rule, ...] = (
         "distillation_beta",
         when=lambda algorithm: algorithm.distillation_coefficient == 0.0,
         why="with distillation_coefficient = 0",
-        cure="set that, or leave it out",
+        cure="set distillation_coefficient above 0, or leave it out",
     ),
     # algorithm: corrections
     Rule(
@@ -974,7 +975,7 @@ RULES: tuple[Rule, ...] = (
             for place, group in enumerate(spec.optimizer.groups or ())
             if group.learning_rate_factor == 0.0 and group.weight_decay is not UNSET
         ),
-        says="has no effect: it is times the learning rate, here 0",
+        says="has no effect: it is multiplied by the learning rate, which is 0 here",
         cure=LEAVE_OUT,
     ),
     Rule(
@@ -1014,7 +1015,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         field="optimizer.type",
         when=lambda spec: spec.optimizer.type == "muon" and spec.trainer.lora is not None,
-        says='"muon" is for whole matrices, of which trainer.lora trains none',
+        says='"muon" trains whole matrices, and trainer.lora trains none',
         cure='set "adamw", or leave trainer.lora out',
     ),
     # trainer
@@ -1030,7 +1031,7 @@ RULES: tuple[Rule, ...] = (
         field="trainer.sharding",
         when=lambda spec: spec.trainer.sharding == "fsdp" and spec.trainer.accumulation != "exact",
         says='"fsdp" needs trainer.accumulation = "exact"',
-        cure='set that, or sharding = "none"',
+        cure='set trainer.accumulation = "exact", or sharding = "none"',
     ),
     Rule(
         field="optimizer.type",
@@ -1038,7 +1039,7 @@ RULES: tuple[Rule, ...] = (
             spec.trainer.sharding == "fsdp" and spec.optimizer.type == "adamw_8bit" and spec.trainer.lora is None
         ),
         says='"adamw_8bit" needs trainer.sharding = "none": its blocks would depend on the ranks',
-        cure='set that, or "adamw"',
+        cure='set trainer.sharding = "none", or type = "adamw"',
     ),
     Rule(
         field="optimizer.type",
@@ -1046,13 +1047,13 @@ RULES: tuple[Rule, ...] = (
             spec.trainer.sharding == "fsdp" and spec.optimizer.type == "muon" and spec.trainer.lora is None
         ),
         says='"muon" needs trainer.sharding = "none": it steps whole matrices',
-        cure='set that, or "adamw"',
+        cure='set trainer.sharding = "none", or type = "adamw"',
     ),
     Rule(
         field="algorithm.advantage",
         when=lambda spec: spec.trainer.sharding == "fsdp" and conditions.kind(spec).has_critic,
         says='"{spec.algorithm.advantage}" needs trainer.sharding = "none"',
-        cure="set that, or choose another advantage",
+        cure='set trainer.sharding = "none", or choose another advantage',
     ),
     *(
         Rule(
@@ -1077,8 +1078,8 @@ RULES: tuple[Rule, ...] = (
             and ALL_LINEAR in spec.trainer.lora.target_modules
             and len(spec.trainer.lora.target_modules) > 1
         ),
-        says='names "all-linear" and others',
-        cure="leave one of the two out",
+        says='names "all-linear" together with other layers',
+        cure='name either "all-linear" or the other layers',
     ),
     Rule(
         field="trainer.lora.publish",
@@ -1125,7 +1126,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         field="trainer.stop_on",
         when=conditions.unbreakable,
-        says='names "{name}", which is never said: {reason}',
+        says='names "{name}", a warning that this job never gives: {reason}',
         cure="{cure}",
     ),
     Rule(
@@ -1139,7 +1140,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         field="trainer.hosts.regroup_s",
         when=conditions.idle_regroups,
-        says="has no effect: least hosts are the most",
+        says="has no effect when least and most are equal",
         cure=LEAVE_OUT,
     ),
     Rule(
@@ -1152,7 +1153,7 @@ RULES: tuple[Rule, ...] = (
         field="trainer.hosts",
         when=lambda spec: conditions.hosts(spec) is not None and spec.trainer.accumulation != "exact",
         says='needs trainer.accumulation = "exact": else the weights depend on which hosts have come',
-        cure="set that, or leave hosts out",
+        cure='set trainer.accumulation = "exact", or leave hosts out',
     ),
     Rule(
         field="weights.transport",
@@ -1176,7 +1177,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         field="trackers",
         when=lambda spec: spec.trainer.external and bool(spec.trackers),
-        says="has no effect with trainer.external = true: the process that trains draws what it computes",
+        says="has no effect with trainer.external = true: your own training process reports its metrics",
         cure=LEAVE_OUT,
     ),
     Rule(
@@ -1223,8 +1224,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         field="stages",
         when=conditions.circles,
-        says="each wait for a column of the next one, {way}, so that none can start",
-        cure="break the circle",
+        says="wait for each other's columns in a circle, {way}, so that none can start",
+        cure="remove one of these inputs",
     ),
     Rule(
         field="stages[{place}].model",
@@ -1247,13 +1248,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         field="stages[{place}].models",
         when=lambda spec: conditions.taught_sources(spec, unknown=False),
-        says="has none for dataset.sources' `{name}`",
+        says="has no model for the source `{name}` of dataset.sources",
         cure="name each source once",
     ),
     Rule(
         field="stages[{place}].models",
         when=lambda spec: conditions.taught_sources(spec, unknown=True),
-        says="names `{name}`, which is no source of dataset.sources",
+        says="names `{name}`, which is not a source of dataset.sources",
         cure="name each source once",
     ),
     Rule(
@@ -1328,14 +1329,14 @@ RULES: tuple[Rule, ...] = (
         field="stages[{place}]",
         when=conditions.unread_columns,
         says="makes {column}, which nothing reads without algorithm.{key}",
-        cure="set that, or leave it out",
+        cure="set algorithm.{key}, or remove the stage",
     ),
     Rule(
         field="stages[{place}]",
         when=conditions.wide_batches,
-        says="tells {bytes:,} bytes of {tokens:,} tokens of a batch, limits.max_batch_bytes = "
+        says="makes {bytes:,} bytes for the {tokens:,} tokens of a batch, more than limits.max_batch_bytes = "
         "{spec.limits.max_batch_bytes:,}",
-        cure="{cure}, use smaller batches, or raise it",
+        cure="{cure}, use smaller batches, or raise limits.max_batch_bytes",
     ),
     Rule(
         field="stages",
@@ -1359,7 +1360,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         field="{key}",
         when=conditions.beyond_products,
-        says="{product.factors} make {product.value:,} {product.what}, the most are {product.limit:,}",
+        says="{product.factors} make {product.value:,} {product.what}; the limit is {product.limit:,}",
         cure="{product.cure}",
     ),
 )

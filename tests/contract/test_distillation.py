@@ -404,9 +404,9 @@ LONG: dict[str, Any] = {"rollout__sampling": {"max_new_tokens": 1000}}
         ({"algorithm": DIVERGES, "stages": [TEACHER | {"top_k": 2, "hidden_size": 8}]}, "leave top_k out"),
         (
             {"algorithm": DIVERGES, "stages": [WIDE], **LONG},
-            "tells 131,072,000 bytes of 8,000 tokens of a batch, limits.max_batch_bytes = 16,777,216",
+            "makes 131,072,000 bytes for the 8,000 tokens of a batch, more than limits.max_batch_bytes = 16,777,216",
         ),
-        ({"algorithm": DIVERGES, "stages": [WIDE], **LONG, "model__dtype": "bfloat16"}, "tells 65,536,000 bytes"),
+        ({"algorithm": DIVERGES, "stages": [WIDE], **LONG, "model__dtype": "bfloat16"}, "makes 65,536,000 bytes"),
         ({"algorithm": DIVERGES, "stages": [WIDE], **LONG}, "take top_k, use smaller batches, or raise it"),
         (
             {
@@ -421,7 +421,10 @@ LONG: dict[str, Any] = {"rollout__sampling": {"max_new_tokens": 1000}}
         ),
         ({"algorithm": {"distillation_beta": 0.5}}, "distillation_beta: has no effect with distillation_coefficient"),
         ({"algorithm": ALONE, "stages": [BY_SOURCE]}, "stages[0].models: names `"),
-        ({"algorithm": ALONE, "stages": [BY_SOURCE], "dataset": MIXTURE}, "has none for dataset.sources' `more`"),
+        (
+            {"algorithm": ALONE, "stages": [BY_SOURCE], "dataset": MIXTURE},
+            "has no model for the source `more` of dataset.sources",
+        ),
         (
             {"algorithm": ALONE, "stages": [BY_SOURCE | TEACHER], "dataset": MIXTURE},
             "or models has to name the teacher, and not both",

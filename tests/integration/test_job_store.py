@@ -247,7 +247,7 @@ def test_a_resume_to_no_more_iterations_than_the_lag_is_refused_and_the_spec_sta
     spec = job_spec(schedule="delayed", max_policy_lag=2, algorithm__correction="tis")
     job_id, _ = jobs.create(spec)
     jobs.move(job_id, JobState.CANCELLED)
-    with pytest.raises(InvalidInput, match="max_policy_lag: 2 is larger than the job"):
+    with pytest.raises(InvalidInput, match="max_policy_lag: 2 is too large"):
         jobs.resume(job_id, ResumeRequest(iterations=2))
     assert (jobs.state(job_id), jobs.spec(job_id)) == (JobState.CANCELLED, spec)
 

@@ -283,7 +283,7 @@ def test_the_audit_names_a_record_without_its_draw_or_with_one_too_many() -> Non
     ("changes", "problem"),
     [
         ({"hard_threshold": 0.75}, "hard_threshold: must be below easy_threshold"),
-        ({"easy_fraction": 0.8}, "easy_fraction: and hard_fraction are more than all together"),
+        ({"easy_fraction": 0.8}, "easy_fraction: and hard_fraction add up to more than 1"),
     ],
 )
 def test_pools_that_overlap_or_are_more_than_all_are_refused(changes: dict[str, float], problem: str) -> None:
@@ -310,12 +310,15 @@ TWO_SOURCES: dict[str, Any] = {
     [
         (
             {"rollout__max_resamples": 1},
-            r"rollout.max_resamples: drops groups from which difficulty_pools tells",
+            r"rollout.max_resamples: drops groups that difficulty_pools needs",
         ),
-        ({"mixed": True, "rollout__max_resamples": 1}, "which difficulty_pools tells"),
-        ({"lag": 2, "iterations": 3}, "difficulty_pools: has no effect: all 3 iterations open before one is measured"),
-        ({"iterations": 1}, "has no effect: all 1 iterations open"),
-        ({"dataset": ROWS}, "curriculum: and difficulty_pools both say what is drawn"),
+        ({"mixed": True, "rollout__max_resamples": 1}, "that difficulty_pools needs"),
+        (
+            {"lag": 2, "iterations": 3},
+            "difficulty_pools: has no effect: all 3 iterations are opened before the first one is measured",
+        ),
+        ({"iterations": 1}, "has no effect: all 1 iterations are opened"),
+        ({"dataset": ROWS}, "curriculum: and difficulty_pools both choose which prompts are drawn"),
         (
             {"algorithm": {"loss": "sft", "advantage": "none"}, "rollout__group_size": 1, "reward": {}},
             'dataset.difficulty_pools: has no effect with algorithm.loss = "sft"',

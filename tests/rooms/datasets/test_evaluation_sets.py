@@ -122,29 +122,31 @@ def test_a_set_alone_may_be_scored_where_the_data_set_gives_what_is_learnt() -> 
     of_sums = {"reward": {"components": [{"type": "exact", "sources": ["sums"]}]}}
     evaluation = {"num_prompts": 0, "sets": [SUMS], "best": "sums"}
     assert judged_spec(evaluation=evaluation, **learns, **of_sums).evaluation.best == "sums"
-    with pytest.raises(InvalidInput, match="none that scores what is trained"):
+    with pytest.raises(InvalidInput, match="no reward that scores what is trained"):
         judged_spec(evaluation=evaluation | {"num_prompts": 8}, **learns, **of_sums)
-    with pytest.raises(InvalidInput, match="none that scores what is trained"):
+    with pytest.raises(InvalidInput, match="no reward that scores what is trained"):
         judged_spec(evaluation=evaluation, **of_sums)
-    with pytest.raises(InvalidInput, match=r"names `sum`, which is no source of .* and no set of evaluation\.sets"):
+    with pytest.raises(
+        InvalidInput, match=r"names `sum`, which is neither a source of .* nor a set of evaluation\.sets"
+    ):
         judged_spec(evaluation=evaluation, **learns, reward={"components": [{"type": "exact", "sources": ["sum"]}]})
 
 
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [
-        ({"sets": [SUMS, ROWS | {"name": "sums"}]}, "is `sums`, as another set"),
-        ({"sets": [SUMS | {"name": "held_out"}]}, "as another set is called, or what dataset holds out"),
-        ({"sets": [SUMS], "best": "rows"}, "best: `rows` is none of sets"),
-        ({"best": "rows"}, "best: `rows` is none of sets"),
-        ({"sets": [SUMS], "num_prompts": 0}, "num_prompts: 0 leaves best no score"),
+        ({"sets": [SUMS, ROWS | {"name": "sums"}]}, "`sums` is the name of another set"),
+        ({"sets": [SUMS | {"name": "held_out"}]}, "is the name of another set, or of the held-out prompts of dataset"),
+        ({"sets": [SUMS], "best": "rows"}, "best: `rows` is not the name of an evaluation set"),
+        ({"best": "rows"}, "best: `rows` is not the name of an evaluation set"),
+        ({"sets": [SUMS], "num_prompts": 0}, "num_prompts: 0 leaves evaluation.best without a score"),
         ({"sets": [SUMS | {"num_prompts": 0}]}, "num_prompts: must be above 0 in a set"),
         ({"sets": [SUMS | {"sampling": HOT | {"temperature": 0.0}}]}, "temperature: must be above 0"),
         ({"sets": [SUMS | {"sampling": HOT | {"max_new_tokens": 6}}]}, "sampling.max_new_tokens: is above"),
         ({"sets": [SUMS | {"num_prompts": 2**18, "prompts_per_batch": 1}]}, "batches of an iteration that evaluates"),
         ({"sets": [SUMS | {"group_size": 4096}]}, "completions of an evaluation batch"),
         ({"sets": [SUMS | {"dataset": SUMS["dataset"] | {"difficulty_pools": {}}}]}, "difficulty_pools: has no effect"),
-        ({"sets": [SUMS | {"dataset": {"type": "environment"}}]}, "takes its tasks from the environment"),
+        ({"sets": [SUMS | {"dataset": {"type": "environment"}}]}, "takes its tasks from an environment"),
     ],
 )
 def test_sets_that_cannot_be_evaluated_are_refused(spec: dict[str, Any], problem: str) -> None:
@@ -153,11 +155,11 @@ def test_sets_that_cannot_be_evaluated_are_refused(spec: dict[str, Any], problem
 
 
 def test_a_set_needs_a_name_that_no_source_has_a_scorer_and_prompts_that_are_there(folder: Path) -> None:
-    with pytest.raises(InvalidInput, match="is `mixed`, as a source of dataset is called"):
+    with pytest.raises(InvalidInput, match="`mixed` is the name of a source of dataset"):
         with_sets(SUMS | {"name": "mixed"}, dataset={"type": "mixture", "sources": MIXED})
-    with pytest.raises(InvalidInput, match="none that scores what is trained"):
+    with pytest.raises(InvalidInput, match="no reward that scores what is trained"):
         with_sets(ROWS, reward={"components": [{"type": "exact", "sources": ["rows"]}]})
-    with pytest.raises(InvalidInput, match="none that scores `sums`"):
+    with pytest.raises(InvalidInput, match="no reward that scores `sums`"):
         with_sets(SUMS, reward={"components": [OF_MIXED]}, dataset={"type": "mixture", "sources": MIXED})
     with pytest.raises(InvalidInput, match="41 prompts are asked for") as error:
         load(folder, with_sets(SUMS, ROWS | {"num_prompts": 41}))

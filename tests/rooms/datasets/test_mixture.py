@@ -96,16 +96,16 @@ def test_a_component_scores_the_sources_that_it_names_and_has_no_score_of_others
 @pytest.mark.parametrize(
     ("sources", "reward", "problem"),
     [
-        ([SUMS, SUMS], {}, r"dataset\.sources\[1\]\.name: is `sums`, as that of another source"),
+        ([SUMS, SUMS], {}, r"dataset\.sources\[1\]\.name: `sums` is the name of another source"),
         ([SUMS], {}, "length >= 2"),
         (
             [SUMS, ROWS],
             {"components": [{"type": "exact", "sources": ["row"]}]},
             r"components\[0\]\.sources: names `row`",
         ),
-        ([SUMS, ROWS], {"components": [{"type": "exact", "sources": ["sums"]}]}, "none that scores .*`rows`"),
-        ([SUMS, ROWS | GUESS], {"components": []}, "needs one or more, or `sums` an environment that rewards"),
-        ([SUMS, TASKS], {}, r"\[1\]\.dataset\.type: .* \(name one as dataset\.sources\[1\]\.environment\.name"),
+        ([SUMS, ROWS], {"components": [{"type": "exact", "sources": ["sums"]}]}, "no reward that scores .*`rows`"),
+        ([SUMS, ROWS | GUESS], {"components": []}, "is empty, so nothing scores `sums`"),
+        ([SUMS, TASKS], {}, r"\[1\]\.dataset\.type: .* \(set dataset\.sources\[1\]\.environment\.name"),
         (
             [SUMS, ROWS | {"environment": {"name": "guess", "max_tokens": 4}}],
             {},
@@ -122,7 +122,7 @@ def test_a_mixture_that_makes_no_sense_is_refused(
 
 
 def test_a_job_names_one_environment_for_all_or_those_of_sources_which_may_state_scores_by_their_names() -> None:
-    with pytest.raises(InvalidInput, match=r"\[1\]\.environment: has no effect with environment, which"):
+    with pytest.raises(InvalidInput, match=r"\[1\]\.environment: has no effect: the table environment"):
         mixture(SUMS, TASKS | GUESS, environment={"name": "guess"})
     spec = mixture(SUMS, TASKS | GUESS, reward={"components": [{"type": "exact", "sources": ["sums"]}]})
     assert spec.longest_completion() == ("dataset.sources[1].environment.max_tokens", 64)

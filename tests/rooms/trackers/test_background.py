@@ -96,7 +96,7 @@ def test_a_tracker_that_cannot_start_is_a_warning_too(caplog: pytest.LogCaptureF
 
 
 def test_a_tracker_is_named_once() -> None:
-    with pytest.raises(InvalidInput, match="trackers: names one twice"):
+    with pytest.raises(InvalidInput, match="trackers: has the same name twice"):
         judged_spec(trackers=["wandb", "wandb"])
     with pytest.raises(InvalidInput, match="trackers"):
         job_spec(trackers=["comet"])

@@ -113,8 +113,8 @@ def each(table: str, values: Fields, says: str, beside: Fields, **cured: Any) ->
 
 EXAMPLES: tuple[Example, ...] = (
     # Top level.
-    Example("trackers", "names one twice", {"trackers": ["wandb", "wandb"]}, {"trackers": ["wandb"]}),
-    Example("tags", "names one twice", {"tags": ["seeds", "seeds"]}, {"tags": ["seeds"]}),
+    Example("trackers", "has the same name twice", {"trackers": ["wandb", "wandb"]}, {"trackers": ["wandb"]}),
+    Example("tags", "has the same name twice", {"tags": ["seeds", "seeds"]}, {"tags": ["seeds"]}),
     Example("deterministic", 'needs trainer.accumulation = "exact"', {"trainer__accumulation": "float"}, FLOAT),
     Example(
         "deterministic",
@@ -136,13 +136,13 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     Example(
         "schedule",
-        '"delayed" with max_policy_lag = 0 is schedule = "periodic"',
+        '"delayed" with max_policy_lag = 0 is the same as schedule = "periodic"',
         {"schedule": "delayed", "algorithm__correction": "tis"},
         {"max_policy_lag": 1},
     ),
     Example(
         "max_policy_lag",
-        "4 is larger than the job",
+        "4 is too large: it must be below iterations = 4",
         LAG | {"max_policy_lag": 4, "algorithm__correction": "tis"},
         {"iterations": 5},
     ),
@@ -166,13 +166,13 @@ EXAMPLES: tuple[Example, ...] = (
     # dataset
     Example(
         "dataset.sources[1].name",
-        "is `sums`, as that of another source",
+        "`sums` is the name of another source",
         {"dataset": MIXTURE | {"sources": [MIXTURE["sources"][0]] * 2}},
         {"dataset": MIXTURE},
     ),
     Example(
         "dataset.curriculum",
-        "both say what is drawn",
+        "both choose which prompts are drawn",
         {"dataset": ROWS | {"difficulty_pools": {}, "curriculum": {"column": "level", "iterations": 2}}},
         {"dataset": ROWS | {"difficulty_pools": {}}},
     ),
@@ -184,13 +184,13 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     Example(
         "dataset.difficulty_pools.easy_fraction",
-        "are more than all together",
+        "add up to more than 1",
         pooled(easy_fraction=0.6, hard_fraction=0.5),
         pooled(easy_fraction=0.5, hard_fraction=0.5),
     ),
     Example(
         "dataset.difficulty_pools",
-        "all 1 iterations open before one is measured",
+        "all 1 iterations are opened before the first one is measured",
         POOLS | {"iterations": 1},
         {"iterations": 2},
     ),
@@ -211,14 +211,14 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     Example(
         "dataset.type",
-        "takes its tasks from the environment",
+        "takes its tasks from an environment",
         {"dataset": {"type": "environment"}},
         PLAYED,
     ),
     # environment
     Example(
         "dataset.sources[0].environment",
-        "has no effect with environment",
+        "has no effect: the table environment plays all sources",
         PLAYED
         | {
             "dataset": MIXTURE
@@ -234,7 +234,7 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     Example(
         "dataset.chat",
-        "whose messages environment.renderer writes",
+        "environment.renderer formats its messages",
         PLAYED | {"dataset": ROWS | {"chat": {}}},
         {"dataset": ROWS},
     ),
@@ -252,7 +252,7 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     Example(
         "environment.max_tokens",
-        "4 has no room for one turn",
+        "4 is too small for one turn",
         {"environment": ENVIRONMENT | {"max_tokens": 4}},
         {"environment": ENVIRONMENT | {"max_tokens": 5}},
     ),
@@ -263,16 +263,16 @@ EXAMPLES: tuple[Example, ...] = (
         {"trainer__packing": "shared_prompt"},
     ),
     # reward
-    Example("reward.components", "needs one or more, or the job an environment", {"reward": {}}, PLAYED),
+    Example("reward.components", "is empty, so nothing scores the job", {"reward": {}}, PLAYED),
     Example(
         "reward.components",
-        "has none that scores `rows`",
+        "has no reward that scores `rows`",
         {"dataset": MIXTURE} | rewarded(type="exact", sources=["sums"]),
         rewarded(type="exact", sources=["sums", "rows"]),
     ),
     Example(
         "reward.components[0].sources",
-        "names `others`, which is no source",
+        "names `others`, which is n",
         {"dataset": MIXTURE} | rewarded(type="exact", sources=["sums", "rows", "others"]),
         rewarded(type="exact"),
     ),
@@ -303,14 +303,14 @@ EXAMPLES: tuple[Example, ...] = (
     # rollout
     Example(
         "rollout.group_size",
-        '1 leaves algorithm.advantage = "grpo" nothing to compare with',
+        'must be 2 or more with algorithm.advantage = "grpo"',
         {"rollout__group_size": 1},
         CRITIC,
     ),
     Example("rollout.group_size", "2 has no effect", SFT | {"rollout__group_size": 2}, {"rollout__group_size": 1}),
     Example(
         "rollout.prompts_per_batch",
-        "have their own tokens alone to whiten them by",
+        "their tokens are whitened only by each other",
         CRITIC | {"rollout__group_size": 1, "rollout__prompts_per_batch": 1},
         {"algorithm__whiten_advantages": False},
     ),
@@ -344,13 +344,13 @@ EXAMPLES: tuple[Example, ...] = (
         RESAMPLES | {"stages": [SCORER]},
         {"rollout__max_resamples": 0},
     ),
-    Example("rollout.max_resamples", "difficulty_pools tells", RESAMPLES | POOLS, {"rollout__max_resamples": 0}),
+    Example("rollout.max_resamples", "difficulty_pools needs", RESAMPLES | POOLS, {"rollout__max_resamples": 0}),
     Example("rollout.max_resamples", "has no effect", RESAMPLES | SFT, {"rollout__max_resamples": 0}),
     Example("rollout.sampling.temperature", "must be above 0", sampled(temperature=0.0), sampled(temperature=1.0)),
-    Example("rollout.sampling.top_k", "leaves one token to draw", sampled(top_k=1), sampled(top_k=2)),
-    Example("rollout.sampling.min_p", "leaves one token to draw", sampled(min_p=1.0), sampled(min_p=0.9)),
+    Example("rollout.sampling.top_k", "leaves only one token to draw", sampled(top_k=1), sampled(top_k=2)),
+    Example("rollout.sampling.min_p", "leaves only one token to draw", sampled(min_p=1.0), sampled(min_p=0.9)),
     Example("rollout.sampling.min_new_tokens", "6 is above max_new_tokens", sampled(min_new_tokens=6), sampled()),
-    Example("rollout.sampling", "but for max_new_tokens", SFT | sampled(top_p=0.9), sampled()),
+    Example("rollout.sampling", "only max_new_tokens counts", SFT | sampled(top_p=0.9), sampled()),
     *(
         Example(
             f"rollout.sampling.{key}", "no row tells an external trainer", EXTERNAL | sampled(**{key: value}), sampled()
@@ -369,7 +369,7 @@ EXAMPLES: tuple[Example, ...] = (
     # evaluation
     Example(
         "evaluation.sampling.temperature",
-        "must be above 0: greedy decoding is evaluated next to it",
+        "must be above 0: an evaluation decodes greedily anyway",
         {"evaluation__sampling": {"max_new_tokens": 4, "temperature": 0.0}},
         {"evaluation__sampling": {"max_new_tokens": 4}},
     ),
@@ -392,25 +392,35 @@ EXAMPLES: tuple[Example, ...] = (
         sets(HELD | {"dataset": ROWS | {"curriculum": {"column": "level", "iterations": 10}}}),
         sets(HELD),
     ),
-    Example("evaluation.sets[1].name", "is `more`, as another set", sets(HELD, HELD), sets(HELD)),
-    Example("evaluation.sets[0].name", "or what dataset holds out", sets(HELD | {"name": "held_out"}), sets(HELD)),
+    Example("evaluation.sets[1].name", "`more` is the name of another set", sets(HELD, HELD), sets(HELD)),
     Example(
         "evaluation.sets[0].name",
-        "is `sums`, as a source of dataset is called",
+        "or of the held-out prompts of dataset",
+        sets(HELD | {"name": "held_out"}),
+        sets(HELD),
+    ),
+    Example(
+        "evaluation.sets[0].name",
+        "`sums` is the name of a source of dataset",
         {"dataset": MIXTURE} | sets(HELD | {"name": "sums"}),
         sets(HELD),
     ),
-    Example("evaluation.best", "`another` is none of sets", sets(HELD, best="another"), sets(HELD, best="more")),
+    Example(
+        "evaluation.best",
+        "`another` is not the name of an evaluation set",
+        sets(HELD, best="another"),
+        sets(HELD, best="more"),
+    ),
     Example(
         "evaluation.num_prompts",
-        "0 leaves best no score",
+        "0 leaves evaluation.best without a score",
         sets(HELD, num_prompts=0),
         sets(HELD, num_prompts=0, best="more"),
     ),
     # algorithm: loss and advantage
     Example(
         "algorithm.advantage",
-        "whatever its reward",
+        "whatever their reward",
         SFT | {"algorithm__advantage": "grpo"},
         {"algorithm__advantage": "none"},
     ),
@@ -422,7 +432,7 @@ EXAMPLES: tuple[Example, ...] = (
     Example("environment", 'has no effect with algorithm.loss = "sft"', SFT | PLAYED, {"environment": OUT}),
     Example(
         "schedule",
-        "no version samples it",
+        "nothing is sampled",
         SFT | LAG,
         {"schedule": "periodic", "max_policy_lag": 0},
     ),
@@ -440,10 +450,10 @@ EXAMPLES: tuple[Example, ...] = (
         {"algorithm__advantage": "grpo"},
     ),
     Example("algorithm.credit", "the loss `mine` takes one a response", MINE | BY_TURN, {"algorithm__credit": OUT}),
-    Example("algorithm.advantage", "trains a whole model, its critic", CRITIC | LORA, {"trainer__lora": OUT}),
+    Example("algorithm.advantage", "trains a critic, which is a whole model", CRITIC | LORA, {"trainer__lora": OUT}),
     Example(
         "algorithm.mini_batches",
-        "3 can't cut rollout.batches_per_iteration = 4",
+        "3 does not divide rollout.batches_per_iteration = 4",
         {"algorithm__mini_batches": 3},
         {"algorithm__mini_batches": 2},
     ),
@@ -705,7 +715,7 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     Example(
         "optimizer.groups[0].weight_decay",
-        "it is times the learning rate, here 0",
+        "it is multiplied by the learning rate, which is 0 here",
         {"optimizer__groups": [{"parameters": ["*"], "learning_rate_factor": 0.0, "weight_decay": 0.1}]},
         {"optimizer__groups": [{"parameters": ["*"], "learning_rate_factor": 0.0}]},
     ),
@@ -741,7 +751,7 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     Example(
         "optimizer.type",
-        "of which trainer.lora trains none",
+        "trainer.lora trains none",
         LORA | {"optimizer__type": "muon"},
         {"trainer__lora": OUT},
     ),
@@ -776,7 +786,7 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     Example(
         "trainer.lora.target_modules",
-        'names "all-linear" and others',
+        'names "all-linear" together with other layers',
         {"trainer__lora": {"target_modules": ["all-linear", "lm_head"]}},
         {"trainer__lora": {"target_modules": ["all-linear"]}},
     ),
@@ -822,7 +832,7 @@ EXAMPLES: tuple[Example, ...] = (
     *(
         Example(
             "trainer.stop_on",
-            f'names "{name}", which is never said: ',
+            f'names "{name}", a warning that this job never gives: ',
             broken | {"trainer__stop_on": [name]},
             {"trainer__stop_on": OUT},
         )
@@ -857,7 +867,7 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     Example(
         "trainer.hosts.regroup_s",
-        "least hosts are the most",
+        "has no effect when least and most are equal",
         HOSTS | {"trainer__hosts": {"least": 2, "most": 2, "regroup_s": 30.0}},
         {"trainer__hosts": {"least": 1, "most": 2, "regroup_s": 30.0}},
     ),
@@ -894,7 +904,7 @@ EXAMPLES: tuple[Example, ...] = (
             "optimizer.learning_rate": 0.1,
         }.items()
     ),
-    without("trackers", "draws what it computes", EXTERNAL | {"trackers": ["wandb"]}),
+    without("trackers", "your own training process reports its metrics", EXTERNAL | {"trackers": ["wandb"]}),
     Example(
         "schedule",
         '"synchronous" is not possible with trainer.external',
@@ -957,13 +967,13 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     Example(
         "stages[0].models",
-        "has none for dataset.sources' `rows`",
+        "has no model for the source `rows` of dataset.sources",
         TAUGHT | {"dataset": MIXTURE, "stages": [{"type": "teacher", "models": {"sums": "a"}}]},
         {"stages": [{"type": "teacher", "models": {"sums": "a", "rows": "b"}}]},
     ),
     Example(
         "stages[0].models",
-        "names `others`, which is no source",
+        "names `others`, which is n",
         TAUGHT
         | {"stages": [{"type": "teacher", "models": {"sums": "a", "rows": "b", "others": "c"}}]}
         | {"dataset": MIXTURE},
@@ -1028,7 +1038,7 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     Example(
         "stages[0]",
-        "bytes of 40 tokens of a batch, limits.max_batch_bytes = 1,024",
+        "bytes for the 40 tokens of a batch, more than limits.max_batch_bytes = 1,024",
         WIDELY_TAUGHT | {"limits__max_batch_bytes": 1024, "stages": [TEACHER | {"top_k": 16}]},
         {"stages": [TEACHER | {"top_k": 2}]},
     ),
@@ -1053,7 +1063,7 @@ EXAMPLES: tuple[Example, ...] = (
     # Products.
     Example(
         "evaluation.prompts_per_batch",
-        "make 20,480 completions of an evaluation batch, the most are 16,384",
+        "make 20,480 completions of an evaluation batch; the limit is 16,384",
         {"evaluation__prompts_per_batch": 4096, "evaluation__group_size": 5, "evaluation__num_prompts": 4096},
         {"evaluation__prompts_per_batch": 2048},
     ),

@@ -60,14 +60,15 @@ def test_all_refusals_of_a_spec_come_at_once_in_the_order_of_the_table() -> None
     with pytest.raises(SpecRefused) as refused:
         check_spec(spec)
     assert str(refused.value).splitlines() == [
-        "tags: names one twice (name each once)",
-        "algorithm.mini_batches: 3 can't cut rollout.batches_per_iteration = 4 into equal parts (take a divisor of it)",
+        "tags: has the same name twice (give each name once)",
+        "algorithm.mini_batches: 3 does not divide rollout.batches_per_iteration = 4 "
+        "(choose a divisor of rollout.batches_per_iteration)",
         "trainer.kl_alarm: has no effect with algorithm.kl_coefficient = 0 (leave it out)",
     ]
     assert (refused.value.field, refused.value.problem, refused.value.cure) == (
         "tags",
-        "names one twice",
-        "name each once",
+        "has the same name twice",
+        "give each name once",
     )
 
 

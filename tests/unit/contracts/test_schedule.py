@@ -41,18 +41,23 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "a lag of periodic": ({"max_policy_lag": 1}, {}, 'no effect with schedule = "periodic"', '"delayed" or "bounded"'),
     "a lag of synchronous": ({"schedule": "synchronous", "max_policy_lag": 1}, TIS, '= "synchronous"', "set it to 0"),
     "a lag of colocated": ({"schedule": "colocated", "max_policy_lag": 16}, {}, '= "colocated"', "set it to 0"),
-    "delayed without a lag": ({"schedule": "delayed"}, TIS, 'is schedule = "periodic"', "max_policy_lag to 1 or more"),
+    "delayed without a lag": (
+        {"schedule": "delayed"},
+        TIS,
+        'the same as schedule = "periodic"',
+        "max_policy_lag to 1 or more",
+    ),
     "bounded without a lag": (
         {"schedule": "bounded", "deterministic": False},
         TIS,
-        'schedule: "bounded" with max_policy_lag = 0 is schedule = "periodic"',
+        'schedule: "bounded" with max_policy_lag = 0 is the same as schedule = "periodic"',
         "max_policy_lag to 1 or more",
     ),
     "a lag of all iterations": (
         {"schedule": "delayed", "max_policy_lag": 4},
         TIS,
-        "max_policy_lag: 4 is larger than the job: the last of 4 iterations lags one less at most",
-        "lower it, or raise iterations",
+        "max_policy_lag: 4 is too large: it must be below iterations = 4",
+        "lower max_policy_lag, or raise iterations",
     ),
     "a lag without a correction": (
         DELAYED,
@@ -149,7 +154,7 @@ def test_the_longest_lag_of_a_job_is_that_of_its_last_iteration_under_version_0(
 def test_a_resume_to_no_more_iterations_than_the_lag_is_bad_input_and_no_crash() -> None:
     spec = job_spec(iterations=4, schedule="delayed", max_policy_lag=2, algorithm__correction="tis")
     assert resumed_spec(spec, ResumeRequest(iterations=3)).iterations == 3
-    with refusal_of("max_policy_lag", match="2 is larger than the job"):
+    with refusal_of("max_policy_lag", match="2 is too large"):
         resumed_spec(spec, ResumeRequest(iterations=2))
 
 

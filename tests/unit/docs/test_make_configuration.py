@@ -59,7 +59,6 @@ def test_every_rule_of_the_judge_has_a_row_with_its_key_and_no_open_place() -> N
         assert any(f"`{key}`" in row and f"| {says} |" in row for row in rows), rule.field
     assert not re.search(r"\{(?:spec|place|field)", section)
     assert (
-        "| `DATASET.chat` | has no effect with an environment, whose messages ….renderer writes | leave it out |"
-        in rows
+        "| `DATASET.chat` | has no effect with an environment: ….renderer formats its messages | leave it out |" in rows
     )
     assert "| `stages[i].prompt` | never shows the completion | write {completion} in it |" in rows
