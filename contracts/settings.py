@@ -341,7 +341,7 @@ def _setting_texts(environment: Mapping[str, str]) -> dict[str, str]:
                 name = name.removesuffix("_file")
                 text = _secret(variable, path=text)
             if name in texts:
-                raise InvalidInput("is given as a variable and as a file", field=variable, cure="give one of them")
+                raise InvalidInput("is set both as a variable and as a file", field=variable, cure="set one of the two")
         if name not in known:
             variables = sorted(f"{PREFIX}{name.upper()}" for name in known)
             raise InvalidInput("unknown setting", field=variable, cure=one_of(variable, variables))
@@ -359,7 +359,7 @@ def _with_password(url: str, password: str, variable: str) -> str:
     if parts is None:
         problem = f"has no place in {variable}_URL"
     elif parts[2] not in (None, "", password):
-        problem = f"is another one than in {variable}_URL"
+        problem = f"differs from the password in {variable}_URL"
     if parts is None or problem:
         raise InvalidInput(problem, field=f"{variable}_PASSWORD", cure="write the address as redis://USER@HOST:PORT/0")
     return f"{parts[1]}:{password}{parts[3]}"

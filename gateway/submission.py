@@ -250,9 +250,9 @@ def check_data_file(table: SourceDataset, path: str, settings: StackSettings, *,
     is_there = place.parent.is_dir() if table.has_folders else place.is_file()
     if is_there:
         return
-    cure = "name a file of JSON lines that the stack can read; nothing is downloaded"
+    cure = "name a file of JSON lines that the stack can read; Onbeat downloads nothing"
     if table.has_folders:
-        cure = "name a file or folder that hf download or save_to_disk has left there: nothing is downloaded"
+        cure = "name a file or folder that hf download or save_to_disk wrote there; Onbeat downloads nothing"
     raise InvalidInput(f"there is no file {path} under the model root, {settings.model_root}", field=field, cure=cure)
 
 
@@ -362,9 +362,9 @@ def _with_source(named: N, name: str, settings: StackSettings, field: str, key: 
     except OSError as error:
         raise InvalidInput(f"{named.file or 'no file'}: {error.strerror}", field=f"{field}.file") from error
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InvalidInput(f"{named.file} is no Python: {error}", field=f"{field}.file") from error
+        raise InvalidInput(f"{named.file} is not valid Python: {error}", field=f"{field}.file") from error
     if named.source not in ("", source):
-        raise InvalidInput("is not what the file says", field=f"{field}.source", cure="leave it out")
+        raise InvalidInput("differs from the text of the file", field=f"{field}.source", cure="leave it out")
     if name not in names:
         raise InvalidInput(f"{named.file} has no `{name}`", field=f"{field}.{key}")
     return changed(named, source=source)

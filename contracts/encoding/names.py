@@ -25,7 +25,7 @@ RelativePath = Annotated[str, Meta(min_length=1, max_length=1024, pattern=rf"^{S
 def check_job_id(job_id: str) -> str:
     """Returns the id. Raises NotFound: another form is no job's, and would make another path, or another key."""
     if not JOB_ID.fullmatch(job_id):
-        raise NotFound(f"`{job_id[:80]!a}` is no job's id", field="job_id", cure="`onbeat jobs` lists them")
+        raise NotFound(f"`{job_id[:80]!a}` is not a job id", field="job_id", cure="`onbeat jobs` lists the ids")
     return job_id
 
 

@@ -64,12 +64,12 @@ class GatewayClient:
         self.url = url.rstrip("/")
         if key and not KEY_FORM.fullmatch(key):
             raise InvalidInput(
-                "has characters that no key has, perhaps a line break at its end",
+                "has a character that a key cannot have, perhaps a line break at its end",
                 field="the gateway's key",
-                cure="give it as it stands in ONBEAT_API_KEY of the gateway",
+                cure="use the value of ONBEAT_API_KEY of the gateway",
             )
         if not url.startswith(("http://", "https://")):
-            raise InvalidInput(f"`{url}` is not an address", field="gateway", cure="http://HOST:PORT")
+            raise InvalidInput(f"`{url}` is not an address", field="gateway", cure="write it as http://HOST:PORT")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
             self._http = make_client(

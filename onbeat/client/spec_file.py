@@ -57,7 +57,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError as error:
-        raise InvalidInput("no such file", field=str(path), cure="the repository has some in configs/") from error
+        raise InvalidInput(
+            "does not exist", field=str(path), cure="the repository has example specs in configs/"
+        ) from error
     except OSError as error:
         raise InvalidInput(f"cannot be read: {error.strerror}", field=str(path)) from error
     except (ValueError, RecursionError) as error:  # of its grammar or encoding; too many digits; too deep
@@ -70,7 +72,7 @@ def apply_setting(values: dict[str, Any], setting: str) -> None:
     keys = dotted.strip().split(".")
     if not equals or not all(keys):
         raise InvalidInput(
-            f"`{setting}` is not key.path=value", field="--set", cure="--set optimizer.learning_rate=1e-3"
+            f"`{setting}` is not key.path=value", field="--set", cure="write it as --set optimizer.learning_rate=1e-3"
         )
     target: Any = values
     for depth, key in enumerate(keys[:-1]):

@@ -43,7 +43,7 @@ def backup(
     if not root.is_dir():
         raise InvalidInput(f"there is no folder {root}", field="--run-dir", cure="name the folder of a stack")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise Conflict(f"{directory} holds something", field="DIR", cure="choose a new folder")
+        raise Conflict(f"{directory} is not empty", field="DIR", cure="choose a new folder")
     if not without_redis and not (redis_dir or root / REDIS).is_dir():
         raise InvalidInput(
             f"there is no folder {redis_dir}" if redis_dir else f"{root} has no Redis of its own",

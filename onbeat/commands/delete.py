@@ -39,7 +39,9 @@ def _ask(jobs: list[str], *, json_output: bool) -> None:
     """Raises InvalidInput where no person can answer, typer.Abort where one says no."""
     if json_output or not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InvalidInput(
-            "what is deleted, weights and checkpoints too, does not come back", field="--yes", cure="give it to delete"
+            "a deleted job cannot be restored, nor its weights and checkpoints",
+            field="--yes",
+            cure="add --yes to delete",
         )
     what = jobs[0] if len(jobs) == 1 else f"{len(jobs)} jobs"
     typer.confirm(f"Delete {what} with all weights and checkpoints?", abort=True, err=True)

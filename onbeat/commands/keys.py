@@ -35,11 +35,13 @@ def key(
     if path == Path("/"):
         raise InvalidInput("names no file", field="--file", cure="give it, or set ONBEAT_KEYS_FILE")
     if not NAME.fullmatch(name):
-        raise InvalidInput("has another character", field="NAME", cure="letters, digits, . _ and -, at most 64")
+        raise InvalidInput(
+            "has a character that a name cannot have", field="NAME", cure="use at most 64 letters, digits, . _ and -"
+        )
     if scope not in SCOPES:
-        raise InvalidInput(f"`{scope}` is none", field="--scope", cure=f"one of {', '.join(SCOPES)}")
+        raise InvalidInput(f"`{scope}` is not a scope", field="--scope", cure=f"use one of {', '.join(SCOPES)}")
     if revoke + rotate + revoke_older > 1:
-        raise InvalidInput("are three things to do", field="--revoke, --rotate, --revoke-older", cure="give one")
+        raise InvalidInput("cannot be combined", field="--revoke, --rotate, --revoke-older", cure="use one of them")
     if revoke or revoke_older:
         revoked(path, name, keeps_newest=revoke_older)
         left = "its newest key alone" if revoke_older else "no key any more"

@@ -125,7 +125,7 @@ def stated_scores_from(texts: Sequence[str], flag: str, *, e_g: str) -> dict[str
     for text in texts:
         name, separator, value = text.partition("=")
         if not (name and separator):
-            raise InvalidInput(f"`{text}` is no NAME=SCORE", field=flag, cure=f"e.g. {e_g}")
+            raise InvalidInput(f"`{text}` is not NAME=SCORE", field=flag, cure=f"write it as {e_g}")
         try:
             changes[name] = "fail" if value == "fail" else float(value)
         except ValueError as error:

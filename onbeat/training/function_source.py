@@ -99,10 +99,10 @@ class _Module:
             code = compile(text, "", "exec", flags=__future__.annotations.compiler_flag, dont_inherit=True)
         except (OSError, TypeError, SyntaxError) as error:
             raise InvalidInput(
-                f"the text of `{name}` can't be had: {error}", field=self._field, cure="write it into a file"
+                f"the source of `{name}` cannot be read: {error}", field=self._field, cure="write it into a file"
             ) from error
         if not any(getattr(statement, "name", "") == name for statement in ast.parse(text).body):
-            raise InvalidInput(f"the text of `{name}` has no `def {name}`", field=self._field, cure="give it a `def`")
+            raise InvalidInput(f"the source of `{name}` has no `def {name}`", field=self._field, cure="give it a `def`")
         for used in _names_of(code):
             if used not in self._done and used in self._names:
                 self._add(used, self._names[used])

@@ -79,7 +79,7 @@ def _components(components: Any, put: Put) -> Any:
     for component in components:
         if isinstance(component, str):
             built_in = f'{{"type": {json.dumps(component)}}}'
-            raise InvalidInput(f"`{component}` is a text", field="reward", cure=f"give a function, or {built_in}")
+            raise InvalidInput(f"`{component}` is a string", field="reward", cure=f"give a function, or {built_in}")
     return [_component(component, put) if callable(component) else component for component in components]
 
 
@@ -109,7 +109,7 @@ def environment_table(environment: Any, put: Put) -> Any:
 def tools_table(tools: Sequence[Callable[..., Any] | str], put: Put) -> dict[str, Any]:
     """Makes a spec's `environment` of functions, and of names of built-in tools."""
     if not tools:
-        raise InvalidInput("names none", field="tools", cure="give functions, or names of built-in tools")
+        raise InvalidInput("is empty", field="tools", cure="give functions, or names of built-in tools")
     functions = {name_of(tool, "tools"): tool for tool in tools if not isinstance(tool, str)}
     named = [tool if isinstance(tool, str) else name_of(tool, "tools") for tool in tools]
     table = {"name": "tools", "params": {"tools": ",".join(named)}}

@@ -87,7 +87,7 @@ def train(
             job_id = client.submit(job, idempotency_key=uuid.uuid4().hex).job_id
         return Run(job_id, run_root=Path(access.run_root), access=access, shown=shown_for(progress))
     if key:
-        raise InvalidInput("opens no gateway, since none is named", field="key", cure="give url=, or leave it out")
+        raise InvalidInput("has no effect without a gateway", field="key", cure="set url=, or leave key out")
     run_root = Path(run_dir) if run_dir is not None else new_run_root("train")
     with nothing_left_of_what_is_refused(run_root):
         job = spec_of(spec, tables | parts, put=put_below(inputs_below(run_root)))
@@ -143,7 +143,9 @@ def _refuse_own(**options: object) -> None:
     for name, value in options.items():
         if value is not None:
             raise InvalidInput(
-                "is of a stack that train starts, and a gateway is named", field=name, cure="leave it out"
+                "has no effect with a gateway: it is for the stack that train starts without one",
+                field=name,
+                cure="leave it out",
             )
 
 
@@ -188,7 +190,7 @@ def spec_of(spec: Any, tables: Mapping[str, Any], *, put: Put) -> JobSpec:
 def _with_tools(changes: Mapping[str, Any], table: dict[str, Any]) -> dict[str, Any]:
     if "name" in changes:
         raise InvalidInput(
-            "are of the built-in environment, and another one is named",
+            "have no effect: they belong to the built-in environment, and another environment is named",
             field="tools",
             cure="make them tools of that environment, or leave it out",
         )

@@ -159,9 +159,9 @@ def test_a_job_keeps_what_the_file_of_its_environment_said_and_a_name_that_is_no
         (of_file(file="absent.py"), "file", "absent.py: No such file"),
         (of_file(file="../outside.py"), "file", "leads out of the model root"),
         (of_file(entry_point="sined"), "entry_point", "rewards.py has no `sined`"),
-        (of_file(source="def signed(): ..."), "source", "is not what the file says"),
+        (of_file(source="def signed(): ..."), "source", "differs from the text of the file"),
         (of_file(file="", source=SOURCE), "file", "no file"),
-        (of_file(file="broken.py"), "file", "broken.py is no Python"),
+        (of_file(file="broken.py"), "file", "broken.py is not valid Python"),
         (of_file(file="long.py"), "file", f"is over {MAX_SOURCE_BYTES} bytes"),
     ],
 )

@@ -86,7 +86,10 @@ CLI = {
     "a group of one": ([*SUBMIT, "rollout.group_size=1"], r"rollout\.group_size: 1 .* \(sample 2 or more, or "),
     "a lag where there is none": ([*SUBMIT, "max_policy_lag=1"], r"max_policy_lag: 1 .* \(set it to 0, or schedule = "),
     "a setting without its value": ([*SUBMIT, "seed"], r"--set: `seed` is not key\.path=value \(--set optimizer"),
-    "a spec that isn't there": (["submit", "jbo.toml"], r"jbo\.toml: no such file \(the repository has some"),
+    "a spec that isn't there": (
+        ["submit", "jbo.toml"],
+        r"jbo\.toml: does not exist \(the repository has example specs",
+    ),
     "a spec that is no TOML": (["submit", "torn.toml"], r"torn\.toml: is not TOML: .*line 1, column 10"),
     "a misspelt flag": (["submit", "job.toml", "--wiat"], r"No such option: --wiat .*--wait"),
     "a misspelt command": (["sumbit", "job.toml"], r"No such command 'sumbit'\. Did you mean 'submit'\?"),
@@ -122,7 +125,7 @@ STACK = {
     "a job that isn't there": (["watch", "job-0123456789ab"], r"job_id: there is no job .*\(`onbeat jobs` lists them"),
     "a resume of a running job": (["resume", "JOB"], r"state: a running job cannot be resumed \(wait for its end\)"),
     "the removal of a running job": (["delete", "JOB", "--yes"], r"state: a running job .*removed \(cancel it first"),
-    "a removal without a yes": (["delete", "JOB"], r"--yes: .*does not come back \(give it to delete"),
+    "a removal without a yes": (["delete", "JOB"], r"--yes: .*cannot be restored.* \(add --yes to delete"),
     "a model's name on a hub": (
         [*SUBMIT, "model.path=Qwen/Qwen3-0.6B"],
         r"model\.path: no folder `/.*/Qwen/Qwen3-0\.6B` \(name .* below the model root; nothing downloads one\)",

@@ -134,7 +134,7 @@ def test_what_has_no_text_of_its_own_is_refused_by_its_name(function: Callable[.
 def test_a_function_whose_text_is_in_no_file_is_refused() -> None:
     names: dict[str, Any] = {"__name__": "typed"}
     exec("def typed(completion):\n    return 1.0\n", names)
-    with pytest.raises(InvalidInput, match="the text of `typed` can't be had"):
+    with pytest.raises(InvalidInput, match="the source of `typed` cannot be read"):
         source_of(names["typed"])
 
 

@@ -197,10 +197,13 @@ def test_tools_are_functions_of_the_program_beside_built_in_ones(tmp_path: Path)
     [
         ({"environment": Table}, "environment: Table has no `reset`"),
         ({"environment": Table()}, "environment Table: is no function with a name"),
-        ({"tools": [short, short], "environment": {"name": "echo"}}, "tools: are of the built-in environment"),
+        (
+            {"tools": [short, short], "environment": {"name": "echo"}},
+            "tools: have no effect: they belong to the built-in environment",
+        ),
         ({"tools": [len]}, "tools len: is no function with a name"),
-        ({"tools": []}, "tools: names none"),
-        ({"reward": "exact"}, r'reward: `exact` is a text \(give a function, or {"type": "exact"}'),
+        ({"tools": []}, "tools: is empty"),
+        ({"reward": "exact"}, r'reward: `exact` is a string \(give a function, or {"type": "exact"}'),
     ],
 )
 def test_what_is_no_environment_tool_or_reward_is_refused(tmp_path: Path, given: dict[str, Any], problem: str) -> None:

@@ -246,9 +246,9 @@ def test_the_file_of_a_stack_that_was_killed_names_no_gateway(gateway: FakeGatew
 
 @pytest.mark.parametrize("option", ["model_root", "generators", "stage_workers", "threads"])
 def test_an_option_that_would_do_nothing_is_refused_by_its_name(gateway: FakeGateway, option: str) -> None:
-    with pytest.raises(InvalidInput, match=f"{option}: is of a stack that train starts"):
+    with pytest.raises(InvalidInput, match=f"{option}: has no effect with a gateway"):
         at_gateway(gateway, **{option: 1})
-    with pytest.raises(InvalidInput, match="key: opens no gateway"):
+    with pytest.raises(InvalidInput, match="key: has no effect without a gateway"):
         onbeat.train(gateway.spec, key=KEY)
     assert gateway.submitted == []
 

@@ -104,7 +104,9 @@ def test_the_password_of_redis_may_come_by_itself_and_stands_in_the_address_then
     assert settings_from(given | {"ONBEAT_REDIS_URL": whole}).redis_url == whole, "what a child is given"
     sentinels = given | {"ONBEAT_REDIS_URL": "rediss+sentinel://trainer@a:1,b:2/name/0"}
     assert settings_from(sentinels).redis_url == "rediss+sentinel://trainer:p%40ss%2Fw%3Ard@a:1,b:2/name/0"
-    with pytest.raises(InvalidInput, match=r"ONBEAT_REDIS_PASSWORD: is another one than in ONBEAT_REDIS_URL") as caught:
+    with pytest.raises(
+        InvalidInput, match=r"ONBEAT_REDIS_PASSWORD: differs from the password in ONBEAT_REDIS_URL"
+    ) as caught:
         settings_from(given | {"ONBEAT_REDIS_URL": "redis://gateway:other@redis:6379/0"})
     assert "other" not in str(caught.value).replace("another", "")
     for bare in ("", "redis://redis:6379/0"):
@@ -119,7 +121,7 @@ def test_a_secret_may_be_a_file_and_is_given_once(tmp_path: Path) -> None:
     path.write_text("a-long-key\n")
     assert settings_from({"ONBEAT_API_KEY_FILE": str(path)}).api_key == "a-long-key"
     assert settings_from({"ONBEAT_REDIS_URL_FILE": str(path)}).redis_url == "a-long-key"
-    with pytest.raises(InvalidInput, match=r"ONBEAT_API_KEY.*: is given as a variable and as a file"):
+    with pytest.raises(InvalidInput, match=r"ONBEAT_API_KEY.*: is set both as a variable and as a file"):
         settings_from({"ONBEAT_API_KEY_FILE": str(path), "ONBEAT_API_KEY": "another"})
     with pytest.raises(InvalidInput, match=r"ONBEAT_API_KEY_FILE: .*missing cannot be read"):
         settings_from({"ONBEAT_API_KEY_FILE": str(tmp_path / "missing")})

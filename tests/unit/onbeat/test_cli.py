@@ -189,7 +189,7 @@ def test_an_event_stream_that_breaks_off_is_taken_up_after_its_last_event(gatewa
         (["delete", "job-none", "--yes"], "onbeat: job: there is no such job"),
         (
             ["delete", JOB],
-            "onbeat: --yes: what is deleted, weights and checkpoints too, does not come back (give it to delete)",
+            "onbeat: --yes: a deleted job cannot be restored, nor its weights and checkpoints (add --yes to delete)",
         ),
         (["cancel", JOB], "onbeat: state: a succeeded job cannot become cancelling"),
         (
@@ -197,7 +197,10 @@ def test_an_event_stream_that_breaks_off_is_taken_up_after_its_last_event(gatewa
             "onbeat: --api-key: the key is wrong (give the stack's, or its folder by --run-dir)",
         ),
         (["watch", "../jobs"], "onbeat: job: `../jobs` is not a job id (`onbeat jobs` lists them)"),
-        (["submit", "absent.toml"], "onbeat: absent.toml: no such file (the repository has some in configs/)"),
+        (
+            ["submit", "absent.toml"],
+            "onbeat: absent.toml: does not exist (the repository has example specs in configs/)",
+        ),
         (["nonsense"], "onbeat: No such command 'nonsense'. (onbeat --help)"),
     ],
 )
@@ -283,7 +286,7 @@ def test_without_a_stack_an_unknown_job_is_told_of_the_run_folder(
     monkeypatch.delenv("ONBEAT_GATEWAY_URL")
     assert run(command) == 2
     line = capsys.readouterr().err
-    assert f"and {JOB} has no folder there (give the folder of its stack or demo with --run-dir DIR)" in line
+    assert f"and {JOB} has no folder there (name the folder of the job's stack or demo with --run-dir DIR)" in line
 
 
 def test_progress_folds_events_and_estimates_the_time_left(gateway: FakeGateway) -> None:

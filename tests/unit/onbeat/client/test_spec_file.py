@@ -105,7 +105,7 @@ def test_a_missing_key_is_named_in_full() -> None:
 
 
 def test_a_file_that_is_missing_or_not_toml_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"absent\.toml: no such file"):
+    with pytest.raises(InvalidInput, match=r"absent\.toml: does not exist"):
         load_spec(tmp_path / "absent.toml")
     (tmp_path / "bad.toml").write_text("name = ")
     with pytest.raises(InvalidInput, match=r"bad\.toml: is not TOML"):

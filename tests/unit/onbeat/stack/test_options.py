@@ -212,7 +212,7 @@ def test_a_setting_that_the_stack_decides_is_refused_by_its_name(
 ) -> None:
     set_in_environment(monkeypatch, {name: "1" if name == "port" else "http://127.0.0.1:9"})
     for command in (COMMANDS | {"up": lambda: up(port=0, run_dir=tmp_path)}).values():
-        with refusal_of(f"{PREFIX}{name.upper()}", match="decides it itself"):
+        with refusal_of(f"{PREFIX}{name.upper()}", match="cannot be set for a stack"):
             command()
 
 
@@ -249,7 +249,7 @@ def test_a_flag_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_an_engine_of_the_environment_and_a_profile_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     set_in_environment(monkeypatch, {"engine": "vllm"})
-    with refusal_of("ONBEAT_ENGINE", match="the profile says"):
+    with refusal_of("ONBEAT_ENGINE", match="has no effect with a profile"):
         up(profile=ROOT / "configs" / "stacks" / "mixed.toml", port=0)
 
 
@@ -364,9 +364,9 @@ def test_a_stack_for_one_job_has_a_stage_worker_where_onbeat_serves_a_stage_of_i
 
 def test_a_stage_that_would_wait_for_ever_is_refused_by_the_cure() -> None:
     spec = job_spec(deterministic=False, stages=[JUDGE])
-    with pytest.raises(InvalidInput, match="--stage-workers: stage llm_judge would wait"):
+    with pytest.raises(InvalidInput, match="--stage-workers: stage llm_judge needs a stage worker"):
         stage_workers_for(spec, 0, StackSettings(judge_url="http://127.0.0.1:9"))
-    with pytest.raises(InvalidInput, match="ONBEAT_JUDGE_URL: is not set, and stage llm_judge asks a judge"):
+    with pytest.raises(InvalidInput, match="ONBEAT_JUDGE_URL: is not set, but stage llm_judge needs a judge"):
         stage_workers_for(spec, None, StackSettings())
 
 

@@ -105,7 +105,7 @@ def test_the_flags_name_a_profile_or_a_number_of_generators(tmp_path: Path) -> N
     assert profile_and_count(path, None)[1] == 3
     with pytest.raises(InvalidInput, match="--generators"):
         profile_and_count(path, 3)
-    with pytest.raises(InvalidInput, match="the profile has 3 generators"):
+    with pytest.raises(InvalidInput, match="differs from the profile, which has 3 generators"):
         StackOptions(run_root=tmp_path, model_root=tmp_path, generators=1, profile=load_profile(path))
 
 
