@@ -135,7 +135,7 @@ def _newest_version(fence: FenceState, last_audit: list[Any]) -> tuple[int, str]
 def _generators_waited_for(job_id: str, spec: JobSpec, fence: FenceState, live: Sequence[GeneratorSeen]) -> str:
     """Says what keeps all generators from the job's batches, or one of them for seconds; "" where all may work."""
     if not live:
-        return "a generator, and none lives: start one with `onbeat up` or `python -m producer`"
+        return "a generator, but none is running: start one with `onbeat up` or `python -m producer`"
     able = [generator for generator in live if generator.serves(job_id, deterministic=spec.deterministic)]
     if not able:
         return awaited_generator(live, job_id, lambda: fence.engine)

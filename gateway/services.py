@@ -139,7 +139,7 @@ def own_job(job_id: str, services: HasServices, caller: HasCaller) -> str:
     if owner != caller.name:
         raise Problem(
             HTTPStatus.FORBIDDEN,
-            f"job {job_id} was submitted by {owner}, and the key of {caller.name} changes its own jobs alone",
+            f"job {job_id} was submitted by {owner}, and the key of {caller.name} may change only its own jobs",
             field="Authorization",
             cure=f"use the key of {owner}, or one with the scope admin",
         )

@@ -202,7 +202,7 @@ def with_wait(status: TaskStatus, live: Sequence[TaskWorkerSeen]) -> TaskStatus:
         return status
     queue, _, host = status.queue.partition(OF_HOST)
     why = (
-        f"waits for a worker of the queue {queue}{f' on {host}' if host else ''}, and none lives: start one with "
+        f"waits for a worker of the queue {queue}{f' on {host}' if host else ''}, but none is running: start one with "
         f"`onbeat up`, the service `tasks`, or `python -m onbeat.tasks {queue}`"
     )
     return changed(status, reason=f"{status.reason}; {why}" if status.reason else why)

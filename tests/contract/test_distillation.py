@@ -394,9 +394,12 @@ LONG: dict[str, Any] = {"rollout__sampling": {"max_new_tokens": 1000}}
         ({"algorithm": BESIDE}, "distillation_coefficient: needs a stage that makes teacher_logprobs"),
         (
             {"stages": [TEACHER]},
-            "makes teacher_logprobs, which nothing reads without algorithm.distillation_coefficient (set that",
+            "makes teacher_logprobs, which nothing reads without algorithm.distillation_coefficient (set algorithm",
         ),
-        ({"algorithm": ALONE, "stages": [TEACHER | {"top_k": 2}]}, "without algorithm.distillation_beta (set that"),
+        (
+            {"algorithm": ALONE, "stages": [TEACHER | {"top_k": 2}]},
+            "without algorithm.distillation_beta (set algorithm",
+        ),
         (
             {"algorithm": ALONE, "stages": [TEACHER | {"hidden_size": 8}]},
             "makes teacher_states, which nothing reads without",
@@ -407,7 +410,10 @@ LONG: dict[str, Any] = {"rollout__sampling": {"max_new_tokens": 1000}}
             "makes 131,072,000 bytes for the 8,000 tokens of a batch, more than limits.max_batch_bytes = 16,777,216",
         ),
         ({"algorithm": DIVERGES, "stages": [WIDE], **LONG, "model__dtype": "bfloat16"}, "makes 65,536,000 bytes"),
-        ({"algorithm": DIVERGES, "stages": [WIDE], **LONG}, "take top_k, use smaller batches, or raise it"),
+        (
+            {"algorithm": DIVERGES, "stages": [WIDE], **LONG},
+            "take top_k, use smaller batches, or raise limits.max_batch_bytes",
+        ),
         (
             {
                 "algorithm": DIVERGES,
@@ -436,7 +442,7 @@ LONG: dict[str, Any] = {"rollout__sampling": {"max_new_tokens": 1000}}
                 "stages": [TEACHER | {"top_k": 4096}],
                 "rollout__sampling": {"max_new_tokens": 1000},
             },
-            "lower top_k, use smaller batches, or raise it",
+            "lower top_k, use smaller batches, or raise limits.max_batch_bytes",
         ),
         (
             {"algorithm": ALONE | {"distillation_beta": 0.0}, "stages": [TEACHER, MINE | {"outputs": [TOP]}]},

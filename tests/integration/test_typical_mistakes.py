@@ -83,9 +83,15 @@ CLI = {
         [*SUBMIT, "optimizer.learning_rate=-1"],
         r"optimizer\.learning_rate: expected `float` > 0\.0",
     ),
-    "a group of one": ([*SUBMIT, "rollout.group_size=1"], r"rollout\.group_size: 1 .* \(sample 2 or more, or "),
+    "a group of one": (
+        [*SUBMIT, "rollout.group_size=1"],
+        r"rollout\.group_size: must be 2 or more .* \(raise group_size, or ",
+    ),
     "a lag where there is none": ([*SUBMIT, "max_policy_lag=1"], r"max_policy_lag: 1 .* \(set it to 0, or schedule = "),
-    "a setting without its value": ([*SUBMIT, "seed"], r"--set: `seed` is not key\.path=value \(--set optimizer"),
+    "a setting without its value": (
+        [*SUBMIT, "seed"],
+        r"--set: `seed` is not key\.path=value \(write it as --set optimizer",
+    ),
     "a spec that isn't there": (
         ["submit", "jbo.toml"],
         r"jbo\.toml: does not exist \(the repository has example specs",
@@ -99,7 +105,7 @@ CLI = {
     "a gateway that is away": (["jobs", "--gateway", "http://127.0.0.1:9"], r"gateway: no answer .*is `onbeat up` run"),
     "a gateway without http": (
         ["jobs", "--gateway", "127.0.0.1:9"],
-        r"gateway: .* is not an address \(http://HOST:PORT\)",
+        r"gateway: .* is not an address \(write it as http://HOST:PORT\)",
     ),
     "a run folder that is a file": (["up", "--run-dir", "job.toml"], r"--run-dir: .*\(choose a folder that you can"),
     "a Redis that is away": (
@@ -311,7 +317,7 @@ def test_a_job_without_a_generator_says_so_while_it_waits() -> None:
         state="open", committed=-1, versions={}, trainer_epoch=1, lease_until_s=0.0, engine="torch 2, a CPU"
     )
     spec = job_spec(deterministic=True)
-    assert "none lives: start one with `onbeat up`" in _generators_waited_for("job-1", spec, fence, [])
+    assert "none is running: start one with `onbeat up`" in _generators_waited_for("job-1", spec, fence, [])
     other = GeneratorSeen(worker_id="g1", engine="torch 2, a GPU", wrong_engine=("job-1",))
     assert _generators_waited_for("job-1", spec, fence, [other]) == (
         "a live generator of the kind of engine that samples this job (torch 2, a CPU); those that live have "

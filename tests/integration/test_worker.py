@@ -287,7 +287,8 @@ def test_a_queued_job_misses_a_generator_once_one_that_was_started_with_the_stac
     assert job_status(broker, job_id).reason == "waits for a trainer", "a generator may be on its way"
     ConsumerPresence(broker).beat(ConsumerSeen(worker_id="old", lives_s=STARTED_WITHIN_S))
     assert job_status(broker, job_id).reason == (
-        "waits for a trainer; and for a generator, and none lives: start one with `onbeat up` or `python -m producer`"
+        "waits for a trainer; and for a generator, but none is running: start one with `onbeat up` or "
+        "`python -m producer`"
     )
     assert job_status(broker, external_id).reason == "waits for an external trainer"
     Presence(broker).beat(GeneratorSeen(worker_id="g1"))

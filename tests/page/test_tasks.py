@@ -186,7 +186,7 @@ def test_without_a_worker_a_task_says_what_it_waits_for_and_can_be_cancelled(sho
     with shown.at(f"jobs/{shown.job_id}/audit") as page:
         check = page.get_by_role("region", name="Does it hold?")
         check.get_by_role("button", name="Verify").click()
-        expect(check).to_contain_text("waits for a worker of the queue check, and none lives")
+        expect(check).to_contain_text("waits for a worker of the queue check, but none is running")
         check.get_by_role("button", name="Cancel: Verify a job").click()
         expect(page.get_by_role("dialog")).to_contain_text("It has not begun, and won\u2019t.")
         page.get_by_role("button", name="Keep as it is").click()

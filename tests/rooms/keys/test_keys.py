@@ -117,7 +117,7 @@ def test_a_key_changes_its_own_jobs_and_the_scope_admin_all(app: FastAPI, keys: 
     for method, path in changes:
         answer = ask(app, other, method, path)
         assert answer.status_code == 403, path
-        problem = f"job {job_id} was submitted by {ann}, and the key of ben changes its own jobs alone"
+        problem = f"job {job_id} was submitted by {ann}, and the key of ben may change only its own jobs"
         assert answer.json()["detail"] == problem
         assert answer.json()["cure"] == f"use the key of {ann}, or one with the scope admin"
     assert ask(app, other, "GET", f"/v1/jobs/{job_id}").json()["state"] == "queued", "nothing was done"

@@ -202,7 +202,7 @@ def test_tasks_are_listed_shown_and_cancelled(
         TaskKind.EXPORT, TaskArguments(job_id=job_id), who="ann", queue="files@nowhere"
     )
     assert run(["tasks", waits]) == 0
-    assert "waits for a worker of the queue files on nowhere, and none lives" in capsys.readouterr().out
+    assert "waits for a worker of the queue files on nowhere, but none is running" in capsys.readouterr().out
     assert run(["tasks", "--cancel", waits]) == 0
     assert capsys.readouterr().out == f"{waits} is cancelled\n"
     assert run(["tasks", waits, "--cancel", waits]) == 2

@@ -57,8 +57,8 @@ def test_a_task_says_that_no_worker_lives_and_how_to_start_one(ask: Ask, task_st
     status = status_of(ask("POST", f"/v1/jobs/{job_id}/verify"))
     assert status.state is TaskState.QUEUED
     assert status.reason == (
-        "waits for a worker of the queue check, and none lives: start one with `onbeat up`, the service `tasks`, or "
-        "`python -m onbeat.tasks check`"
+        "waits for a worker of the queue check, but none is running: start one with `onbeat up`, the service "
+        "`tasks`, or `python -m onbeat.tasks check`"
     )
     assert status_of(ask("GET", f"/v1/tasks/{status.task_id}")) == status
     presence = TaskPresence(task_stack.broker)
@@ -171,7 +171,9 @@ def test_an_export_goes_to_the_gateway_s_host_where_hosts_share_no_folder(
         for worker_id in ("far", "near"):
             presence.leave(worker_id)
         waits = status_of(ask("GET", f"/v1/tasks/{status.task_id}")).reason
-        assert waits.startswith(f"waits for a worker of the queue files on {own.partition('@')[2]}, and none lives")
+        assert waits.startswith(
+            f"waits for a worker of the queue files on {own.partition('@')[2]}, but none is running"
+        )
         ask("DELETE", f"/v1/tasks/{status.task_id}")
 
 
