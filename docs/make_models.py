@@ -23,8 +23,8 @@ are the families that were tried.
 
 - **trains**: a step of all weights, in padded rows.
 - **shares prompts**: the layout that a job has by default, in which a prompt goes through once for its group
-  ([`trainer.packing`](hardware.md#shared-prompts)). *Padded* means that the trainer found no way to share prompts for this
-  family, and makes a row of each completion.
+  ([`trainer.packing`](hardware.md#shared-prompts)). *Padded* means that the trainer found no way to share prompts
+  for this family, and makes a row of each completion.
 - **samples**: the transformers engine loads a version and samples with it.
 - **adapts**: a step of [adapters](adapters.md) in all linear layers.
 - **resumes**: a successor goes on from a checkpoint with the same bits.

@@ -9,7 +9,7 @@ counts padding as positions, whatever the mask says.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
