@@ -48,6 +48,8 @@ class EngineOptions(Record, tag_field="type", frozen=True, kw_only=True):
     says_kept_sets: ClassVar[bool] = False
     """True where its completions say what truncated sampling kept (`PromptBatch.has_kept_sets`), also where no top_k
     bounds it: a job that samples so needs it."""
+    says_routes: ClassVar[bool] = False
+    """True where its completions say which experts their tokens went through (`PromptBatch.has_routes`)."""
     of_turns: ClassVar[str] = ""
     """Text that a job with an environment adds to the engine's fingerprint."""
 
@@ -80,6 +82,7 @@ class TransformersOptions(EngineOptions, tag="transformers", frozen=True, kw_onl
     """Transformers' model and a decoding loop of Onbeat's own, in the generator's process."""
 
     says_kept_sets: ClassVar[bool] = True
+    says_routes: ClassVar[bool] = True
     of_turns: ClassVar[str] = "; turn steps 1"
     """Counts the changes that give later turns other bits; without it each turn was filled anew."""
 

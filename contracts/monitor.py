@@ -90,6 +90,8 @@ class GeneratorSeen(WorkerSeen, frozen=True, kw_only=True):
     """The name of its engine if that can't serve deterministic jobs (I7), and what was found where it was tried."""
     no_kept_sets: str = ""
     """The name of its engine if that can't say what truncated sampling kept without a top_k."""
+    no_routes: str = ""
+    """The name of its engine if that can't say which experts a token went through."""
 
     def serves(self, job_id: str, *, deterministic: bool) -> bool:
         """Returns True where it may take batches of this job. deterministic: as the job's spec has it."""

@@ -30,6 +30,8 @@ LogProbs = bytes
 """float32[S] of the sampled ones among T tokens, little-endian, natural logarithm."""
 KeptSets = bytes
 """The kept set of each of the S sampled tokens, one after another: onbeat/data/kept_sets.py writes and reads it."""
+Routes = bytes
+"""The experts of each of some tokens, one after another: onbeat/data/routes.py writes and reads it."""
 StopReason = Literal["done", "truncated", "max_turns", "max_tokens", "failed"]
 """done         the environment said so
 truncated    the environment said so, and that it cut the trajectory before its end
@@ -108,6 +110,8 @@ class PromptBatch(Batch, frozen=True, kw_only=True):
     reserves: tuple[tuple[Prompt, ...], ...] = ()
     """[max_resamples][k]: `reserves[0][place]` is for where the group of `prompts[place]` is of equal reward,
     `reserves[1][place]` for where that of `reserves[0][place]` is too, and so on."""
+    routing_replay: Literal[True] | UnsetType = UNSET
+    """Set where its completions say which experts their tokens went through (`algorithm.routing_replay`)."""
 
     def __post_init__(self) -> None:
         if any(len(prompts) != len(self.prompts) for prompts in self.reserves):
@@ -126,6 +130,11 @@ class PromptBatch(Batch, frozen=True, kw_only=True):
     def has_kept_sets(self) -> bool:
         """True where its completions say what truncated sampling kept: those that are trained do."""
         return self.purpose == "train" and self.sampling.truncation != ""
+
+    @property
+    def has_routes(self) -> bool:
+        """True where its completions say which experts their tokens went through: those that are trained do."""
+        return self.purpose == "train" and self.routing_replay is not UNSET
 
     def prompt_at(self, place: int, *, num_resamples: int) -> Prompt | None:
         """Returns the prompt at a place of the batch after so many others there; None beyond the reserves."""
@@ -198,6 +207,11 @@ class Completion(Record, frozen=True, kw_only=True):
     trajectory: Trajectory | UnsetType = UNSET
     kept_sets: KeptSets | UnsetType = UNSET
     """[S] the tokens that each sampled one was drawn from, of truncated sampling (`PromptBatch.has_kept_sets`)."""
+    routes: Routes | UnsetType = UNSET
+    """[T - 1, layers, k] the experts of each token but the last one, which was drawn and never went through the model
+    (`PromptBatch.has_routes`)."""
+    prompt_routes: Routes | UnsetType = UNSET
+    """[P, layers, k] the experts of the prompt's tokens; of a group's first completion alone, where it has routes."""
 
     def __post_init__(self) -> None:
         _check_array(self.token_ids, "token_ids", min_items=1)
@@ -209,6 +223,14 @@ class Completion(Record, frozen=True, kw_only=True):
         # A byte of 0 ends a set, and stands nowhere else.
         if self.kept_sets is not UNSET and (self.kept_sets.count(0), self.kept_sets[-1:]) != (self.num_sampled, b"\0"):
             raise ContractViolation("one kept set per token that was sampled is needed", field="kept_sets")
+        if self.routes is not UNSET:
+            # The first one divides by 1 where there is no token: then there are no bytes either.
+            if len(self.routes) % max(1, self.num_tokens - 1) or bool(self.routes) != (self.num_tokens > 1):
+                raise ContractViolation("routes are needed for each token but the last", field="routes")
+            if self.trajectory is not UNSET:
+                raise ContractViolation("a trajectory has no routes", field="routes")
+        elif self.prompt_routes is not UNSET:
+            raise ContractViolation("a completion without routes has none of its prompt", field="prompt_routes")
 
     @property
     def is_truncated(self) -> bool:
@@ -284,6 +306,7 @@ class RolloutGroup(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _check_array(self.prompt_token_ids, "prompt_token_ids", min_items=1)
+        _check_routes([rollout.completion for rollout in self.rollouts], self.prompt_token_ids)
 
     @property
     def has_equal_rewards(self) -> bool:
@@ -368,6 +391,10 @@ def completion_problem(completion: Completion, prompt: Prompt, batch: PromptBatc
         if not batch.has_kept_sets:
             return "says which tokens were kept, though each could be drawn, or it is not trained"
         return f"doesn't say which tokens {batch.sampling.truncation} kept, so that its log-probs can't be compared"
+    if batch.has_routes != (completion.routes is not UNSET):
+        if not batch.has_routes:
+            return "says which experts its tokens went through, though nothing replays them"
+        return "doesn't say which experts its tokens went through, which algorithm.routing_replay replays"
     if prompt.dataset_completion not in (UNSET, completion.token_ids):
         return "is not the one that the data set gives"
     if completion.trajectory is UNSET:
@@ -406,6 +433,27 @@ def encoded_batch(batch: RolloutBatch) -> tuple[bytes, str]:
 def _check_array(data: bytes, field: str, *, min_items: int) -> None:
     if len(data) % ITEM_BYTES or len(data) < min_items * ITEM_BYTES:
         raise ContractViolation(f"{len(data)} bytes are not {min_items} or more 4-byte items", field=field)
+
+
+def _check_routes(completions: list[Completion], prompt_token_ids: TokenIds) -> None:
+    """Raises ContractViolation unless the routes of a group's completions are all there, or none is."""
+    first = completions[0].prompt_routes
+    if first is UNSET:
+        # A completion without routes has none of its prompt.
+        if any(completion.routes is not UNSET for completion in completions):
+            raise ContractViolation("the first completion of a group has its prompt's routes", field="prompt_routes")
+        return
+    if any(completion.prompt_routes is not UNSET for completion in completions[1:]):
+        raise ContractViolation("only the first completion of a group has its prompt's routes", field="prompt_routes")
+    # Bytes of one token: layers * k * (1 or 2).
+    token_bytes, rest = divmod(len(first), len(prompt_token_ids) // ITEM_BYTES)
+    if rest or not token_bytes:
+        raise ContractViolation("routes are needed for each token of the prompt", field="prompt_routes")
+    for completion in completions:
+        if completion.routes is UNSET or len(completion.routes) != token_bytes * (completion.num_tokens - 1):
+            raise ContractViolation(
+                f"{token_bytes} bytes of routes are needed for each token but the last", field="routes"
+            )
 
 
 def _check_turns(turns: tuple[Turn, ...], *, num_tokens: int) -> None:

@@ -295,7 +295,12 @@ def check_fork(spec: JobSpec, settings: StackSettings, jobs: JobStore) -> None:
 def check_generators(spec: JobSpec, live: Sequence[GeneratorSeen]) -> None:
     """Raises InvalidInput as `check_engines` does, by what the live generators say of theirs."""
     not_reproducible = [generator.not_reproducible for generator in live]
-    check_engines(spec, not_reproducible=not_reproducible, silent=[generator.no_kept_sets for generator in live])
+    check_engines(
+        spec,
+        not_reproducible=not_reproducible,
+        silent=[generator.no_kept_sets for generator in live],
+        no_routes=[generator.no_routes for generator in live],
+    )
 
 
 def _field_of(error: InvalidInput) -> str | None:

@@ -82,6 +82,7 @@ def _wired(
             fingerprint=partial(wiring.fingerprint_for, engine=engine, settings=settings),
             not_reproducible=not_reproducible,
             no_kept_sets="" if engine.says_kept_sets else engine.name,
+            no_routes="" if engine.says_routes else engine.name,
         ),
         presence=Presence(broker),
         calls=calls,

@@ -80,6 +80,8 @@ class ActiveJobs:
     """Why this generator can serve no deterministic job by now, "" while it can."""
     no_kept_sets: str = ""
     """The engine's name where it can't say what truncated sampling kept without a top_k."""
+    no_routes: str = ""
+    """The engine's name where it can't say which experts a token went through."""
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -156,6 +158,8 @@ class ActiveJobs:
         truncation = spec.rollout.sampling.unbounded_truncation
         if truncation and self.no_kept_sets:
             return f"{self.no_kept_sets} doesn't say which tokens rollout.sampling.{truncation} keeps without a top_k"
+        if spec.algorithm.replays_routes and self.no_routes:
+            return f"algorithm.routing_replay needs the transformers engine: {self.no_routes} doesn't say the experts"
         return ""
 
     def refuse(self, job: ActiveJob, error: WrongEngine) -> None:

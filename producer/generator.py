@@ -173,6 +173,7 @@ class Generator(Worker[Claim]):
             wrong_engine=jobs.wrong_engine,
             not_reproducible=jobs.not_reproducible(),
             no_kept_sets=jobs.no_kept_sets,
+            no_routes=jobs.no_routes,
         )
 
     def _doing(self) -> str:

@@ -119,11 +119,34 @@ def job_policy(settings: StackSettings, spec: JobSpec, load: LoadModel) -> Polic
     policy = dataclasses.replace(policy, out_of_reach=out_of_reach(policy.model))
     policy.guard_out_of_reach()
     policy = for_job(policy, settings, spec)
+    if spec.algorithm.replays_routes:
+        policy = policy.with_taps()
+        _check_routes_fit(spec, policy)
     if spec.algorithm.distillation_beta is not UNSET:
         policy = dataclasses.replace(policy, teacher=teacher_of(settings, spec, policy))
     if spec.trainer.lora is None:
         return policy
     return policy.with_adapters(spec.trainer.lora, seed=spec.seed)
+
+
+def _check_routes_fit(spec: JobSpec, policy: Policy) -> None:
+    """Raises InvalidInput where a batch of the longest completions would be refused as oversize, for its routes alone.
+
+    Their bytes are known beforehand: a job would else train until its completions are so long.
+    """
+    shape = policy.route_shape
+    assert shape is not None, "with_taps made it"
+    rollout = spec.rollout
+    # A prompt's routes are in the batch once, those of a completion's last token never.
+    tokens_of_group = rollout.max_prompt_tokens + rollout.group_size * (rollout.sampling.max_new_tokens - 1)
+    num_bytes = rollout.prompts_per_batch * tokens_of_group * shape.num_layers * shape.top_k * shape.item_bytes
+    if num_bytes > spec.limits.max_batch_bytes:
+        raise InvalidInput(
+            f"{spec.limits.max_batch_bytes:,} are fewer than the {num_bytes:,} bytes of the routes of a batch of the "
+            f"longest prompts and completions, {shape.num_layers * shape.top_k * shape.item_bytes} a token",
+            field="limits.max_batch_bytes",
+            cure="raise it, use smaller batches, or leave algorithm.routing_replay out",
+        )
 
 
 def for_job(loaded: Policy, settings: StackSettings, spec: JobSpec) -> Policy:

@@ -31,6 +31,7 @@ from consumer.model.policy import Policy
 from consumer.model.shared_prompt.cached import cached_states
 from consumer.model.shared_prompt.trial import share_prompts
 from contracts.spec.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
+from onbeat.base.routers import replay
 
 
 def token_outputs(
@@ -55,6 +56,10 @@ def token_outputs(
     """
     needs = {need for term in terms for need in term.needs}
     # Each model in this order, and in no other: the first pass of a model may choose its kernels.
+    if micro_batch.routes is not None:
+        # With adapters the reference is the policy's own model, still with the routes of the pass before: it chooses
+        # its experts itself, as the model that the KL is taken against would.
+        replay(policy.model, None)
     reference_logprobs = None
     if Need.REFERENCE in needs:
         reference_logprobs = micro_batch.column(REFERENCE_LOGPROBS)
@@ -73,6 +78,7 @@ def token_outputs(
         entropy=Need.ENTROPY in needs,
         summary=summary,
         known=known,
+        replays=True,
     )
     is_trained = any(Need.ENTROPY in term.needs and term.gives_loss for term in terms)
     if entropy is not None and not is_trained:
@@ -113,6 +119,7 @@ def response_measures(
     entropy: bool = False,
     summary: Summary | None = None,
     known: Tensor | None = None,
+    replays: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Passes once through a model.
 
@@ -123,6 +130,7 @@ def response_measures(
         entropy: True where the entropies are computed, too.
         summary: Makes numbers of the distributions that tokens were drawn from, and of `known`.
         known: [N, …] of the N sampled tokens, row by row; left out: their last hidden states.
+        replays: True where the tokens go through the experts of the micro-batch's routes, if it has any.
 
     Returns:
         `response_logprobs`; [R, S_max] the entropy in nats of the whole distribution at each token, or None; and
@@ -130,7 +138,12 @@ def response_measures(
     """
     if isinstance(micro_batch.inputs, PackedInputs):
         share_prompts(model)
-    if has_plain_head(model):
+    is_plain = has_plain_head(model)
+    if replays and micro_batch.routes is not None:
+        # Behind the trials of the model, which send tokens of their own through it. The routes stay until the next
+        # pass: a backward pass that recomputes activations chooses once more.
+        replay(model, micro_batch.routes.to(model.device))
+    if is_plain:
         states = _predicting_states(model, micro_batch)
         logits_of = functools.partial(project, model)
     else:

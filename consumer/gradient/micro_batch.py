@@ -46,6 +46,8 @@ from contracts.sampling import SamplingParams
 from contracts.spec.job import JobSpec
 from contracts.spec.stages import REFERENCE_LOGPROBS, read_columns
 from onbeat.base import kernels
+from onbeat.base.routers import RouteShape
+from onbeat.data.routes import OWN, unpack_routes
 from onbeat.data.sampled_values import FEWEST_ROWS, Contexts
 
 
@@ -75,6 +77,9 @@ class MicroBatch:
     """The kept sets of the sampled tokens, row by row; None without truncated sampling."""
     contexts: Contexts | None = None
     """The tokens before each sampled token, row by row; None where no logit depends on them."""
+    routes: Tensor | None = None
+    """int16 [M, L, k] the experts of each of the M tokens of `inputs.input_ids`, flattened, in the L layers with a
+    router; OWN in padding. None without `algorithm.routing_replay`."""
 
     def column(self, name: str) -> Tensor | None:
         """Returns float32 [R, S_max] of a column with a number a token; None where no stage makes it."""
@@ -173,6 +178,7 @@ def micro_batch_maker(batch: RolloutBatch, *, spec: JobSpec, policy: Policy) -> 
         multiple_of=multiple_of,
         sampling=spec.rollout.sampling,
         end_ids=policy.end_ids,
+        route_shape=policy.route_shape,
     )
 
 
@@ -258,6 +264,7 @@ def make_micro_batch(
     multiple_of: int = 1,
     sampling: SamplingParams | None = None,
     end_ids: frozenset[int] = frozenset(),
+    route_shape: RouteShape | None = None,
 ) -> MicroBatch:
     """Decodes some rows of a batch into the tensors of one pass.
 
@@ -269,6 +276,7 @@ def make_micro_batch(
         multiple_of: The number that the length of a packed sequence is a multiple of (`packed_inputs`).
         sampling: The generator's, where it changed logits by the tokens before them.
         end_ids: The tokens that end a completion, where the sampling kept them from its first tokens.
+        route_shape: That of the routes which the model replays; None where it replays none.
     """
     # Row g * G + i is completion i of group g.
     size = batch.group_size
@@ -290,13 +298,18 @@ def make_micro_batch(
     prompts += [responses[place][begin:first] for place, (begin, first, _) in lines]
     # A line that began anew shares its prompt with no other: it has a negative group of its own.
     groups = [*group_index, *range(-len(lines), 0)]
-    if packing == "padded":
-        inputs = padded_inputs(prompts, seen)
-    elif packing == "prompt_cache":
-        inputs = cached_inputs(prompts, seen, groups)
-    else:
-        prefill = _prefill(batch) if packing == "as_sampled" else None
-        inputs = packed_inputs(prompts, seen, groups, prefill=prefill, multiple_of=multiple_of)
+    laid_out = functools.partial(
+        _inputs,
+        groups=groups,
+        packing=packing,
+        prefill=_prefill(batch) if packing == "as_sampled" else None,
+        multiple_of=multiple_of,
+    )
+    inputs = laid_out(prompts, seen)
+    routes = None
+    if route_shape is not None:
+        # Without an environment, which no job that replays routes has, each row is one line.
+        routes = _routes(batch, chosen, route_shape, laid_out)
     sampled = responses
     if any(completion.trajectory is not UNSET for completion in completions):
         # [S], ascending: which of a completion's T tokens were sampled.
@@ -323,7 +336,66 @@ def make_micro_batch(
         columns={name: [values[row] for row in chosen] for name, values in (batch.columns or {}).items()},
         kept_sets=_kept_sets(completions, sampled),
         contexts=contexts,
+        routes=routes,
     )
+
+
+def _inputs(
+    prompts: Sequence[NDArray],
+    responses: Sequence[NDArray],
+    *,
+    groups: Sequence[int],
+    packing: Packing,
+    prefill: Prefill | None,
+    multiple_of: int,
+) -> ModelInputs:
+    """Lays rows out as the job says."""
+    if packing == "padded":
+        return padded_inputs(prompts, responses)
+    if packing == "prompt_cache":
+        return cached_inputs(prompts, responses, groups)
+    return packed_inputs(prompts, responses, groups, prefill=prefill, multiple_of=multiple_of)
+
+
+def _routes(
+    batch: RolloutBatch, rows: Sequence[int], shape: RouteShape, laid_out: Callable[..., ModelInputs]
+) -> Tensor:
+    """Returns the routes of a pass, int16 [M, L, k], in the order of its input ids.
+
+    Args:
+        batch: The rollout batch.
+        rows: [R] of the batch.
+        shape: The model's.
+        laid_out: Lays out the prompts and the responses of these rows.
+
+    Raises:
+        ContractViolation: A completion has no routes, or those of another model.
+    """
+    # Entry 0 is that of padding, which input ids fill with 0: there the router's own choice stays.
+    table = [np.full((1, shape.num_layers, shape.top_k), OWN, dtype=np.int16)]
+    num_entries = 1
+    prompt_places: dict[int, NDArray[np.int64]] = {}
+    prompts: list[NDArray[np.int64]] = []
+    responses: list[NDArray[np.int64]] = []
+    for row in rows:
+        group = batch.groups[row // batch.group_size]
+        completion = group.rollouts[row % batch.group_size].completion
+        if row // batch.group_size not in prompt_places:
+            num_tokens = len(group.prompt_token_ids) // ITEM_BYTES
+            # The prompt's routes stand in the group's first completion, also where that row isn't trained.
+            packed = group.rollouts[0].completion.prompt_routes
+            table.append(unpack_routes(packed or b"", shape, num_tokens=num_tokens, field="prompt_routes"))
+            prompt_places[row // batch.group_size] = num_entries + np.arange(num_tokens)
+            num_entries += num_tokens
+        num_fed = completion.num_tokens - 1
+        table.append(unpack_routes(completion.routes or b"", shape, num_tokens=num_fed, field="routes"))
+        prompts.append(prompt_places[row // batch.group_size])
+        # The last token is never an input: whatever number it has, no layout shows it.
+        responses.append(num_entries + np.arange(num_fed + 1))
+        num_entries += num_fed
+    # The layout of the tokens, asked of their places in the table: whatever it does with them, each input's is known.
+    places = laid_out(prompts, responses).input_ids.flatten()
+    return torch.from_numpy(np.concatenate(table))[places]
 
 
 def _prefill(batch: RolloutBatch) -> Prefill:

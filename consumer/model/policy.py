@@ -30,6 +30,7 @@ from contracts.errors import InvalidInput, first_line
 from contracts.spec.job import ModelSpec
 from contracts.spec.root import SpecRoot
 from contracts.spec.trainer import LoraSpec
+from onbeat.base.routers import RouteShape, tap_routers
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.base_model.folder_check import check_folder, check_model_files, tokenizer_too_large
 from onbeat.weights.base_model.text_model import text_model
@@ -78,6 +79,8 @@ class Policy:
     """The tokens that end the job's completions, where its sampling keeps them from the first ones."""
     out_of_reach: frozenset[str] = frozenset()
     """The names of the parameters, the critic's with `critic.`, that no gradient can reach (reached.py)."""
+    route_shape: RouteShape | None = None
+    """The numbers of the routes that the model's passes replay; None without `algorithm.routing_replay`."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -88,6 +91,10 @@ class Policy:
     def with_adapters(self, spec: LoraSpec, *, seed: int) -> Policy:
         """Returns the same model with adapters in it. Raises as `attach_adapters`."""
         return replace(self, adapters=attach_adapters(self.model, spec, seed=seed, out_of_reach=self.out_of_reach))
+
+    def with_taps(self) -> Policy:
+        """Returns the same model with a tap at each router. Raises as `tap_routers`."""
+        return replace(self, route_shape=tap_routers(self.model).shape)
 
     def with_critic(self) -> Policy:
         """Returns the same model with a critic: a copy whose head is a row of zeros, so that its first values are 0."""

@@ -112,6 +112,10 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     off_policy_mask_threshold: Annotated[float, Meta(gt=0.0, le=1e3)] | UnsetType = UNSET
     """A response of negative advantage whose mean log(mu / pi) a token is above this has no surrogate: the policy has
     left it."""
+    routing_replay: bool | UnsetType = UNSET
+    """With a mixture of experts: each token goes through the experts, at the trainer, that it went through at the
+    generator (R3, arXiv 2510.11370), with the weights that the trainer's router gives them; left out: false. Batches
+    are larger by a byte for each token, layer and expert. Needs a generator with transformers."""
     on_truncated: Literal["score", "mask", "penalise"] | UnsetType = UNSET
     """What a completion teaches that was cut: what its reward says (score, also where left out), nothing (mask: it
     keeps its place in group and divisor), or what truncated_reward says (penalise)."""
@@ -156,6 +160,11 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         """Returns True where the reference moves to the policy that the iteration's last step makes."""
         every = self.ref_model_sync_iterations
         return every is not UNSET and (iteration + 1) % every == 0
+
+    @property
+    def replays_routes(self) -> bool:
+        """True where tokens go through the experts that they went through at the generator."""
+        return self.routing_replay is True
 
     @property
     def reward_of_truncated(self) -> float | None:

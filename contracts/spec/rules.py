@@ -957,6 +957,24 @@ RULES: tuple[Rule, ...] = (
         '"{spec.algorithm.advantage}"',
         cure=LEAVE_OUT,
     ),
+    *(
+        Rule(
+            field="algorithm.routing_replay",
+            when=lambda spec, has=has: spec.algorithm.replays_routes and not has(spec),
+            says=f"needs {need}",
+            cure="leave it out, or change that",
+        )
+        for need, has in (
+            ("completions that are sampled", lambda spec: not spec.algorithm.learns_given),
+            ("no environment: each turn fills the model's memory anew", lambda spec: not spec.environments),
+            ("trainer.external = false: the trainer's own model replays", lambda spec: not spec.trainer.external),
+            ('trainer.sharding = "none"', lambda spec: spec.trainer.sharding == "none"),
+            (
+                'trainer.packing other than "as_sampled", which leaves no difference to replay',
+                lambda spec: spec.trainer.packing != "as_sampled",
+            ),
+        )
+    ),
     # optimizer
     Rule(
         field="optimizer.groups[{place}]",

@@ -9,11 +9,14 @@ from contracts.errors import InvalidInput
 from contracts.spec.job import JobSpec
 
 
-def check_engines(spec: JobSpec, *, not_reproducible: Collection[str], silent: Collection[str]) -> None:
+def check_engines(
+    spec: JobSpec, *, not_reproducible: Collection[str], silent: Collection[str], no_routes: Collection[str] = ()
+) -> None:
     """Raises InvalidInput where there are generators, but none of them would serve the job (I7), or one of them cannot.
 
     not_reproducible: of each generator the name of its engine where batches that run beside each other change last bits
     there, "" elsewhere. silent: the same, where the engine says what truncated sampling keeps by a top_k alone.
+    no_routes: the same, where it doesn't say which experts a token went through.
     """
     if spec.deterministic and not_reproducible and "" not in not_reproducible:
         raise InvalidInput(
@@ -27,6 +30,13 @@ def check_engines(spec: JobSpec, *, not_reproducible: Collection[str], silent: C
             "keeps without a top_k: log-probs couldn't be compared",
             field=f"rollout.sampling.{truncation.split()[0]}",
             cure="set top_k, too, or add a generator with transformers",
+        )
+    if spec.algorithm.replays_routes and no_routes and "" not in no_routes:
+        raise InvalidInput(
+            f"generators sample with {', '.join(sorted(set(no_routes)))}, and routing_replay needs the transformers "
+            "engine, which says the experts of each token",
+            field="algorithm.routing_replay",
+            cure="leave it out, or add a generator with transformers",
         )
     of_files = [name for name in not_reproducible if name in ENGINES and not ENGINES[name].reads_elsewhere]
     if spec.weights.elsewhere and of_files and not spec.deterministic:

@@ -68,6 +68,8 @@ def _of_turns(old: Completion, new: Completion) -> str:
         return ""
     if old.kept_sets != new.kept_sets:
         return "the tokens that truncated sampling kept"
+    if (old.routes, old.prompt_routes) != (new.routes, new.prompt_routes):
+        return "the experts that its tokens went through"
     if old.finish_reason != new.finish_reason:
         return f"it ended by {new.finish_reason}, recorded {old.finish_reason}"
     return "the turns of its trajectory, their rewards, or what the environment replied"

@@ -123,6 +123,7 @@ class StackProfile(Record, frozen=True, kw_only=True):
             spec,
             not_reproducible=["" if kind.is_reproducible else kind.name for kind in self.generators],
             silent=["" if kind.kind.says_kept_sets else kind.name for kind in self.generators],
+            no_routes=["" if kind.kind.says_routes else kind.name for kind in self.generators],
         )
 
 

@@ -36,6 +36,7 @@ export interface AlgorithmSpec {
   correction_low: (number | null);
   correction_high: (number | null);
   off_policy_mask_threshold?: number;
+  routing_replay?: boolean;
   on_truncated?: ("mask" | "penalise" | "score");
   truncated_reward?: number;
   shuffle_rewards: boolean;
@@ -397,6 +398,7 @@ export interface GeneratorSeen {
   wrong_engine: string[];
   not_reproducible: string;
   no_kept_sets: string;
+  no_routes: string;
 }
 
 export interface GeneratorsChanged {

@@ -10,8 +10,10 @@ are kept together: one draw for all rows, whatever their number.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 from msgspec import UNSET
@@ -37,6 +39,8 @@ class GrowingBatch:
     """The turn of trajectories that it is, if it is one."""
     ended: dict[int, Completion] = field(default_factory=dict)
     """Row → its completion."""
+    prompt_routes: Sequence[bytes] = ()
+    """[k] the experts of the prompts' tokens, packed, where the batch has routes."""
 
     @property
     def finished(self) -> bool:
@@ -84,6 +88,8 @@ class HeldRows:
         self._logprobs = np.empty((0, 0), dtype="<f4")
         self._kept = np.empty(0, dtype=object)
         """[R] the kept set of each token, a list; its own for each row."""
+        self._routes = np.empty(0, dtype=object)
+        """[R] the experts of each token that went through the model, packed, a list; its own for each row."""
 
     def __len__(self) -> int:
         return self._num_rows
@@ -109,6 +115,7 @@ class HeldRows:
         self._uniforms[places, : batch.sampling.max_new_tokens] = completion_uniforms(batch)
         for place in places:
             self._kept[place] = []
+            self._routes[place] = []
         self._num_rows += len(places)
         return places
 
@@ -147,6 +154,15 @@ class HeldRows:
             self._end(place, "stop" if reason else "length")
         return tokens, at[has_ended]
 
+    def add_routes(self, routes: Sequence[bytes]) -> None:
+        """Notes the experts of the tokens that the last step fed.
+
+        Args:
+            routes: [N] of the token of each place, packed.
+        """
+        for place, of_token in enumerate(routes):
+            self._routes[place].append(of_token)
+
     def places_of(self, growing: GrowingBatch) -> Places:
         return np.flatnonzero(self._owners[: self._num_rows] == growing)
 
@@ -176,10 +192,11 @@ class HeldRows:
     def _move(self, moves: Moves) -> Moves:
         for of_places in (
             self._owners, self._rows, self._kinds, self._steps, self._most,
-            self._uniforms, self._tokens, self._logprobs, self._kept,
+            self._uniforms, self._tokens, self._logprobs, self._kept, self._routes,
         ):  # fmt: skip
             of_places[moves.target] = of_places[moves.source]
-        self._owners[moves.num_rows : self._num_rows] = self._kept[moves.num_rows : self._num_rows] = None
+        for of_objects in (self._owners, self._kept, self._routes):
+            of_objects[moves.num_rows : self._num_rows] = None
         self._num_rows = moves.num_rows
         return moves
 
@@ -222,7 +239,20 @@ class HeldRows:
             generator_logprobs=self._logprobs[place, :num_tokens].tobytes(),
             finish_reason="stop" if finish_reason == "stop" else "length",
             kept_sets=pack_kept_sets(self._kept[place]) if growing.batch.has_kept_sets else UNSET,
+            **self._routes_of(place),
         )
+
+    def _routes_of(self, place: int) -> dict[str, Any]:
+        """Returns the fields of a completion that say the experts of its tokens; {} in a batch without routes."""
+        growing, row = self.owner_of(place)
+        if not growing.batch.has_routes:
+            return {}
+        # A row of T tokens has had T - 1 steps: the last token was drawn, and is never fed.
+        fields: dict[str, Any] = {"routes": b"".join(self._routes[place])}
+        prompt, sample = divmod(row, growing.batch.group_size)
+        if sample == 0:
+            fields["prompt_routes"] = growing.prompt_routes[prompt]
+        return fields
 
     def _make_room(self, num_places: int, num_tokens: int) -> None:
         places = len(self._rows)
@@ -230,7 +260,7 @@ class HeldRows:
         if num_places <= places and num_tokens <= tokens:
             return
         more = ((0, max(0, num_places - places)), (0, max(0, num_tokens - tokens)))
-        for name in ("_owners", "_rows", "_kinds", "_steps", "_most", "_kept"):
+        for name in ("_owners", "_rows", "_kinds", "_steps", "_most", "_kept", "_routes"):
             setattr(self, name, np.pad(getattr(self, name), more[:1]))
         for name in ("_uniforms", "_tokens", "_logprobs"):
             setattr(self, name, np.pad(getattr(self, name), more))

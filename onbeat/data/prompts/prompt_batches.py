@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
+from msgspec import UNSET
+
 from contracts.jobs import DrawnPrompts
 from contracts.rollouts import Prompt, PromptBatch
 from contracts.sampling import SamplingParams
@@ -55,6 +57,7 @@ class PromptBatches:
                 sampling=rollout.sampling,
                 prompts=chunk,
                 reserves=tuple(of_resample[index] for of_resample in reserves),
+                routing_replay=self._spec.algorithm.replays_routes or UNSET,
             )
             for index, chunk in enumerate(chunks)
         )

@@ -21,12 +21,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from contracts.errors import BatchFailed
+from contracts.errors import BatchFailed, InvalidInput
 from contracts.rollouts import PromptBatch
 from onbeat.base.group_cache import group_cache
+from onbeat.base.routers import TappedRouters, tap_routers
 from producer.engine.growing_rows import GrowingBatch, HeldRows, Places
 from producer.engine.sampling import Ends, Logits
-from producer.engine.transformers.row_steps import forward, left_padded, to_draw_from
+from producer.engine.transformers.recorded_routes import prompt_routes, token_routes
+from producer.engine.transformers.row_steps import forward, left_padded, prompt_lengths, to_draw_from
 
 FEWEST_ROWS = 8
 """Least number of held rows: products of fewer take other kernels, whose last bits differ, and hardly cost less."""
@@ -159,6 +161,8 @@ class LoneDecoding:
 
     def __init__(self, model: PreTrainedModel, ends: Ends) -> None:
         self._model = model
+        self._routers: TappedRouters | None = None
+        """The model's routers, while a batch with routes is decoded."""
         self._growing: GrowingBatch | None = None
         self._rows = HeldRows(ends)
         self._decoding: Decoding
@@ -172,10 +176,15 @@ class LoneDecoding:
         self.reset()
         batch = growing.batch
         token_ids, mask = left_padded(batch, self._model.device)
+        if batch.has_routes:
+            self._record_routes()
         self._decoding = Decoding(self._model, token_ids, mask, max_new_tokens=batch.sampling.max_new_tokens)
         self._rows.join(growing)
         self._growing = growing
-        self._append(growing, self._decoding.prefill(batch.group_size))
+        logits = self._decoding.prefill(batch.group_size)
+        if self._routers is not None:
+            growing.prompt_routes = prompt_routes(self._routers, prompt_lengths(batch))
+        self._append(growing, logits)
 
     def advance(self) -> list[GrowingBatch]:
         growing = self._growing
@@ -186,8 +195,12 @@ class LoneDecoding:
             self._decoding.keep(places)
             self._rows.keep(places)
             self._tokens = self._tokens[places]
+        logits = self._decoding.step(self._tokens)
+        if self._routers is not None:
+            # Of the tokens that this step fed, before the next ones are drawn: a row that ends with one has its own.
+            self._rows.add_routes(token_routes(self._routers))
         try:
-            self._append(growing, self._decoding.step(self._tokens))
+            self._append(growing, logits)
         except BatchFailed:
             self.reset()
             return [growing]
@@ -200,6 +213,17 @@ class LoneDecoding:
         self._growing = None
         self._rows.keep(np.arange(0))
         self.__dict__.pop("_decoding", None)
+        if self._routers is not None:
+            self._routers.record(False)
+            self._routers = None
+
+    def _record_routes(self) -> None:
+        """Has the routers record their choices until the batch has left. Raises BatchFailed for unknown ones."""
+        try:
+            self._routers = tap_routers(self._model)
+        except InvalidInput as error:
+            raise BatchFailed(error.problem, cure=f"leave {error.field} out") from error
+        self._routers.record(True)
 
     def _append(self, growing: GrowingBatch, logits: Logits) -> None:
         self._tokens, _ = self._rows.append(logits)

@@ -82,6 +82,12 @@ class SharedDecoding:
         return self._cache.bytes_of(self._num_places_with(batch), num_columns) <= self._most_bytes
 
     def join(self, growing: GrowingBatch) -> None:
+        if growing.batch.has_routes:
+            # Rows share steps where a model has no experts (row_independence.py).
+            raise BatchFailed(
+                f"batch {growing.batch.batch_id} asks for the experts of its tokens, and the model has none",
+                cure="leave algorithm.routing_replay out",
+            )
         turn = growing.turn
         # Asked at the first turn, too: whether its rows are kept.
         if turn is not None and self._may_go_on(turn) and turn.rows is not None:

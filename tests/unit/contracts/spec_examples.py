@@ -774,6 +774,16 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     Example("algorithm.advantage", 'needs trainer.sharding = "none"', CRITIC | FSDP, {"trainer__sharding": "none"}),
     *(
+        without("algorithm.routing_replay", f"needs {need}", broken | {"algorithm__routing_replay": True})
+        for need, broken in (
+            ("completions that are sampled", SFT),
+            ("no environment", PLAYED),
+            ("trainer.external = false", EXTERNAL),
+            ('trainer.sharding = "none"', FSDP),
+            ('trainer.packing other than "as_sampled"', AS_SAMPLED),
+        )
+    ),
+    *(
         Example("trainer.packing", f"needs {need}", AS_SAMPLED | broken, {"trainer__packing": "shared_prompt"})
         for need, broken in {
             'model.dtype = "float32"': {"model__dtype": "bfloat16"},

@@ -43,6 +43,17 @@ def test_truncated_sampling_is_refused_by_name_where_no_live_generator_says_what
         check_generators(served, [silent])
 
 
+def test_routing_replay_is_refused_where_no_live_generator_says_the_experts_of_its_tokens() -> None:
+    silent, able = (GeneratorSeen(worker_id=name, no_routes=engine) for name, engine in (("g0", "vllm"), ("g1", "")))
+    spec = job_spec(algorithm__routing_replay=True)
+    with pytest.raises(InvalidInput, match=r"sample with vllm, and routing_replay needs the transformers") as caught:
+        check_generators(spec, [silent, silent])
+    assert (caught.value.status, caught.value.field) == (422, "algorithm.routing_replay")
+    for live in ([], [silent, able], [able]):
+        check_generators(spec, live)
+    check_generators(job_spec(), [silent])
+
+
 def test_weights_in_redis_are_refused_where_a_live_generator_s_server_would_have_to_read_them() -> None:
     spec = job_spec(deterministic=False, weights=RedisWeights())
     with pytest.raises(InvalidInput) as caught:

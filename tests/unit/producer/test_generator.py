@@ -58,6 +58,7 @@ class Stack:
         stop_grace_s: float = 20.0,
         not_reproducible: str = "",
         no_kept_sets: str = "",
+        no_routes: str = "",
         has_to_prove: bool = False,
     ) -> None:
         self.run_root = run_root
@@ -82,6 +83,7 @@ class Stack:
                 fingerprint=lambda spec: f"kind a; {spec.model.dtype}",
                 not_reproducible=lambda: not_reproducible or model.not_reproducible,
                 no_kept_sets=no_kept_sets,
+                no_routes=no_routes,
                 clock=self._clock,
             ),
             presence=self.jobs,
@@ -507,6 +509,18 @@ async def test_an_engine_that_says_no_kept_sets_leaves_jobs_of_truncated_samplin
     assert stack.jobs.beats[-1].no_kept_sets == "vllm"
     why = "vllm doesn't say which tokens rollout.sampling.top_p = 0.9 keeps without a top_k"
     assert stack.jobs.beats[-1].leaves_alone == {"truncated": why}
+
+
+async def test_an_engine_that_says_no_routes_leaves_jobs_of_routing_replay_alone_and_says_why(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, no_routes="openai")
+    replayed = stack.add_job("replayed", num_batches=1, algorithm__routing_replay=True)
+    plain = stack.add_job("plain", num_batches=1)
+    async with stack.running():
+        await stack.changes.until(lambda: len(plain.published) == 1)
+    assert replayed.claimed == []
+    assert stack.jobs.beats[-1].no_routes == "openai"
+    why = "algorithm.routing_replay needs the transformers engine: openai doesn't say the experts"
+    assert stack.jobs.beats[-1].leaves_alone == {"replayed": why}
 
 
 async def test_a_job_whose_spec_cannot_be_read_is_left_alone_and_the_others_are_served(

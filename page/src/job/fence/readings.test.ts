@@ -17,7 +17,7 @@ function seen(worker_id: string, seen_s = 0.5, says: Partial<GeneratorSeen> = {}
   return {
     worker_id, seen_s, services: [], leaves_alone: {}, doing: "", model: "", policy_version: null, weights_digest: "",
     tokens_per_s: 0, batches: [], loading_weights: [], rejected_weights: "", unfit_weights: "", awake_for: "", engine: "", wrong_engine: [],
-    not_reproducible: "", no_kept_sets: "", ...says,
+    not_reproducible: "", no_kept_sets: "", no_routes: "", ...says,
   };
 }
 
