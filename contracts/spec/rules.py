@@ -968,7 +968,6 @@ RULES: tuple[Rule, ...] = (
             ("completions that are sampled", lambda spec: not spec.algorithm.learns_given),
             ("no environment: each turn fills the model's memory anew", lambda spec: not spec.environments),
             ("trainer.external = false: the trainer's own model replays", lambda spec: not spec.trainer.external),
-            ('trainer.sharding = "none"', lambda spec: spec.trainer.sharding == "none"),
             (
                 'trainer.packing other than "as_sampled", which leaves no difference to replay',
                 lambda spec: spec.trainer.packing != "as_sampled",

@@ -13,8 +13,9 @@ refuses by name the kinds for which this doesn't hold.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,6 +168,18 @@ def replay(model: Any, routes: Tensor | None) -> None:
     """
     for layer, tap in enumerate(_taps_of(model)):
         tap.replay(None if routes is None else routes[:, layer])
+
+
+@contextlib.contextmanager
+def without_replay(model: Any) -> Iterator[None]:
+    """Lets a model's routers choose themselves inside, and gives them back the routes that they had."""
+    routes = [(tap, tap.routes) for tap in _taps_of(model)]
+    replay(model, None)
+    try:
+        yield
+    finally:
+        for tap, of_tap in routes:
+            tap.routes = of_tap
 
 
 def tap_routers(model: Any) -> TappedRouters:

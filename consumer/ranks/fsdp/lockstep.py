@@ -21,6 +21,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from consumer.model.adapters import Adapters
 from consumer.model.rows import store_errors
+from onbeat.base.routers import without_replay
 
 
 class Pass(IntEnum):
@@ -99,7 +100,8 @@ class Lockstep:
         without = self.adapters.disabled() if is_reference and self.adapters is not None else nullcontext()
         # The smallest input: all that counts is that each layer is gathered once.
         tokens = torch.zeros((1, 2), dtype=torch.int64, device=model.device)
-        with without, torch.set_grad_enabled(kind is Pass.GRADIENT):
+        # This rank may be about to pass through with routes of its own, which are of other tokens.
+        with without, without_replay(model), torch.set_grad_enabled(kind is Pass.GRADIENT):
             logits = model(input_ids=tokens, use_cache=False).logits
             if kind is Pass.GRADIENT:
                 # Any scalar: what it leaves is dropped, and `mute` has this rank add zeros. Each rank must take part in

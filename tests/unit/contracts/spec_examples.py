@@ -779,7 +779,6 @@ EXAMPLES: tuple[Example, ...] = (
             ("completions that are sampled", SFT),
             ("no environment", PLAYED),
             ("trainer.external = false", EXTERNAL),
-            ('trainer.sharding = "none"', FSDP),
             ('trainer.packing other than "as_sampled"', AS_SAMPLED),
         )
     ),
