@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -306,7 +307,7 @@ class RolloutGroup(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _check_array(self.prompt_token_ids, "prompt_token_ids", min_items=1)
-        _check_routes([rollout.completion for rollout in self.rollouts], self.prompt_token_ids)
+        check_routes([rollout.completion for rollout in self.rollouts], self.prompt_token_ids)
 
     @property
     def has_equal_rewards(self) -> bool:
@@ -435,7 +436,7 @@ def _check_array(data: bytes, field: str, *, min_items: int) -> None:
         raise ContractViolation(f"{len(data)} bytes are not {min_items} or more 4-byte items", field=field)
 
 
-def _check_routes(completions: list[Completion], prompt_token_ids: TokenIds) -> None:
+def check_routes(completions: Sequence[Completion], prompt_token_ids: TokenIds) -> None:
     """Raises ContractViolation unless the routes of a group's completions are all there, or none is."""
     first = completions[0].prompt_routes
     if first is UNSET:

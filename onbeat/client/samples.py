@@ -10,9 +10,17 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from broker.generator_side import Claim
-from contracts.encoding.arrays import unpack_int32
+from contracts.encoding.arrays import ITEM_BYTES, unpack_int32
 from contracts.errors import ContractViolation
-from contracts.rollouts import Completion, Prompt, PromptBatch, Trajectory, completion_problem, prompt_seed
+from contracts.rollouts import (
+    Completion,
+    Prompt,
+    PromptBatch,
+    Trajectory,
+    check_routes,
+    completion_problem,
+    prompt_seed,
+)
 from contracts.sampling import SamplingParams
 from contracts.spec.limits import MAX_BATCH_TOKENS
 from contracts.versions import WeightManifest
@@ -38,6 +46,12 @@ class Sample:
     kept_sets: Sequence[Sequence[int] | np.ndarray] | UnsetType = UNSET
     """[S] the ids that each sampled token was drawn from, none for the whole vocabulary; where `batch.has_kept_sets`
     says so, as it does where `sampling` truncates what is trained."""
+    routes: np.ndarray | UnsetType = UNSET
+    """[T - 1, layers, k] the experts of each token but the last, which went through no model; in the order of the
+    layers that have a router, and of the router's own choice. uint8, or uint16 where a layer has more than 256. Where
+    `batch.has_routes`."""
+    prompt_routes: np.ndarray | UnsetType = UNSET
+    """[P, layers, k] those of the prompt's tokens, in the first sample of each prompt alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +102,14 @@ def completions_of(batch: PromptBatch, samples: Sequence[Sequence[Sample]]) -> l
             f"batch {batch.batch_id} needs {batch.group_size} samples of each of {len(batch.prompts)} prompts",
             field="samples",
         )
-    return [
-        _completion(batch, batch.prompts[place], sample, f"samples[{place}][{number}]")
-        for place, of_prompt in enumerate(samples)
-        for number, sample in enumerate(of_prompt)
-    ]
+    completions: list[Completion] = []
+    for place, (prompt, of_prompt) in enumerate(zip(batch.prompts, samples, strict=True)):
+        group = [
+            _completion(batch, prompt, sample, f"samples[{place}][{number}]") for number, sample in enumerate(of_prompt)
+        ]
+        check_routes(group, prompt.token_ids)
+        completions += group
+    return completions
 
 
 def _completion(batch: PromptBatch, prompt: Prompt, sample: Sample, where: str) -> Completion:
@@ -116,10 +133,25 @@ def _completion(batch: PromptBatch, prompt: Prompt, sample: Sample, where: str) 
         finish_reason=sample.finish_reason,
         trajectory=sample.trajectory,
         kept_sets=UNSET if sample.kept_sets is UNSET else _kept_sets(sample.kept_sets, sampled, where),
+        routes=_routes(sample.routes, len(ids) - 1, f"{where}.routes"),
+        prompt_routes=_routes(sample.prompt_routes, len(prompt.token_ids) // ITEM_BYTES, f"{where}.prompt_routes"),
     )
     if problem := completion_problem(completion, prompt, batch):
         raise ContractViolation(problem, field=where)
     return completion
+
+
+def _routes(experts: np.ndarray | UnsetType, num_tokens: int, where: str) -> bytes | UnsetType:
+    """Returns the experts of so many tokens as they are on the wire. Raises ContractViolation that names them."""
+    if experts is UNSET:
+        return UNSET
+    if experts.ndim != 3 or len(experts) != num_tokens or experts.dtype not in (np.uint8, np.uint16):
+        raise ContractViolation(
+            f"{experts.dtype}{list(experts.shape)} are no experts, uint8 or uint16, of {num_tokens} tokens, layer by "
+            "layer",
+            field=where,
+        )
+    return experts.astype(experts.dtype.newbyteorder("<")).tobytes()
 
 
 def _kept_sets(kept_ids: Sequence[Sequence[int] | np.ndarray], sampled: np.ndarray, where: str) -> bytes:

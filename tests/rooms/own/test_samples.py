@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -58,6 +59,40 @@ def test_truncated_sampling_says_what_each_sampled_token_was_drawn_from() -> Non
     for evaluation in (opened(), replace(asked, purpose="evaluation")):
         with pytest.raises(ContractViolation, match="says which tokens were kept"):
             completions_of(evaluation, [[sample(kept_sets=kept)]])
+
+
+def test_routing_replay_says_the_experts_of_each_token_and_of_the_prompt_once() -> None:
+    """Two prompts of 1 and 2 tokens, completions of 2 and 1, through 3 layers with 2 experts each."""
+    batch = prompt_batch([[5], [6, 7]], group_size=2, routing_replay=True)
+    experts = np.arange(6, dtype=np.uint8).reshape(1, 3, 2)
+    fields: dict[str, Any] = {"trajectory": UNSET, "token_ids": [7, 8], "logprobs": [-1.0, -1.0], "routes": experts}
+    short = fields | {"token_ids": [9], "logprobs": [-1.0], "routes": experts[:0]}
+    groups = [
+        [sample(**fields, prompt_routes=experts), sample(**short)],
+        [sample(**fields, prompt_routes=np.repeat(experts, 2, axis=0)), sample(**fields)],
+    ]
+    completions = completions_of(batch, groups)
+    assert [completion.routes for completion in completions] == [bytes(range(6)), b"", bytes(range(6)), bytes(range(6))]
+    assert [completion.prompt_routes for completion in completions] == [
+        bytes(range(6)),
+        UNSET,
+        bytes(range(6)) * 2,
+        UNSET,
+    ]
+    for first, problem in (
+        (sample(**fields), "the first completion of a group has its prompt's routes"),
+        (
+            sample(**short, prompt_routes=experts.astype(np.int64)),
+            r"samples\[0\]\[0\]\.prompt_routes: int64.* are no experts",
+        ),
+        (sample(**(fields | {"routes": experts[:0]}), prompt_routes=experts), r"uint8\[0, 3, 2\] are no experts"),
+        (sample(**fields, prompt_routes=experts[:, :2]), "4 bytes of routes are needed for each token but the last"),
+        (sample(**(fields | {"routes": UNSET})), "doesn't say which experts its tokens went through"),
+    ):
+        with pytest.raises(ContractViolation, match=problem):
+            completions_of(batch, [[first, groups[0][1]], groups[1]])
+    with pytest.raises(ContractViolation, match="though nothing replays them"):
+        completions_of(replace(batch, routing_replay=UNSET), groups)
 
 
 def test_a_trajectory_is_asked_for_by_a_prompt_that_an_environment_opened_and_by_no_other() -> None:
