@@ -67,8 +67,8 @@ class RouterTap:
         """
         self._call = call
         self.is_recording = False
-        self.recorded: Tensor | None = None
-        """int64 [M, k] the experts that were chosen last, where it is recording."""
+        self.recorded: list[Tensor] = []
+        """int64 [M, k] of each call since they were taken: the experts that were chosen, where it is recording."""
         self.routes: Tensor | None = None
         """int [M, k] the experts that are to be chosen, -1 where the router's own are; None for all its own."""
         self._num_replayed = 0
@@ -98,7 +98,7 @@ class RouterTap:
         if number != self._call:
             return result
         if self.is_recording:
-            self.recorded = own.reshape(-1, own.shape[-1])
+            self.recorded.append(own.reshape(-1, own.shape[-1]))
         if self.routes is None:
             return result
         num_tokens = own.numel() // own.shape[-1]
@@ -144,15 +144,19 @@ class TappedRouters:
         """Begins or ends the recording of choices."""
         for tap in self.taps:
             tap.is_recording = is_on
-            tap.recorded = None
+            tap.recorded.clear()
 
-    def recorded(self) -> Tensor:
-        """Returns int64 [M, L, k]: the experts of the last forward's M tokens, padding included."""
-        choices = [tap.recorded for tap in self.taps]
-        missing = [place for place, choice in enumerate(choices) if choice is None]
-        if missing:
-            raise InvalidInput(f"router {missing[0]} took no part in a step", field=FIELD, cure=CURE)
-        return torch.stack([choice for choice in choices if choice is not None], dim=1)
+    def take_recorded(self) -> Tensor:
+        """Returns int64 [M, L, k]: the experts of all tokens that went through since the last call, padding included.
+
+        Raises InvalidInput where a router took no part.
+        """
+        choices = [list(tap.recorded) for tap in self.taps]
+        for tap in self.taps:
+            tap.recorded.clear()
+        if not all(choices):
+            raise InvalidInput(f"router {choices.index([])} took no part in a pass", field=FIELD, cure=CURE)
+        return torch.stack([torch.cat(of_layer) for of_layer in choices], dim=1)
 
 
 def replay(model: Any, routes: Tensor | None) -> None:

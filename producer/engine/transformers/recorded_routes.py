@@ -19,7 +19,7 @@ def prompt_routes(routers: TappedRouters, lengths: Sequence[int]) -> list[bytes]
         routers: They have recorded the prefill.
         lengths: [k] tokens of each prompt.
     """
-    experts = routers.recorded().cpu().numpy()
+    experts = routers.take_recorded().cpu().numpy()
     # [k·P, L, k'] → [k, P, L, k']: prompts stand at the right edge, so the last columns are a prompt's own.
     by_prompt = experts.reshape(len(lengths), -1, *experts.shape[1:])
     return [
@@ -29,7 +29,7 @@ def prompt_routes(routers: TappedRouters, lengths: Sequence[int]) -> list[bytes]
 
 def token_routes(routers: TappedRouters) -> list[bytes]:
     """Returns the experts of the token that the last step fed to each of N rows, packed."""
-    experts = routers.recorded().cpu().numpy()
+    experts = routers.take_recorded().cpu().numpy()
     packed = pack_routes(experts, routers.shape)
     # A token's bytes have the same length everywhere.
     num_bytes = len(packed) // len(experts)
