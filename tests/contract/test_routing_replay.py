@@ -32,7 +32,7 @@ from contracts.encoding.arrays import unpack_int32
 from contracts.errors import BatchFailed, ContractViolation, InvalidInput
 from contracts.rollouts import Completion, Rollout, RolloutBatch, RolloutGroup, batch_digest
 from contracts.sampling import SamplingParams
-from onbeat.base.routers import RouteShape, replay, tap_routers
+from onbeat.base.routers import TAP, RouteShape, replay, tap_routers
 from onbeat.data.routes import OWN, pack_routes, unpack_routes
 from producer.engine.growing_rows import GrowingBatch
 from producer.engine.sampling import Ends
@@ -333,7 +333,9 @@ def test_the_digest_of_a_batch_has_its_routes() -> None:
 
 
 def test_an_engine_says_routes_where_they_are_asked_for_and_samples_the_same_tokens(tmp_path: Path) -> None:
-    tensors = published(learner_of(tmp_path, "qwen3_moe").policy)
+    policy = learner_of(tmp_path, "qwen3_moe").policy
+    assert not [module for module in policy.model.modules() if hasattr(module, TAP)], "a job without replay has no taps"
+    tensors = published(policy)
     rig = transformers_rig("qwen3_moe", tmp_path, tmp_path / "runs")
     try:
         version = rig.load(0, tensors)

@@ -31,7 +31,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
         yield pipeline
 
 
-def spec(pipeline: Pipeline, **changes: object) -> JobSpec:
+def replayed_spec(pipeline: Pipeline, **changes: object) -> JobSpec:
     """A mixture with random weights earns rewards for its completions' lengths."""
     fields = {
         "iterations": ITERATIONS,
@@ -47,7 +47,7 @@ def spec(pipeline: Pipeline, **changes: object) -> JobSpec:
 @pytest.fixture(scope="module")
 def oracle(pipeline: Pipeline) -> str:
     """The job of the undisturbed synchronous run with one generator."""
-    job_id = pipeline.train(spec(pipeline, schedule="synchronous", recording={}))
+    job_id = pipeline.train(replayed_spec(pipeline, schedule="synchronous", recording={}))
     pipeline.start("producer-2")
     return job_id
 
@@ -58,7 +58,7 @@ def mismatches(pipeline: Pipeline, job_id: str) -> list[float]:
 
 
 def test_killed_trainer_and_generator_leave_the_weights_of_the_undisturbed_run(pipeline: Pipeline, oracle: str) -> None:
-    job_id, _ = pipeline.jobs.create(spec(pipeline))
+    job_id, _ = pipeline.jobs.create(replayed_spec(pipeline))
     assert pipeline.train_until_death(job_id, crash_at=f"consumer.after_step:{ITERATIONS}") == -signal.SIGKILL
     killed = pipeline.start("producer-3")
     pipeline.children["producer-2"].kill()
@@ -73,7 +73,7 @@ def test_killed_trainer_and_generator_leave_the_weights_of_the_undisturbed_run(p
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_two_ranks_leave_the_weights_of_one(pipeline: Pipeline, oracle: str, sharding: str) -> None:
     """Ranks that share the model go through it together: what one replays is of no other's tokens."""
-    job_id = pipeline.train(spec(pipeline, trainer__world_size=2, trainer__sharding=sharding))
+    job_id = pipeline.train(replayed_spec(pipeline, trainer__world_size=2, trainer__sharding=sharding))
     assert pipeline.final_digest(job_id) == pipeline.final_digest(oracle)
 
 
