@@ -161,8 +161,10 @@ class LoneDecoding:
 
     def __init__(self, model: PreTrainedModel, ends: Ends) -> None:
         self._model = model
+        self._tapped: TappedRouters | None = None
+        """The model's routers, once a batch with routes has come."""
         self._routers: TappedRouters | None = None
-        """The model's routers, while a batch with routes is decoded."""
+        """The same, while such a batch is decoded."""
         self._growing: GrowingBatch | None = None
         self._rows = HeldRows(ends)
         self._decoding: Decoding
@@ -219,10 +221,12 @@ class LoneDecoding:
 
     def _record_routes(self) -> None:
         """Has the routers record their choices until the batch has left. Raises BatchFailed for unknown ones."""
-        try:
-            self._routers = tap_routers(self._model)
-        except InvalidInput as error:
-            raise BatchFailed(error.problem, cure=f"leave {error.field} out") from error
+        if self._tapped is None:
+            try:
+                self._tapped = tap_routers(self._model)
+            except InvalidInput as error:
+                raise BatchFailed(error.problem, cure=f"leave {error.field} out") from error
+        self._routers = self._tapped
         self._routers.record(True)
 
     def _append(self, growing: GrowingBatch, logits: Logits) -> None:
