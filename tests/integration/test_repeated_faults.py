@@ -32,8 +32,8 @@ NAMES = {"ExceptionGroup": "KeyError: 'layers'", "BaseExceptionGroup": "ValueErr
 """Kind → what names it, where that isn't the kind itself."""
 
 
-@pytest.fixture
-def job(broker: Broker) -> Job:
+@pytest.fixture(name="job")
+def opened_job(broker: Broker) -> Job:
     return opened(broker, count=1, rollout__max_attempts=5)
 
 
