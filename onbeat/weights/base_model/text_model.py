@@ -57,6 +57,8 @@ class TextModel:
         """Makes the model with uninitialised weights, on torch's default device."""
         with no_init_weights():
             model: PreTrainedModel = self.auto.from_config(self.config, dtype=dtype, trust_remote_code=False)
+        # Without initial weights transformers ties none, and FSDP2 would take a tied head for a parameter of its own.
+        model.tie_weights()
         if self.has_towers:
             take_towers_out(model)
         return model
