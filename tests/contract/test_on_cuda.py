@@ -39,7 +39,9 @@ def long_batch(seed: int) -> RolloutBatch:
 def steps(run: StepRun, model: PreTrainedModel) -> list[Tensor]:
     """Logits of 40 steps of 24 rows, through sizes of 16 and more columns."""
     config: Any = model.config
-    shape = CacheShape(num_layers=2, num_heads=2, head_dim=16, dtype=torch.float32, device=model.device)
+    shape = CacheShape(
+        num_layers=2, num_heads=2, head_dim=16, dtype=torch.float32, device=model.device, windows=(None, None)
+    )
     cache = RowCache(shape, num_places=24, num_columns=200)
     random = torch.Generator().manual_seed(0)
     found: list[Tensor] = []

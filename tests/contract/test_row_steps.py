@@ -16,8 +16,12 @@ from transformers import (
     FalconForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -26,6 +30,10 @@ from transformers import (
     MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -80,6 +88,8 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+ALTERNATING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+CHUNKED = {"attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 96}
 Make = Callable[[], Any]
 LEAN: dict[str, Make] = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**HEADS)),
@@ -89,21 +99,35 @@ LEAN: dict[str, Make] = {
         LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3)
     ),
     "qwen2 by oneDNN": lambda: use_onednn(Qwen2ForCausalLM(Qwen2Config(**SHAPE))),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)),
+    "mistral with a sliding window": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4)),
+    "qwen2 whose second layer has a window": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**SHAPE, sliding_window=7, use_sliding_window=True, max_window_layers=1)
+    ),
     "llama in bfloat16": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)).bfloat16(),
     "llama in bfloat16 with a float32 head": lambda: cast_head(LlamaForCausalLM(LlamaConfig(**SHAPE)).bfloat16()),
 }
 OWN: dict[str, Make] = {
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)),
     "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**SHAPE)),
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**OLD, n_embd=64, n_head=4, n_layer=2)),
+    "phi3 with a sliding window": lambda: Phi3ForCausalLM(Phi3Config(**SHAPE, sliding_window=6)),
+    "olmo3 with alternating windows": lambda: Olmo3ForCausalLM(Olmo3Config(**SHAPE, **ALTERNATING)),
+    "gemma2 with alternating windows": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**HEADS, **ALTERNATING, query_pre_attn_scalar=16)
+    ),
+    "gemma3 with alternating windows": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(**HEADS, **ALTERNATING, query_pre_attn_scalar=16)
+    ),
 }
 ALONE: dict[str, tuple[Make, str]] = {
-    "a sliding window": (
-        lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4)),
-        "its layers keep more of a row than keys and values",
+    "rotary frequencies that follow the longest row": (
+        lambda: Qwen3ForCausalLM(
+            Qwen3Config(**HEADS, rope_parameters={"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0})
+        ),
+        "its rotary frequencies depend on the longest row of a step",
     ),
-    "alternating windows": (
-        lambda: Gemma2ForCausalLM(Gemma2Config(**HEADS)),
+    "attention in chunks": (
+        lambda: Llama4ForCausalLM(Llama4TextConfig(**HEADS, **CHUNKED)),
         "its layers keep more of a row than keys and values",
     ),
     "a mixture of experts": (

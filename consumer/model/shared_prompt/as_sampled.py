@@ -22,7 +22,14 @@ Blocked = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def attention_as_sampled(
-    query: Tensor, key: Tensor, value: Tensor, layout: SharedPromptLayout, *, scaling: float | None, blocked: Blocked
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: SharedPromptLayout,
+    *,
+    scaling: float | None,
+    window: int | None,
+    blocked: Blocked,
 ) -> Tensor:
     """Computes attention with the bits of a generator's steps.
 
@@ -32,12 +39,13 @@ def attention_as_sampled(
         value: [1, H_kv, L, D].
         layout: The sequence's, with its prompts' `prefill`.
         scaling: The factor of the scores; None for 1 / sqrt(D).
+        window: Tokens that the layer looks back, by position, itself included; None for all.
         blocked: The same attention by a blocked kernel, whose backward pass is taken.
 
     Returns:
         [1, L, H, D].
     """
-    attended: Tensor = _AsSampled.apply(query, key, value, layout, scaling, blocked)
+    attended: Tensor = _AsSampled.apply(query, key, value, layout, scaling, window, blocked)
     return attended
 
 
@@ -52,6 +60,7 @@ class _AsSampled(torch.autograd.Function):
         value: Tensor,
         layout: SharedPromptLayout,
         scaling: float | None,
+        window: int | None,
         blocked: Blocked,
     ) -> Tensor:
         ctx.save_for_backward(query, key, value)
@@ -60,7 +69,7 @@ class _AsSampled(torch.autograd.Function):
         queries, keys, values = (heads[0].transpose(0, 1) for heads in (query, key, value))
         # Grouped queries where there are fewer heads of keys than of queries.
         options = {"scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
-        parts = [part(queries, keys, values, layout, options) for part in (_prompts, _responses)]
+        parts = [part(queries, keys, values, layout, window, options) for part in (_prompts, _responses)]
         return torch.cat(parts).index_select(0, layout.sampled_source)[None]
 
     @staticmethod
@@ -68,10 +77,17 @@ class _AsSampled(torch.autograd.Function):
         inputs = [saved.detach().requires_grad_() for saved in ctx.saved_tensors]
         with torch.enable_grad():
             attended = ctx.blocked(*inputs)
-        return *torch.autograd.grad(attended, inputs, gradients[0]), None, None, None
+        return *torch.autograd.grad(attended, inputs, gradients[0]), None, None, None, None
 
 
-def _prompts(query: Tensor, key: Tensor, value: Tensor, layout: SharedPromptLayout, options: dict[str, Any]) -> Tensor:
+def _prompts(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: SharedPromptLayout,
+    window: int | None,
+    options: dict[str, Any],
+) -> Tensor:
     """Returns [g * W, H, D], as `left_padded_prompts` has them."""
     prefill = layout.prefill
     index = layout.left_padded_prompts
@@ -79,18 +95,28 @@ def _prompts(query: Tensor, key: Tensor, value: Tensor, layout: SharedPromptLayo
         raise AssertionError("the layout is not of a rollout batch")
     rows = [heads[index].transpose(1, 2) for heads in (query, key, value)]
     mask = None
-    if prefill.is_padded:
+    # A prefill that is as wide as a window has a mask, although such a window hides no token yet: transformers' rule.
+    has_window = window is not None and prefill.width >= window
+    if prefill.is_padded or has_window:
         columns = torch.arange(prefill.width, device=layout.device)
         # [g] the first real column of each prompt.
         first = prefill.width - layout.prompt_lengths
         # bool [g, 1, W, W]: causal, without the padding on the left.
         mask = ((columns[None, :] <= columns[:, None]) & (columns >= first[:, None, None]))[:, None]
+        if has_window:
+            # Padding stands on the left, so a distance in columns is one in positions.
+            mask &= columns[:, None] - columns[None, :] < window
     attended = scaled_dot_product_attention(*rows, attn_mask=mask, is_causal=mask is None, **options)
     return attended.transpose(1, 2).flatten(0, 1)
 
 
 def _responses(
-    query: Tensor, key: Tensor, value: Tensor, layout: SharedPromptLayout, options: dict[str, Any]
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: SharedPromptLayout,
+    window: int | None,
+    options: dict[str, Any],
 ) -> Tensor:
     """Returns [r * R, H, D], as `response_tokens` has them."""
     if not layout.response_tokens.numel():
@@ -104,7 +130,11 @@ def _responses(
     # One query of each response at a time: the shapes of a generator's step, and so its kernel and its order of sums.
     for number in range(queries.shape[1]):
         # Token `number` of a response stands in the column behind its prompt and the tokens before it.
-        seen = columns <= (lengths + number)[:, None]
+        own = (lengths + number)[:, None]
+        seen = columns <= own
+        if window is not None:
+            # A row's columns are its positions: a window of W at position p begins at column p - W + 1.
+            seen &= columns > own - window
         # A float mask, 0.0 or -inf, as the generator's step has: a boolean one takes another kernel.
         mask = torch.zeros(seen.shape, dtype=query.dtype).masked_fill_(~seen, float("-inf"))[:, None, None]
         step = scaled_dot_product_attention(queries[:, number, :, None], keys, values, attn_mask=mask, **options)

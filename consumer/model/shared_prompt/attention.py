@@ -84,7 +84,10 @@ def shared_prompt_attention(
         return attended.transpose(1, 2).contiguous(), None
     split = functools.partial(_split_attention, layout=layout, scaling=scaling, window=sliding_window)
     if layout.prefill is not None:
-        return attention_as_sampled(query, key, value, layout, scaling=scaling, blocked=split), None
+        attended = attention_as_sampled(
+            query, key, value, layout, scaling=scaling, window=sliding_window, blocked=split
+        )
+        return attended, None
     return split(query, key, value), None
 
 

@@ -54,14 +54,10 @@ def check_as_sampled(model: PreTrainedModel, device: torch.device) -> None:
         raise InvalidInput(f"as_sampled is of passes on a CPU, and these are on {device}", field=FIELD, cure=cure)
     causal_lm = base_causal_lm(model)
     config = causal_lm.config.get_text_config()
-    problem = ""
-    if _num_sliding_layers(config):
-        problem = "has sliding windows, which generators sample in another order"
-    elif getattr(config, "intermediate_size", 0) % VECTORS:
+    if getattr(config, "intermediate_size", 0) % VECTORS:
         problem = (
             f"has an MLP of {config.intermediate_size}, not a multiple of {VECTORS}: its prompts' bits depend on it"
         )
-    if problem:
         raise InvalidInput(f"{type(causal_lm).__name__} {problem}", field=FIELD, cure=cure)
 
 

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
+from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from onbeat.base.kernels import PLAIN_LINEAR
 from onbeat.weights.model_folder import Float32Head
 from producer.engine.transformers.packed_products import MOST_ROWS, Packing, Product
-from producer.engine.transformers.row_cache import RowCache
+from producer.engine.transformers.row_cache import RowCache, layer_windows
 
-FAMILIES = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+FAMILIES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 """Exact classes: a model that derives from one of them may compute something else."""
 
 
@@ -88,6 +88,7 @@ class LeanStep:
             packing: The way of its products.
             num_layers: The number of first layers that are used, all by default; the self-test uses few.
         """
+        self.windows = layer_windows(model.config) or ()
         self._decoder = model.model
         self.is_on_gpu: bool = model.device.type == "cuda"
         self._head = Product((model.lm_head,), packing)
@@ -175,7 +176,8 @@ class LeanLayer:
             product.release()
 
     def __call__(self, hidden: Tensor, index: int, *, rotary: RotaryTable, cache: RowCache) -> Tensor:
-        hidden = hidden + self._attended(*self.extend(hidden, index, rotary=rotary, cache=cache), cache.step_masks)
+        queries, keys, values = self.extend(hidden, index, rotary=rotary, cache=cache)
+        hidden = hidden + self._attended(queries, keys, values, cache.masks_of(index))
         _, before_mlp = self._norms
         normed = before_mlp(hidden)
         # Llama's gated MLP: down(act(gate(x)) · up(x)).
@@ -232,7 +234,7 @@ def is_lean(model: Any) -> bool:
     rope_type: str = config.rope_parameters["rope_type"]
     return (
         config._attn_implementation == "sdpa"
-        and all(kind == "full_attention" for kind in getattr(config, "layer_types", None) or ())
+        and {*(getattr(config, "layer_types", None) or ())} <= {"full_attention", "sliding_attention"}
         and "dynamic" not in rope_type
         and rope_type != "longrope"
         and all(

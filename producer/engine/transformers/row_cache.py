@@ -3,6 +3,9 @@
     store [place, layer, 2, column, head, head dimension]      column c of a row is its token c
     mask  [place, column]                                      0 where the row has a token, -inf where it has none yet
 
+A layer with a sliding window has columns for all tokens of a row, too. Its steps hide those behind the window by their
+mask, so such a layer takes as much memory as any other.
+
 A row's bits must depend neither on its place, nor on the rows beside it, nor on how many columns are read (I7). So rows
 begin at column 0, whatever they are padded to elsewhere; the columns that are read are a multiple of COLUMNS; and what
 no row has written is finite, since a mask hides numbers and not NaN. The self-test (row_independence.py) holds the
@@ -17,8 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 from onbeat.data.sampled_values import COLUMNS
 
@@ -36,6 +39,8 @@ class CacheShape:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    windows: tuple[int | None, ...]
+    """[layer] the tokens that a layer's attention looks back, the token itself included; None for all."""
 
 
 class RowCache:
@@ -69,8 +74,8 @@ class RowCache:
         self._read = (0, 0, 0)
         self._views: list[tuple[Tensor, Tensor]] = []
         """The keys and values [row, head, column, head dimension] of each layer that a step reads."""
-        self.step_masks: Sequence[Tensor] = ()
-        """[row, 1, 1, column] of each token that the step has of a row."""
+        self.step_masks: dict[int | None, Sequence[Tensor]] = {}
+        """By window: [row, 1, 1, column] of each token that the step has of a row; None stands for no window."""
 
     def bytes_of(self, num_places: int, num_columns: int) -> int:
         """Returns the memory of a cache of another size."""
@@ -139,11 +144,43 @@ class RowCache:
             # Layer and half are one axis now: the even ones are keys, the odd ones values.
             self._views = list(zip(halves[::2], halves[1::2], strict=True))
         if positions.dim() == 1:
-            self.step_masks = (self._mask[places, None, None, :num_columns],)
+            seen: Sequence[Tensor] = (self._mask[places, None, None, :num_columns],)
         else:
             # All T tokens are written before any of them attends, so what comes after a token is hidden from it.
             hidden = (self._columns[:num_columns] > positions[:, :, None]).to(self.shape.dtype)
-            self.step_masks = hidden.masked_fill_(hidden > 0.0, float("-inf"))[:, :, None, None].unbind()
+            seen = hidden.masked_fill_(hidden > 0.0, float("-inf"))[:, :, None, None].unbind()
+        # [N] for each of the T tokens.
+        of_tokens = positions.view(-1, num_rows).unbind()
+        self.step_masks = {window: self._within(window, seen, of_tokens) for window in set(self.shape.windows)}
+
+    def _within(self, window: int | None, seen: Sequence[Tensor], positions: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Hides the columns behind a window.
+
+        Args:
+            window: The tokens that are seen, the step's own included; None for all.
+            seen: T masks [N, 1, 1, column], 0.0 at each row's tokens and -inf elsewhere.
+            positions: T times [N], the column of a row's own token.
+
+        Returns:
+            T masks of the same shape.
+        """
+        if window is None:
+            return seen
+        columns = self._columns[: seen[0].shape[-1]]
+        # A window of W at position p begins at column p - W + 1.
+        return [
+            mask.masked_fill(columns <= own[:, None, None, None] - window, float("-inf"))
+            for mask, own in zip(seen, positions, strict=True)
+        ]
+
+    def masks_of(self, layer: int) -> Sequence[Tensor]:
+        """Returns a layer's masks in this step, as `step_masks` has them."""
+        return self.step_masks[self.shape.windows[layer]]
+
+    @property
+    def num_read_columns(self) -> int:
+        """The columns that the step reads."""
+        return self._read[-1]
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Writes the step's keys and values [N, head, head dimension] of a layer; returns all that its rows have."""
@@ -209,10 +246,10 @@ class RowLayer(CacheLayerMixin):
         return self._cache.extend(self._layer, key_states[:, :, 0], value_states[:, :, 0])
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._cache.step_masks[0].shape[-1], 0
+        return self._cache.num_read_columns, 0
 
     def get_seq_length(self) -> int:
-        return self._cache.step_masks[0].shape[-1]
+        return self._cache.num_read_columns
 
     def get_max_length(self) -> int:
         return self._cache.num_columns
@@ -220,6 +257,34 @@ class RowLayer(CacheLayerMixin):
 
 def as_transformers_cache(cache: RowCache) -> Cache:
     return Cache(layers=[RowLayer(cache, layer) for layer in range(cache.shape.num_layers)])
+
+
+def layer_windows(config: Any) -> tuple[int | None, ...] | None:
+    """Returns the window of each layer's attention, None for a layer without; or None where a layer keeps something
+    else of a row than keys and values by token, or layers have several windows.
+    """
+    text_config = config.get_text_config(decoder=True)
+    layer_types = getattr(text_config, "layer_types", None) or ()
+    # Llama 4 looks back to the beginning of a chunk: transformers keeps its keys like those of a window.
+    if "chunked_attention" in layer_types or getattr(text_config, "attention_chunk_size", None) is not None:
+        return None
+    windows: list[int | None] = []
+    for layer in DynamicCache(config=config).layers:
+        if type(layer) is DynamicLayer:
+            windows.append(None)
+        elif type(layer) is DynamicSlidingWindowLayer:
+            windows.append(layer.sliding_window)
+        else:
+            return None
+    # A forward takes one mask for its full attention, and one for its sliding attention.
+    return tuple(windows) if len(set(windows) - {None}) <= 1 else None
+
+
+def full_cache(config: Any) -> DynamicCache:
+    """Returns an empty cache that keeps all tokens in each layer, also behind a sliding window."""
+    cache = DynamicCache(config=config)
+    cache.layers = [DynamicLayer() for _ in cache.layers]
+    return cache
 
 
 def rounded_up(number: int, to: int = COLUMNS) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,7 +28,7 @@ from contracts.errors import BatchFailed, kind_and_text
 from onbeat.base.experts import has_experts
 from producer.engine.transformers.lean_step import LeanStep
 from producer.engine.transformers.packed_products import FEWEST_ROWS, MOST_ROWS, ROWS, Packing, same_bytes
-from producer.engine.transformers.row_cache import COLUMNS, CacheShape, RowCache, rounded_up
+from producer.engine.transformers.row_cache import COLUMNS, CacheShape, RowCache, full_cache, rounded_up
 from producer.engine.transformers.row_steps import RowStep, cache_shape, forward, held_prompts, row_step
 
 LAYERS = 2
@@ -38,6 +39,10 @@ LONG_COLUMNS = 544
 MOST_BYTES = 2**27
 """The largest cache that is compared."""
 PROMPT_TOKENS = 5
+SHORT_WINDOW = 3
+"""A sliding window is compared as one that is shorter than the rows: a model's own would hide none of their tokens."""
+LENGTH_ROPES = {"dynamic", "longrope"}
+"""Kinds of rotary frequencies that transformers takes from the longest row of a forward pass."""
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """How far the same numbers may be apart by other kernels: a share of the largest logit."""
 
@@ -87,6 +92,8 @@ def _judge_step(model: PreTrainedModel, step: RowStep | None, packing: Packing, 
     if has_experts(model):
         # The number of rows that choose an expert depends on the tokens: a comparison of some tokens proves nothing.
         return Verdict(step=None, problem="its products have as many rows as chose an expert")
+    if _kinds_of_rope(model.config) & LENGTH_ROPES:
+        return Verdict(step=None, problem="its rotary frequencies depend on the longest row of a step")
     try:
         shape = _shape_where_they_agree(model, step)
     except NotFinite as problem:
@@ -101,8 +108,8 @@ def _judge_step(model: PreTrainedModel, step: RowStep | None, packing: Packing, 
     is_known = isinstance(step, LeanStep)
     probed = step
     if is_known:
+        shape = _of_few_layers(shape)
         probed = LeanStep(model, packing.again(), num_layers=LAYERS)
-        shape = replace(shape, num_layers=min(LAYERS, shape.num_layers))
     alike = functools.cache(partial(_difference, model, probed, shape))
     try:
         problem = alike(MOST_ROWS)
@@ -155,14 +162,17 @@ def _shape_where_they_agree(model: PreTrainedModel, step: RowStep) -> CacheShape
     random = torch.Generator(device="cpu").manual_seed(0)
     vocabulary: Any = model.config.vocab_size
     tokens = torch.randint(vocabulary, (1, PROMPT_TOKENS + 1), generator=random).to(model.device)
-    expected = forward(model, tokens, torch.ones_like(tokens), DynamicCache(config=model.config))
-    prompts = DynamicCache(config=model.config)
-    forward(model, tokens[:, :-1], torch.ones_like(tokens[:, :-1]), prompts)
+    prompts = full_cache(model.config)
+    windows = tuple(None if window is None else min(window, SHORT_WINDOW) for window in step.windows)
+    with _short_window(model.config, windows):
+        # By transformers' own cache, which forgets what is behind a window.
+        expected = forward(model, tokens, torch.ones_like(tokens), DynamicCache(config=model.config))
+        forward(model, tokens[:, :-1], torch.ones_like(tokens[:, :-1]), prompts)
     try:
         keys_and_values = held_prompts(prompts)
     except ValueError as error:
         raise NotShared(str(error)) from error
-    shape = cache_shape(keys_and_values)
+    shape = cache_shape(keys_and_values, windows)
     cache = RowCache(shape, num_places=FEWEST_ROWS, num_columns=COLUMNS)
     cache.put(0, keys_and_values, [PROMPT_TOKENS], group_size=FEWEST_ROWS)
     positions = torch.full((FEWEST_ROWS,), PROMPT_TOKENS, device=model.device)
@@ -174,6 +184,36 @@ def _shape_where_they_agree(model: PreTrainedModel, step: RowStep) -> CacheShape
     if not float((logits - expected).abs().max()) <= most:
         raise NotShared("a step of rows is not what its own forward computes")
     return shape
+
+
+@contextmanager
+def _short_window(config: Any, windows: tuple[int | None, ...]) -> Iterator[None]:
+    """Has the model's own forward look back as far as `windows` says, of which it has at most one."""
+    window = next((window for window in windows if window is not None), None)
+    if window is None:
+        yield
+        return
+    text_config = config.get_text_config(decoder=True)
+    before = text_config.sliding_window
+    text_config.sliding_window = window
+    try:
+        yield
+    finally:
+        text_config.sliding_window = before
+
+
+def _of_few_layers(shape: CacheShape) -> CacheShape:
+    """Returns the shape of a model of LAYERS layers, each kind of window among them."""
+    num_layers = min(LAYERS, shape.num_layers)
+    kinds = tuple(dict.fromkeys(shape.windows))
+    return replace(shape, num_layers=num_layers, windows=(kinds * num_layers)[:num_layers])
+
+
+def _kinds_of_rope(config: Any) -> set[str]:
+    """Returns the kinds of a model's rotary frequencies, of which a config may have one for each kind of layer."""
+    parameters = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    by_layer = [parameters, *(values for values in parameters.values() if isinstance(values, dict))]
+    return {values["rope_type"] for values in by_layer if "rope_type" in values}
 
 
 class _Probe:

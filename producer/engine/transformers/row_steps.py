@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.rollouts import PromptBatch
@@ -23,11 +22,19 @@ from onbeat.base.group_cache import PAST, cache_argument
 from producer.engine.sampling import Logits
 from producer.engine.transformers.lean_step import LeanStep, is_lean
 from producer.engine.transformers.packed_products import Packing
-from producer.engine.transformers.row_cache import CacheShape, RowCache, as_transformers_cache
+from producer.engine.transformers.row_cache import (
+    CacheShape,
+    RowCache,
+    as_transformers_cache,
+    layer_windows,
+)
 
 
 class RowStep(Protocol):
     """A model's step that takes one token a row. `row_step` creates it for a model; decoders call it."""
+
+    windows: tuple[int | None, ...]
+    """[layer] the tokens that a layer looks back, as CacheShape has them."""
 
     def refresh(self) -> None:
         """Notes that the weights may be others than at the last step."""
@@ -56,6 +63,7 @@ class OwnStep:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model: Any = model
+        self.windows = layer_windows(model.config) or ()
 
     def refresh(self) -> None:
         """Does nothing: nothing is derived from the weights here."""
@@ -66,7 +74,7 @@ class OwnStep:
     def __call__(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
         output = self._model(
             input_ids=tokens[:, None],
-            attention_mask=cache.step_masks[0],
+            attention_mask=_mask_argument(cache),
             position_ids=positions[:, None],
             past_key_values=as_transformers_cache(cache),
             use_cache=True,
@@ -82,13 +90,23 @@ def row_step(model: PreTrainedModel, packing: Packing) -> RowStep | None:
     """Returns the step of a model's rows; None where its layers keep something else of a row than keys and values by
     token.
     """
+    config: Any = model.config
+    if layer_windows(config) is None:
+        return None
     if is_lean(model):
         return LeanStep(model, packing)
-    config: Any = model.config
-    has_plain_layers = all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
-    if config._attn_implementation == "sdpa" and has_plain_layers:
-        return OwnStep(model)
-    return None
+    return OwnStep(model) if config._attn_implementation == "sdpa" else None
+
+
+def _mask_argument(cache: RowCache) -> Tensor | dict[str, Tensor]:
+    """Returns a step's mask in the form that transformers' forward takes: one for each kind of layer if there are two.
+
+    A mask of four dimensions keeps the model from making its own.
+    """
+    masks = {window: of_tokens[0] for window, of_tokens in cache.step_masks.items()}
+    if len(masks) == 1:
+        return next(iter(masks.values()))
+    return {"full_attention" if window is None else "sliding_attention": mask for window, mask in masks.items()}
 
 
 def left_padded(batch: PromptBatch, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -171,11 +189,16 @@ def held_prompts(prompts: DynamicCache) -> Tensor:
     return torch.stack(halves, dim=1).unflatten(1, (-1, 2)).transpose(3, 4)
 
 
-def cache_shape(prompts: Tensor) -> CacheShape:
-    """Returns the shape of a cache for prompts as `held_prompts` has them."""
+def cache_shape(prompts: Tensor, windows: tuple[int | None, ...]) -> CacheShape:
+    """Returns the shape of a cache for prompts as `held_prompts` has them, of layers with these windows."""
     _, num_layers, _, _, num_heads, head_dim = prompts.shape
     return CacheShape(
-        num_layers=num_layers, num_heads=num_heads, head_dim=head_dim, dtype=prompts.dtype, device=prompts.device
+        num_layers=num_layers,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        dtype=prompts.dtype,
+        device=prompts.device,
+        windows=windows,
     )
 
 

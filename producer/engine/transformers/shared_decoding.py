@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from contracts.errors import BatchFailed
 from contracts.rollouts import PromptBatch
@@ -29,7 +29,7 @@ from producer.engine.growing_rows import GrowingBatch, HeldRows, Moves, Places, 
 from producer.engine.sampling import Ends, Logits
 from producer.engine.transformers import row_steps
 from producer.engine.transformers.packed_products import FEWEST_ROWS, MOST_ROWS, ROWS
-from producer.engine.transformers.row_cache import CacheShape, RowCache, rounded_up
+from producer.engine.transformers.row_cache import CacheShape, RowCache, full_cache, rounded_up
 from producer.engine.transformers.row_independence import Alike
 from producer.engine.transformers.step_runs import run_of
 from producer.engine.transformers.trajectory_caches import KeptRows, Past, Tokens, num_common
@@ -100,7 +100,7 @@ class SharedDecoding:
         lengths = row_steps.prompt_lengths(growing.batch)
         prompts, logits = self._prefilled(batch)
         logits = logits.repeat_interleave(batch.group_size, dim=0)
-        cache = self._with_room(row_steps.cache_shape(prompts), batch)
+        cache = self._with_room(row_steps.cache_shape(prompts, self._step.windows), batch)
         places = self._rows.join(growing)
         try:
             cache.put(int(places[0]), prompts, lengths, group_size=batch.group_size)
@@ -115,7 +115,7 @@ class SharedDecoding:
     def _prefilled(self, batch: PromptBatch) -> tuple[Tensor, Tensor]:
         """Keys and values of a batch's prompts (held_prompts), and the logits [k, V] after them."""
         token_ids, mask = row_steps.left_padded(batch, self._model.device)
-        prompts = DynamicCache(config=self._model.config)
+        prompts = full_cache(self._model.config)
         logits = row_steps.forward(self._model, token_ids, mask, prompts)
         return row_steps.held_prompts(prompts), logits
 
@@ -124,7 +124,8 @@ class SharedDecoding:
         contexts = [np.frombuffer(prompt.token_ids, dtype="<i4") for prompt in growing.batch.prompts]
         pasts = self._pasts(turn, rows, contexts)
         # [None]: a cache is laid out by [row, layer, …], and the past of one row has no axis of rows.
-        cache = self._with_room(row_steps.cache_shape(pasts[0].keys_and_values[None]), growing.batch)
+        shape = row_steps.cache_shape(pasts[0].keys_and_values[None], self._step.windows)
+        cache = self._with_room(shape, growing.batch)
         first = len(self._rows)
         for place, past in enumerate(pasts, start=first):
             cache.put(place, past.keys_and_values[None], [len(past.tokens)], group_size=1)
