@@ -51,6 +51,7 @@ from producer.engine.growing_rows import GrowingBatch
 from producer.engine.sampling import Ends
 from producer.engine.transformers.lean_step import LeanStep
 from producer.engine.transformers.packed_products import Packing
+from producer.engine.transformers.row_cache import RowCache
 from producer.engine.transformers.row_independence import judge
 from producer.engine.transformers.row_steps import (
     OwnStep,
@@ -287,6 +288,22 @@ def test_a_kernel_whose_bits_depend_on_the_number_of_rows_is_found_out(monkeypat
         verdict = judge(model, most_rows=MOST_ROWS, most_packed_bytes=PACKED_BYTES)
     assert "among 40 rows" in verdict.problem
     assert isinstance(verdict.step, LeanStep), "a batch alone is still decoded by rows"
+
+
+@pytest.mark.parametrize("name", ["mistral with a sliding window", "gemma3 with alternating windows"])
+def test_a_window_that_is_not_the_models_own_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = untrained_model((LEAN | OWN)[name])
+    window = model.config.sliding_window
+    honest = RowCache._within
+
+    def one_more(cache: RowCache, window: int | None, *arguments: Any) -> Any:
+        return honest(cache, None if window is None else window + 1, *arguments)
+
+    monkeypatch.setattr(RowCache, "_within", one_more)
+    with torch.inference_mode():
+        verdict = judge(model, most_rows=MOST_ROWS, most_packed_bytes=PACKED_BYTES)
+    assert verdict.problem == "a step of rows is not what its own forward computes"
+    assert model.config.sliding_window == window, "the trial leaves the model as it was"
 
 
 def test_weights_that_have_diverged_are_no_verdict_on_the_machine() -> None:

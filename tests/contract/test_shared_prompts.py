@@ -50,6 +50,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gemma3_text": {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
     "mistral": {"sliding_window": None},
     "mistral, sliding": {"sliding_window": 5},
+    "phi3, sliding": {"sliding_window": 6},
+    "olmo3, sliding": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
     "granite": {"logits_scaling": 3.0},
     "cohere": {"logit_scale": 0.5},
 }

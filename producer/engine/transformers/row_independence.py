@@ -31,8 +31,6 @@ from producer.engine.transformers.packed_products import FEWEST_ROWS, MOST_ROWS,
 from producer.engine.transformers.row_cache import COLUMNS, CacheShape, RowCache, full_cache, rounded_up
 from producer.engine.transformers.row_steps import RowStep, cache_shape, forward, held_prompts, row_step
 
-LAYERS = 2
-"""Layers of a model that LeanStep knows are of one kind, with the same shapes: a few of them tell of all."""
 NUM_COLUMNS = 48
 LONG_COLUMNS = 544
 """Attention goes through a row's columns in blocks of 512."""
@@ -109,7 +107,7 @@ def _judge_step(model: PreTrainedModel, step: RowStep | None, packing: Packing, 
     probed = step
     if is_known:
         shape = _of_few_layers(shape)
-        probed = LeanStep(model, packing.again(), num_layers=LAYERS)
+        probed = LeanStep(model, packing.again(), num_layers=shape.num_layers)
     alike = functools.cache(partial(_difference, model, probed, shape))
     try:
         problem = alike(MOST_ROWS)
@@ -203,10 +201,14 @@ def _short_window(config: Any, windows: tuple[int | None, ...]) -> Iterator[None
 
 
 def _of_few_layers(shape: CacheShape) -> CacheShape:
-    """Returns the shape of a model of LAYERS layers, each kind of window among them."""
-    num_layers = min(LAYERS, shape.num_layers)
+    """Returns the shape of a model with one layer for each kind of window, and one more.
+
+    Layers of a model that LeanStep knows have the same shapes, so a few of them tell of all. A layer's attention shows
+    in the keys and values of the next one, hence the one more.
+    """
     kinds = tuple(dict.fromkeys(shape.windows))
-    return replace(shape, num_layers=num_layers, windows=(kinds * num_layers)[:num_layers])
+    windows = (*kinds, kinds[0])[: shape.num_layers]
+    return replace(shape, num_layers=len(windows), windows=windows)
 
 
 def _kinds_of_rope(config: Any) -> set[str]:
