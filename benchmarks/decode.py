@@ -4,10 +4,13 @@ Prompts, rows, lengths and threads are the same. It also compares several batche
 once a version and by weights that are not, with one batch after another.
 
     python -m benchmarks decode [--device cuda --model smollm2-135m [--vllm]]
+    python -m benchmarks decode --windows
+
 
 The two alternate, call by call, and a ratio compares neighbours. Each is timed by the clock and by the processor
 time of its process: the second holds on a machine that does other work, too. `generate` samples only; ours also reports
 the log-prob of each token, and seeds each row by itself. Batches at once must have the bytes that each has alone.
+With --windows: families whose layers have a sliding window, eight prompts at once against one at a time.
 On a GPU: random weights in bfloat16 of a model's shape, one batch at a time, and the clock.
 """
 
@@ -28,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from benchmarks._results import REPOSITORY, write_result
@@ -66,22 +69,32 @@ EXPECTED_ON_GPU = (
 EXPECTED_AT_ONCE = "packed weights take 0.8x the processor time with the 8 M model, and nothing from the demo's"
 
 
-def make_8m(folder: Path) -> None:
-    """Writes random weights of 8.1 M parameters: eight layers of 256, a vocabulary of 4,096."""
+SHAPE_8M: dict[str, Any] = {
+    "vocab_size": 4096,
+    "hidden_size": 256,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "intermediate_size": 896,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+}
+WINDOW_FAMILIES = ("mistral", "phi3", "olmo3", "gemma2", "gemma3_text")
+WINDOW = 16
+"""Tokens of a sliding window: as long as a prompt, so that each step looks back less far than its row is long."""
+EXPECTED_WINDOWS = "eight prompts share steps: 3x the tokens per second of one at a time, or more, in each family"
+
+
+def make_8m(folder: Path, family: str = "qwen3") -> None:
+    """Writes random weights of 8.1 M parameters (Qwen3): eight layers of 256, a vocabulary of 4,096."""
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=4096,
-        hidden_size=256,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=32,
-        intermediate_size=896,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        eos_token_id=1,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    windows = {"sliding_window": WINDOW} if family in WINDOW_FAMILIES else {}
+    config = AutoConfig.for_model(family, **SHAPE_8M, **windows)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO / name, folder)
 
@@ -262,16 +275,9 @@ def measure_at_once(rivals: Rivals, name: str, *, num_batches: int, max_new_toke
         "one after another": lambda: [rivals.at_once(rivals.engine, [batch])[0] for batch in batches],
     }
     calls = 8 if name == "demo" else 1
-    times_ms: dict[str, list[float]] = {way: [] for way in ways}
-    answers = []
-    for _ in range(rounds + 1):
-        for way, sample in ways.items():
-            started_s = time.process_time()
-            answers += [encode(sample()) for _ in range(calls)]
-            times_ms[way].append((time.process_time() - started_s) * 1000 / calls)
-    if len(set(answers)) != 1:
-        raise AssertionError("a batch has other bytes in company, or by packed weights")
+    times_ms, sampled = alternate(ways, rounds=rounds, calls=calls)
     row: dict[str, Any] = {"batches": num_batches, "rows": 8 * num_batches, "max_new_tokens": max_new_tokens}
+    row["num_tokens"] = sum(completion.num_tokens for groups in sampled for group in groups for completion in group)
     for way, times in times_ms.items():
         ratios = sorted(other / mine for mine, other in zip(times_ms["packed"][1:], times[1:], strict=True))
         row[way] = {
@@ -280,6 +286,29 @@ def measure_at_once(rivals: Rivals, name: str, *, num_batches: int, max_new_toke
             "ratios": [round(ratio, 2) for ratio in ratios],
         }
     return row
+
+
+def alternate(
+    ways: dict[str, Callable[[], list[list[list[Completion]]]]], *, rounds: int, calls: int
+) -> tuple[dict[str, list[float]], list[list[list[Completion]]]]:
+    """Samples by each way in turn, a round more than asked for to warm up.
+
+    Returns:
+        Milliseconds of processor time of each way and round, and the completions, which are the same by all.
+    """
+    times_ms: dict[str, list[float]] = {way: [] for way in ways}
+    sampled: list[list[list[Completion]]] = []
+    answers: set[bytes] = set()
+    for _ in range(rounds + 1):
+        for way, sample in ways.items():
+            started_s = time.process_time()
+            for _ in range(calls):
+                sampled = sample()
+                answers.add(encode(sampled))
+            times_ms[way].append((time.process_time() - started_s) * 1000 / calls)
+    if len(answers) != 1:
+        raise AssertionError("a batch has other bytes in company, or by packed weights")
+    return times_ms, sampled
 
 
 def beside_generate(rounds: int) -> dict[str, list[dict[str, Any]]]:
@@ -319,6 +348,24 @@ def at_once(rounds: int) -> dict[str, list[dict[str, Any]]]:
     return results
 
 
+def windows(rounds: int) -> dict[str, dict[str, Any]]:
+    """Eight prompts at once and one at a time, for each family with a sliding window."""
+    results: dict[str, dict[str, Any]] = {}
+    for family in WINDOW_FAMILIES:
+        with tempfile.TemporaryDirectory(prefix="decode-") as scratch:
+            make_8m(Path(scratch) / "model", family)
+            rivals = Rivals(Path(scratch) / "model", Path(scratch))
+            row = measure_at_once(rivals, "8 M", num_batches=8, max_new_tokens=32, rounds=rounds)
+            rivals.close()
+        results[family] = row
+        print(
+            f"{family}: eight at once {row['packed']['cpu_ms']:.1f} ms, "
+            f"one after another {row['one after another']['ratio']:.2f}x {row['one after another']['ratios']}",
+            flush=True,
+        )
+    return results
+
+
 def on_gpu(name: str, rounds: int, vllm: Sequence[VllmOptions]) -> dict[str, list[dict[str, Any]]]:
     """One batch at a time, of a model of this shape."""
     with tempfile.TemporaryDirectory(prefix="decode-") as scratch:
@@ -343,6 +390,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks decode", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="pairs of measurements of each case")
     parser.add_argument("--at-once", action="store_true", help="only batches at once, without `generate`")
+    parser.add_argument("--windows", action="store_true", help="only families with sliding windows, at once")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--model", choices=sorted(SHAPES), default="smollm2-135m", help="shape of the model on a GPU")
     parser.add_argument("--vllm", action="store_true", help="on a GPU: vLLM, too, and with batch-invariant kernels")
@@ -356,6 +404,11 @@ def main() -> None:
         rates = on_gpu(arguments.model, arguments.rounds, vllm if arguments.vllm else ())
         name = f"decode-{arguments.model}-cuda{'-vllm' if arguments.vllm else ''}"
         path = write_result(name, {"expected": EXPECTED_ON_GPU, "models": rates})
+        print(f"written to {path.relative_to(REPOSITORY)}")
+        return
+    if arguments.windows:
+        numbers = {"expected": EXPECTED_WINDOWS, "threads": 1, "window": WINDOW, "families": windows(arguments.rounds)}
+        path = write_result("decode-windows", numbers)
         print(f"written to {path.relative_to(REPOSITORY)}")
         return
     result: dict[str, Any] = {"expected": [EXPECTED, EXPECTED_AT_ONCE], "threads": 1}
