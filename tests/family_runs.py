@@ -181,17 +181,21 @@ def adapts(trial: Trial) -> str:
 
 
 def samples(trial: Trial) -> str:
-    """Tries the transformers engine: it loads a version of the policy, and samples groups with it."""
+    """Tries the transformers engine: it loads a version of the policy, and samples groups with it.
+
+    What it says is how the engine decodes several batches.
+    """
     from tests.contract.engine_rigs import transformers_rig
 
     tensors = {name: tensor.numpy().copy() for name, tensor in trial.trained.policy.weights().items()}
     rig = transformers_rig(trial.family, trial.root, trial.root / "sampled")
     try:
         completions = rig.generate(rig.load(1, tensors), PROMPTS)
+        decoding = getattr(rig.engine, "decoding", "")
     finally:
         rig.close()
     assert all(completion.num_tokens > 0 for group in completions for completion in group)
-    return ""
+    return decoding
 
 
 def exports(trial: Trial) -> str:

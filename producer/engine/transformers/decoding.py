@@ -5,8 +5,8 @@
                                                                     └──────────── one column a step ──────────────┘
 
 It decodes what shared steps (shared_decoding.py) can't: models whose layers keep something else of a row than keys and
-values by token, as a sliding window and linear attention do (onbeat/base/group_cache.py), and models whose rows depend
-on the rows next to them, as a mixture of experts does. Which rows a step holds is a function of the batch alone, so its
+values by token, as linear attention does (onbeat/base/group_cache.py), and models whose rows depend on the rows next to
+them, as a mixture of experts does. Which rows a step holds is a function of the batch alone, so its
 numbers are, too (I7).
 """
 

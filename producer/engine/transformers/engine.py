@@ -113,6 +113,11 @@ class TransformersEngine(base.GenerationEngine):
         is_shared = self._verdict is not None and not self._verdict.problem
         return self._options.shared_sequences if is_shared else 1
 
+    @property
+    def decoding(self) -> str:
+        """The way in which batches are decoded, and the reason for it; "" before the first version."""
+        return str(self._verdict or "")
+
     async def generate(self, batch: PromptBatch, turn: base.Turn | None = None) -> list[list[Completion]]:
         base.check_version(self._held, batch)
         base.check_fits(batch, context_tokens=self._context_tokens, vocabulary_tokens=self._vocabulary_tokens)
@@ -196,8 +201,7 @@ class TransformersEngine(base.GenerationEngine):
             )
             if verdict.is_final:
                 self._verdicts[num_threads] = verdict
-            is_shared = not verdict.problem
-            log.info("%s", "batches share steps" if is_shared else f"one batch at a time: {verdict.problem}")
+            log.info("%s", verdict)
             if verdict.packed_bytes:
                 log.info("each version's weights are packed for the steps: %.1f MB more", verdict.packed_bytes / 2**20)
         if verdict.step is not None:

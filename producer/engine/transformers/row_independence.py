@@ -67,6 +67,10 @@ class Verdict:
     alike: Alike | None = None
     """None where they never are."""
 
+    def __str__(self) -> str:
+        """Returns a clause for the log and the page of models."""
+        return f"one batch at a time: {self.problem}" if self.problem else "batches share steps"
+
 
 def judge(model: PreTrainedModel, *, most_rows: int, most_packed_bytes: int = 0) -> Verdict:
     """Judges whether batches may share steps.
