@@ -86,7 +86,12 @@ SHAPE_8M: dict[str, Any] = {
 WINDOW_FAMILIES = ("mistral", "phi3", "olmo3", "gemma2", "gemma3_text")
 WINDOW = 16
 """Tokens of a sliding window: as long as a prompt, so that each step looks back less far than its row is long."""
-EXPECTED_WINDOWS = "eight prompts share steps: 3x the tokens per second of one at a time, or more, in each family"
+WINDOW_SAMPLES = (4, 8)
+"""Samples of each prompt."""
+EXPECTED_WINDOWS = (
+    "eight prompts share steps: 3x the tokens per second of one at a time, or more, in each family; 4x with four "
+    "samples of a prompt, whose step costs as much alone as one of sixteen rows"
+)
 
 
 def make_8m(folder: Path, family: str = "qwen3") -> None:
@@ -263,10 +268,12 @@ def measure(rivals: Rivals, name: str, *, case: tuple[int, int, int], rounds: in
     return row
 
 
-def measure_at_once(rivals: Rivals, name: str, *, num_batches: int, max_new_tokens: int, rounds: int) -> dict[str, Any]:
+def measure_at_once(
+    rivals: Rivals, name: str, *, num_batches: int, num_samples: int = 8, max_new_tokens: int, rounds: int
+) -> dict[str, Any]:
     """Milliseconds of processor time for all batches, medians over the rounds, and the ratios of each round."""
     batches = [
-        rivals.batch([prompt], group_size=8, max_new_tokens=max_new_tokens, number=number)
+        rivals.batch([prompt], group_size=num_samples, max_new_tokens=max_new_tokens, number=number)
         for number, prompt in enumerate(prompts_of(name, num_batches))
     ]
     ways: dict[str, Callable[[], list[list[list[Completion]]]]] = {
@@ -276,7 +283,7 @@ def measure_at_once(rivals: Rivals, name: str, *, num_batches: int, max_new_toke
     }
     calls = 8 if name == "demo" else 1
     times_ms, sampled = alternate(ways, rounds=rounds, calls=calls)
-    row: dict[str, Any] = {"batches": num_batches, "rows": 8 * num_batches, "max_new_tokens": max_new_tokens}
+    row: dict[str, Any] = {"batches": num_batches, "rows": num_samples * num_batches, "max_new_tokens": max_new_tokens}
     row["num_tokens"] = sum(completion.num_tokens for groups in sampled for group in groups for completion in group)
     for way, times in times_ms.items():
         ratios = sorted(other / mine for mine, other in zip(times_ms["packed"][1:], times[1:], strict=True))
@@ -348,21 +355,24 @@ def at_once(rounds: int) -> dict[str, list[dict[str, Any]]]:
     return results
 
 
-def windows(rounds: int) -> dict[str, dict[str, Any]]:
+def windows(rounds: int) -> dict[str, list[dict[str, Any]]]:
     """Eight prompts at once and one at a time, for each family with a sliding window."""
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, list[dict[str, Any]]] = {}
     for family in WINDOW_FAMILIES:
         with tempfile.TemporaryDirectory(prefix="decode-") as scratch:
             make_8m(Path(scratch) / "model", family)
             rivals = Rivals(Path(scratch) / "model", Path(scratch))
-            row = measure_at_once(rivals, "8 M", num_batches=8, max_new_tokens=32, rounds=rounds)
+            results[family] = [
+                measure_at_once(rivals, "8 M", num_batches=8, num_samples=num_samples, max_new_tokens=32, rounds=rounds)
+                for num_samples in WINDOW_SAMPLES
+            ]
             rivals.close()
-        results[family] = row
-        print(
-            f"{family}: eight at once {row['packed']['cpu_ms']:.1f} ms, "
-            f"one after another {row['one after another']['ratio']:.2f}x {row['one after another']['ratios']}",
-            flush=True,
-        )
+        for row in results[family]:
+            print(
+                f"{family}, {row['rows']} rows: eight prompts at once {row['packed']['cpu_ms']:.1f} ms, "
+                f"one after another {row['one after another']['ratio']:.2f}x {row['one after another']['ratios']}",
+                flush=True,
+            )
     return results
 
 
