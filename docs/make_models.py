@@ -25,9 +25,9 @@ are the families that were tried.
 - **shares prompts**: the layout that a job has by default, in which a prompt goes through once for its group
   ([`trainer.packing`](hardware.md#shared-prompts)). *Padded* means that the trainer found no way to share prompts
   for this family, and makes a row of each completion.
-- **samples**: the transformers engine loads a version and samples with it. Below the table stands how it decodes several
-  batches: they [share steps](sampling.md#shared-steps) if the engine's self-test finds that a row has the same bits in
-  any company, and go one at a time otherwise.
+- **samples**: the transformers engine loads a version and samples with it. Below the table stands how it decodes
+  several batches: they [share steps](sampling.md#shared-steps) if the engine's self-test finds that a row has the same
+  bits in any company, and go one at a time otherwise.
 - **adapts**: a step of [adapters](adapters.md) in all linear layers.
 - **resumes**: a successor goes on from a checkpoint with the same bits.
 - **exports**: an export loads as the class of the model's folder, and computes what the policy computes.

@@ -79,9 +79,9 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 1,
 }
 HEADS = SHAPE | {"head_dim": 16}
-OLD = {"vocab_size": 61, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "initializer_range": 0.2}
-NARROW = {"hidden_size": 64, "num_hidden_layers": 2}
-LLAMA3 = {
+OLD: dict[str, Any] = {"vocab_size": 61, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "initializer_range": 0.2}
+NARROW: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2}
+LLAMA3: dict[str, Any] = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
     "factor": 4.0,
@@ -89,8 +89,8 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
-ALTERNATING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
-CHUNKED = {"attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 96}
+ALTERNATING: dict[str, Any] = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+CHUNKED: dict[str, Any] = {"attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 96}
 Make = Callable[[], Any]
 LEAN: dict[str, Make] = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**HEADS)),

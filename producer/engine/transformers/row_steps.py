@@ -22,12 +22,7 @@ from onbeat.base.group_cache import PAST, cache_argument
 from producer.engine.sampling import Logits
 from producer.engine.transformers.lean_step import LeanStep, is_lean
 from producer.engine.transformers.packed_products import Packing
-from producer.engine.transformers.row_cache import (
-    CacheShape,
-    RowCache,
-    as_transformers_cache,
-    layer_windows,
-)
+from producer.engine.transformers.row_cache import CacheShape, RowCache, as_transformers_cache, layer_windows
 
 
 class RowStep(Protocol):
