@@ -33,6 +33,12 @@ def test_a_refusal_has_its_cure() -> None:
     assert all(text.endswith(")") for text in refusals)
 
 
+def test_families_with_sliding_windows_share_steps() -> None:
+    decoding = {row.family: row.cells["samples"].text for row in read_results().rows}
+    families = ("mistral", "olmo3", "cohere2", "exaone4", "gemma2", "gemma3_text", "gemma3")
+    assert {decoding[family] for family in families} == {"batches share steps"}
+
+
 def test_a_text_stands_once_with_all_its_families() -> None:
     cells = dict.fromkeys(COLUMNS, Cell(result="yes"))
     fault = cells | {"exports": Cell(result="no", text="RuntimeError: a `broken` *thing*")}
