@@ -79,7 +79,13 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 1,
 }
 HEADS = SHAPE | {"head_dim": 16}
-OLD: dict[str, Any] = {"vocab_size": 61, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "initializer_range": 0.2}
+OLD: dict[str, Any] = {
+    "vocab_size": 61,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "initializer_range": 0.2,
+}
 NARROW: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2}
 LLAMA3: dict[str, Any] = {
     "rope_type": "llama3",
