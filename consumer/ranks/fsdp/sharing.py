@@ -34,9 +34,6 @@ class Fsdp:
         load = functools.partial(load_sharded, mesh=mesh, device=device)
         policy = job_policy(settings, spec, load)
         reference = None
-        if policy.adapters is not None:
-            # All ranks are here now, and gather the base at the same time.
-            _ = policy.base_digest
         if spec.loads_reference:
             if policy.adapters is not None:
                 reference = policy.reference()
@@ -53,6 +50,10 @@ class Fsdp:
                 if spec.trainer.packing != "padded":
                     # A trial's passes leave the outermost parameters whole, but a checkpoint is restored into rows.
                     cast(FSDPModule, model).reshard()
+        if policy.adapters is not None:
+            # All ranks are here now, and gather the base at the same time. A policy keeps its digest, and a copy of it
+            # would gather once more, alone.
+            _ = policy.base_digest
         return policy, reference
 
     def sums(self, spec: JobSpec, models: Models, optimizer: PolicyOptimizer) -> tuple[GradientAccumulator, Lockstep]:
