@@ -105,7 +105,7 @@ def attach_adapters(
         from peft.tuners.lora import Linear as LoraLinear
     except ImportError as error:
         raise InvalidInput("peft is not installed", field=FIELD, cure='pip install "onbeat[lora]"') from error
-    chosen = _chosen_layers(model, spec, out_of_reach)
+    chosen = chosen_layers(model, spec, out_of_reach)
     if spec.target_modules == (ALL_LINEAR,):
         frozen = left_frozen(model, chosen)
         if frozen:
@@ -154,8 +154,17 @@ def is_adapter_name(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
-def _chosen_layers(model: PreTrainedModel, spec: LoraSpec, out_of_reach: Collection[str]) -> dict[str, nn.Module]:
-    """Returns the layers that get an adapter, by name, in the order of the model. Raises InvalidInput."""
+def chosen_layers(model: PreTrainedModel, spec: LoraSpec, out_of_reach: Collection[str]) -> dict[str, nn.Module]:
+    """Returns the layers that get an adapter, by name, in the order of the model.
+
+    Args:
+        model: The model, without adapters; on the meta device will do.
+        spec: The job's.
+        out_of_reach: The names of the parameters that no gradient can reach.
+
+    Raises:
+        InvalidInput: As `attach_adapters` raises it for a name.
+    """
     modules = {
         name: module for name, module in cast(nn.Module, model).named_modules() if f"{name}.weight" not in out_of_reach
     }

@@ -1,14 +1,15 @@
-"""`onbeat doctor`: what of this machine would hurt a job, before one does.
+"""`onbeat doctor`: what of this machine would hurt a job, before one does; `onbeat doctor MODEL`: what of its model.
 
 settings ─▶ the service of this process ─┬▶ machine, versions, Redis, cages, as that service needs them
                                          └▶ a finding each: ok, warn or bad, with the cure ─▶ exit code
+MODEL, --spec ─▶ the job ─▶ model/look.py ─▶ a finding for each question, bytes of a rank    ─▶ exit code
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,11 +17,14 @@ import typer
 from msgspec.structs import replace
 from rich.text import Text
 
-from contracts.errors import OnbeatError
+from contracts.errors import InvalidInput, OnbeatError, SpecRefused
 from contracts.settings import StackSettings, engine_from, settings_from
 from onbeat.commands import options
 from onbeat.doctor import cages, machine, server, versions
 from onbeat.doctor.finding import Finding, Level, bad, refused
+from onbeat.doctor.model.job import job_of, placed
+from onbeat.doctor.model.report import ModelReport
+from onbeat.doctor.model.view import heading, memory_table
 from onbeat.doctor.service import SERVICES, Service, service_named, service_of
 from onbeat.doctor.service import look as look_at_service
 from onbeat.stack.access import run_root_from
@@ -31,6 +35,22 @@ STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.BAD: "bold red"}
 
 
 def doctor(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="A model's folder: say what a job meets with it, not the machine."),
+    ] = None,
+    spec: Annotated[
+        Path | None,
+        typer.Option("--spec", metavar="FILE", help="Job spec that the model is to serve. [the defaults of all keys]"),
+    ] = None,
+    changes: options.Settings = None,
+    load: Annotated[
+        bool | None,
+        typer.Option(
+            "--load/--no-load",
+            help="Load the model for its trials, or try a small twin of it. [load it up to 2 GiB]",
+        ),
+    ] = None,
     run_dir: options.RunDir = None,
     model_root: options.ModelRoot = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port that the gateway is to have.")] = 0,
@@ -44,11 +64,19 @@ def doctor(
     ] = None,
     json_output: options.Json = False,
 ) -> None:
-    """Say what of this machine would hurt a job; exit code 1 where something would make it fail.
+    """Say what of this machine, or of MODEL, would hurt a job; exit code 1 where something would make it fail.
+
+    With MODEL or --spec it answers for the model: whether it loads, which tensors are trained, how passes are laid out,
+    how it is sampled, adapted, shared by ranks and exported, and the bytes that a trainer needs.
 
     Nothing is changed. In a container it judges what its service needs. Before `onbeat up`, set what a stack would
     have: ONBEAT_REDIS_URL, ONBEAT_DEVICE, ONBEAT_RUN_ROOT.
     """
+    if model is not None or spec is not None:
+        _tell_of_model(model, spec, changes or [], load=load, model_root=model_root, json_output=json_output)
+        return
+    if changes or load is not None:
+        raise InvalidInput("no model is named", field="MODEL", cure="name a model's folder, or a job spec by --spec")
     logging.getLogger("reward_service").setLevel(logging.ERROR)  # a finding says what its cages lack
     chosen = service_named(service) if service is not None else None
     findings = list(look(run_root_from(os.environ, run_dir), model_root, port, chosen))
@@ -59,6 +87,46 @@ def doctor(
         console_for(json_output=False).print(line(finding), soft_wrap=True)
     if has_bad:
         raise typer.Exit(FAILED)
+
+
+def _tell_of_model(
+    model: str | None,
+    spec_file: Path | None,
+    changes: Sequence[str],
+    *,
+    load: bool | None,
+    model_root: Path | None,
+    json_output: bool,
+) -> None:
+    report = _report(model, spec_file, changes, load=load, model_root=model_root)
+    if json_output:
+        emit({"healthy": not report.is_refused, "model": report})
+    else:
+        console = console_for(json_output=False)
+        console.print(heading(report), soft_wrap=True)
+        for finding in report.findings:
+            console.print(line(finding), soft_wrap=True)
+        if report.memory is not None:
+            console.print(memory_table(report.memory))
+    if report.is_refused:
+        raise typer.Exit(FAILED)
+
+
+def _report(
+    model: str | None, spec_file: Path | None, changes: Sequence[str], *, load: bool | None, model_root: Path | None
+) -> ModelReport:
+    settings = settings_from(os.environ)
+    engine = engine_from(os.environ)
+    settings = replace(settings, model_root=str(options.model_root_or_default(model_root)))
+    try:
+        job = job_of(model, spec_file, changes)
+    except SpecRefused as error:
+        findings = tuple(refused("job", refusal.error) for refusal in error.refusals)
+        return ModelReport(folder=model or "", job="a spec that is refused", findings=findings)
+    # Only now: torch and transformers take seconds to import, and a doctor of the machine may need neither.
+    from onbeat.doctor.model.look import look as look_at_model
+
+    return look_at_model(*placed(job, settings), engine, load=load)
 
 
 def look(run_root: Path, model_root: Path | None, port: int, chosen: Service | None = None) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from contracts.encoding.wire import Record
 from contracts.errors import OnbeatError
 
 GIB = 2**30
+MIB = 2**20
 
 
 class Level(StrEnum):
@@ -49,3 +50,10 @@ def refused(subject: str, error: OnbeatError) -> Finding:
 
 def gib(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.1f} GiB"
+
+
+def in_bytes(num_bytes: float) -> str:
+    """Formats a size in GiB, and what is below a GiB in MiB."""
+    if num_bytes < GIB:
+        return f"{num_bytes / MIB:.1f} MiB"
+    return gib(num_bytes)

@@ -209,7 +209,7 @@ def _write_model(
     Raises:
         ContractViolation: The weights don't have the version's digest, or were not written as they are.
     """
-    names = _names(model_folder, weights)
+    names = exported_names(model_folder, layout_of(weights.tensors))
     towers = untrained_tensors(model_folder, model_config(model_folder))
     stored = StoredTensors(sorted(set(towers.values())))
     is_as_published = names.are_those_of_versions and not towers
@@ -269,9 +269,16 @@ def stored_layout(stored: StoredTensors, names: Iterable[str]) -> Layout:
     }
 
 
-def _names(model_folder: Path, weights: Weights) -> CheckpointNames:
-    """Returns the names that the model's folder has for a version's tensors."""
-    layout = layout_of(weights.tensors)
+def exported_names(model_folder: Path, layout: Layout) -> CheckpointNames:
+    """Returns the names that the model's folder has for a version's tensors.
+
+    Args:
+        model_folder: The folder of the job's model.
+        layout: The layout of a version.
+
+    Raises:
+        InvalidInput: The folder's config or its weights' index can't be read; the error names model.path.
+    """
     model = empty_model(model_folder, dtype=getattr(torch, published_dtype(layout)), device="meta")
     key_mapping = text_model(model_config(model_folder)).names
     return names_of_folder(model_folder, model, layout, key_mapping=key_mapping or None)

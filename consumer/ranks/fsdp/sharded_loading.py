@@ -46,13 +46,7 @@ def load_sharded(
     with torch.device("meta"):
         model = chosen.empty(dtype)
     conversions: Any = chosen.conversions(model)
-    for conversion in conversions:
-        if isinstance(conversion, WeightConverter) and not all(map(_keeps_rows, conversion.operations)):
-            raise InvalidInput(
-                f"the files of {type(model).__name__} aren't laid out by the rows of its parameters",
-                field="trainer.sharding",
-                cure='set it to "none"',
-            )
+    check_rows(model, conversions)
     shard_model(model, mesh)
     loading = _read_rows(model, folder, dtype, mesh, conversions)
     model.tie_weights(missing_keys=loading.missing_keys, recompute_mapping=False)
@@ -65,16 +59,41 @@ def load_sharded(
     return model, loading.to_dict()
 
 
-def shard_model(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Replaces each parameter by this rank's rows of it, in place. Raises InvalidInput for a model without layers."""
+def check_rows(model: PreTrainedModel, conversions: Any) -> None:
+    """Raises InvalidInput where rows of a parameter aren't rows of the files.
+
+    Args:
+        model: The model; on the meta device will do.
+        conversions: The transforms that lead from the files' tensors to the model's (`TextModel.conversions`).
+    """
+    for conversion in conversions:
+        if isinstance(conversion, WeightConverter) and not all(map(_keeps_rows, conversion.operations)):
+            raise InvalidInput(
+                f"the files of {type(model).__name__} aren't laid out by the rows of its parameters",
+                field="trainer.sharding",
+                cure='set it to "none"',
+            )
+
+
+def sharded_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """Returns the layers whose parameters are gathered together, by name; the rest of the model is one more such part.
+
+    Raises InvalidInput for a model without layers.
+    """
     layer_types = set(model._no_split_modules or ())
-    layers = [module for module in model.modules() if type(module).__name__ in layer_types]
+    named = cast(nn.Module, model).named_modules()
+    layers = {name: module for name, module in named if type(module).__name__ in layer_types}
     if not layers:
         raise InvalidInput(
             f"{type(model).__name__} does not name its layers", field="trainer.sharding", cure='set it to "none"'
         )
+    return layers
+
+
+def shard_model(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Replaces each parameter by this rank's rows of it, in place. Raises InvalidInput for a model without layers."""
     # FSDP2 wants the inner modules first.
-    for module in (*layers, model):
+    for module in (*sharded_layers(model).values(), model):
         fully_shard(cast(nn.Module, module), mesh=mesh)
 
 

@@ -93,7 +93,7 @@ class TransformersEngine(base.GenerationEngine):
             self._model = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device=setup.device)
             tokenizer = load_tokenizer(folder, needs_end=False)
             end_ids = end_of_sequence_ids(folder, self._model.config, tokenizer=tokenizer)
-        _check_cache(self._model)
+        check_cache(self._model)
         configure_computation(self._model, setup.model)
         give_head_whole_inputs(self._model)
         self._weights = HeldVersions(
@@ -249,7 +249,7 @@ def _use_threads(num_threads: int) -> None:
         torch.set_num_threads(num_threads)
 
 
-def _check_cache(model: PreTrainedModel) -> None:
+def check_cache(model: PreTrainedModel) -> None:
     """Raises InvalidInput where a prompt can't go through once for its completions."""
     unknown = unknown_layers(group_cache(model.config))
     if unknown:

@@ -1,0 +1,35 @@
+"""Shows the report on a model to a person: the job, a line for each finding, and a table of bytes."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from onbeat.doctor.finding import in_bytes
+from onbeat.doctor.model.report import Memory, MemoryPart, ModelReport
+from onbeat.terminal.words import one_line
+
+
+def heading(report: ModelReport) -> Text:
+    """Returns the line above the findings."""
+    return Text(one_line(f"{report.folder}, for a job with {report.job}"), "bold")
+
+
+def memory_table(memory: Memory) -> RenderableType:
+    """Returns a row for each purpose for which a rank needs memory, and the sums."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+    table.add_column("a rank's memory", no_wrap=True)
+    table.add_column("bytes", justify="right", no_wrap=True)
+    table.add_column("counted as")
+    _add(table, "", memory.kept)
+    table.add_row("kept for the whole job", in_bytes(memory.kept_bytes), "", style="bold")
+    _add(table, "in a pass: ", memory.in_a_pass)
+    _add(table, "in a step: ", memory.in_a_step)
+    table.add_row("peak", in_bytes(memory.peak_bytes), "kept, with a pass or a step, whichever is larger", style="bold")
+    return Group(Text(), table)
+
+
+def _add(table: Table, prefix: str, parts: tuple[MemoryPart, ...]) -> None:
+    for part in parts:
+        table.add_row(f"{prefix}{part.name}", in_bytes(part.num_bytes), Text(part.says, "dim"))
