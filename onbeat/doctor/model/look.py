@@ -178,7 +178,9 @@ def _twin(shape: Shape) -> tuple[Twin | None, str]:
         # A config may tie its keys to one another in any way.
         return None, f"no small twin of it can be made ({kind_and_text(error)})"
     if num_parameters > MOST_ITEMS:
-        return None, f"a twin of {num_parameters:,} parameters would take too long"
+        return None, f"its small twin of {num_parameters:,} parameters would take too long"
+    if num_parameters * shape.model.dtype.itemsize > free_bytes() / FREE_SHARE:
+        return None, f"there is too little free memory for its small twin of {num_parameters:,} parameters"
     return twin, twin.says
 
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from consumer.gradient.cost import EXPERTS_OF_A_TOKEN
 from consumer.model.adapters import chosen_layers
@@ -68,10 +68,14 @@ def missing_tensors(shape: Shape) -> list[str]:
     converters = [each for each in conversions if isinstance(each, WeightConverter)]
     network = cast(nn.Module, model)
     targets = network.state_dict()
-    loaded = {
-        rename_source_key(name, renamings, converters, model.base_model_prefix, targets)[0]
-        for name in stored_names(shape.folder)
-    }
+    loaded: set[str] = set()
+    # Some renamings hold together, and rely on this order of the names.
+    for name in sorted(stored_names(shape.folder), key=dot_natural_key):
+        renamed, _ = rename_source_key(name, renamings, converters, model.base_model_prefix, targets)
+        if renamed not in targets:
+            # As transformers does: a name that a rule leads astray, and that is the model's own, stays.
+            renamed = rename_source_key(name, [], [], model.base_model_prefix, targets)[0]
+        loaded.add(renamed)
     # A tied parameter has several names, of which a folder has one.
     reached = {id(parameter) for name, parameter in network.named_parameters(remove_duplicate=False) if name in loaded}
     return [name for name, parameter in network.named_parameters() if id(parameter) not in reached]

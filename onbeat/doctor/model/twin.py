@@ -26,8 +26,8 @@ MOST_INNER = 64
 """Width of an MLP, or of an expert."""
 FEWEST_EXPERTS = 8
 FEWEST_LAYERS = 2
-MOST_ITEMS = 600_000_000
-"""Parameters of the largest twin: random numbers for more take longer than ten seconds."""
+MOST_ITEMS = 1_000_000_000
+"""Parameters of the largest twin: random numbers for more take too long."""
 NUMBERS_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 CHOSEN_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk")
 FIRST_LAYERS = ("first_k_dense_replace", "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_start_index")
