@@ -36,6 +36,39 @@ are the families that were tried.
 below the table. ✘ is a fault of Onbeat's or of transformers', with the words that it ends with.
 """
 RULES = """\
+## What holds for your folder
+
+`onbeat doctor MODEL` makes the trials of a trainer and of a generator, by their own functions, before you submit a job:
+
+```console
+$ onbeat doctor configs/models/two-digit-addition
+```
+
+MODEL is a folder; a relative path starts at the model root, as in a spec. The answers are for a job with the defaults,
+or for the one of `--spec FILE`; `--set KEY.PATH=VALUE` changes keys, such as `--set model.dtype=bfloat16`. Each line is
+`ok`, `warn`, or `bad` where such a job would be refused. The exit code is 1 if any line is `bad`. With `--json` it
+prints one JSON object.
+
+line | says
+---|---
+`job` | keys of the job that the model can't have; there is no such line if it can have all
+`files` | the class that is trained, and its size, or why no trainer could load the folder
+`loads` | whether all tensors are there, and what the trials were made on
+`trains` | which tensors [no gradient reaches](#tensors-that-no-gradient-reaches)
+`lays out` | how a prompt is shared by its completions, or why it isn't
+`samples` | how the transformers engine decodes, with as many threads as here
+`adapts` | how many layers take adapters, and which share of the parameters none reaches
+`shards` | whether ranks can share the model by rows
+`exports` | how many tensors an export has, by whose names
+`vLLM` | the class and the names that vLLM is asked for; vLLM itself isn't started
+`memory` | the bytes that a rank of the trainer keeps, and needs at its peak; a table below has them one by one
+
+A model of up to 2 GiB is loaded. A larger one isn't, unless you say `--load`: names and bytes come from its config and
+from the heads of its files. The trials of it are made on a *twin* with random weights: the same class and width, with a
+few of its layers, experts and tokens. The line `loads` says which. Where no twin can be made, the line `trains` says
+that nothing was tried. A twin doesn't tell whether batches share steps, which depends on all shapes of the model; a
+generator finds it out when it has loaded the model.
+
 ## Folders with pictures or sound
 
 A multi-modal folder, such as one of Gemma 3 or Qwen3-VL, is trained by its *text*. The trainer says so in one line.

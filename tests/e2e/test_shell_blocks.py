@@ -68,6 +68,7 @@ ELSEWHERE = {
     "onbeat plan configs/demo.toml": ("tests/rooms/planning/test_plan.py", '["plan", str(DEMO)'),
     "python -m benchmarks": ("tests/unit/benchmarks/test_benchmarks.py", 'run("control-plane", "--help")'),
     "onbeat doctor": ("tests/rooms/doctor/test_doctor.py", '"doctor"'),
+    "onbeat doctor configs/models/two-digit-addition": ("tests/rooms/doctor/test_doctor_model.py", '"configs/models'),
     "onbeat replay JOB": ("tests/rooms/replay/test_replay.py", '"replay"'),
     "onbeat resume JOB --wider-sums": ("tests/chaos/test_resume.py", "wider_sums=int("),
     "onbeat watch JOB --log": ("tests/unit/onbeat/test_watch_log.py", '"--log"'),

@@ -131,7 +131,7 @@ class _Tried:
     tried_on: str
     packing: str
     out_of_reach: tuple[str, ...]
-    """Of the folder's model, also where a twin was tried."""
+    """Names in the folder's model, also where a twin was tried."""
     takes_adapters: bool
 
 

@@ -359,6 +359,13 @@ def test_the_command_prints_one_object_and_ends_with_1_where_the_job_would_be_re
     assert "of 2 layers" in text
 
 
+def test_a_model_of_the_repository_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "configs/models/two-digit-addition"]) == 0
+    text = capsys.readouterr().out
+    assert "kept for the whole job" in text
+    assert all(line.split()[0] in ("ok", "warn") for line in text.partition("\n\n")[0].splitlines()[1:])
+
+
 def test_the_job_of_a_spec_is_answered_for_and_a_spec_that_is_refused_says_all_its_refusals(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
