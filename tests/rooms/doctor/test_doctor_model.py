@@ -52,7 +52,7 @@ FAMILIES = (
     "qwen3_5",
     "qwen3_vl",
 )
-"""They take each way: packed attention, the cache; experts, indexers, states; a text's own class, a class with towers."""
+"""They take each way: packed attention, the cache; experts, indexers, states; a text's own class, and towers."""
 LORA = {"rank": 2}
 
 
