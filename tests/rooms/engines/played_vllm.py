@@ -71,6 +71,17 @@ class PlayedLlm:
         company = COMPANY_EFFECT * max(0, self._num_running - SMALL) if self._depends_on_company else 0.0
         return noise[0] % VOCABULARY, -1.0 - noise[1] / 256 - company
 
+    @property
+    def engine_core(self) -> SimpleNamespace:
+        """vLLM's client of its engine cores: here of one, with one worker."""
+        return SimpleNamespace(call_utility_all_async=self._call_all)
+
+    async def _call_all(
+        self, utility: str, method: str, timeout: None, args: tuple[Any, ...], kwargs: None
+    ) -> list[Any]:
+        assert (utility, timeout, kwargs) == ("collective_rpc", None, None)
+        return [await self.collective_rpc(method, args)]
+
     async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
         self.calls.append(method)
         if method != "load_version":

@@ -158,7 +158,7 @@ def test_alarms_of_ones_own_say_when_the_kl_is_high_and_the_entropy_gone() -> No
     assert run.told() == ({}, ())
     for options, problem in (
         ({"trainer__kl_alarm": 0.5}, "trainer.kl_alarm: has no effect"),
-        ({"trainer__stop_on": ["kl_high"]}, "never said: without kl_alarm"),
+        ({"trainer__stop_on": ["kl_high"]}, "never gives: without kl_alarm"),
     ):
         with pytest.raises(InvalidInput, match=problem):
             judged_spec(**options)

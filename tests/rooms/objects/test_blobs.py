@@ -131,7 +131,7 @@ def test_a_name_that_would_be_another_key_is_refused(blobs: Blobs, tmp_path: Pat
             blobs.fetch(bad, tmp_path / "x", num_bytes=1)
     with pytest.raises(ContractViolation, match="no name of an object"):
         blobs.put_pointer("a/b", b"")
-    with pytest.raises(NotFound, match="no job's id"):
+    with pytest.raises(NotFound, match="is not a job id"):
         open_blobs(StackSettings(objects="file:///tmp"), "../x", "run", deadline_s=1.0)
 
 

@@ -360,7 +360,7 @@ def test_a_wait_for_a_batch_says_who_has_it_and_why_it_is_not_there(folder: RunF
     held = Played(folder)
     held.awaited = "batch 0/train/0, which g1 failed at attempt 1, and which is tried again: KeyError: 'layers'"
     iteration = opened()
-    waits = gathering.Gathering(cast(Any, held), iteration, train=cast(Any, print), mend=cast(Any, print))
+    waits = gathering.Gathering(cast(Any, held), iteration, train=cast(Any, print), repair=cast(Any, print))
     assert waits.missing_in_words == iteration.missing_in_words
     waits._reconciled_s = -math.inf
     waits.look()
