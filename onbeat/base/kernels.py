@@ -93,10 +93,12 @@ class OneDnnLinear(nn.Linear):
         # oneDNN makes no kernel for no rows.
         if input.device.type != "cpu" or not input.numel():
             return functional.linear(input, self.weight, self.bias)
+        rows = input.reshape(-1, self.in_features)
         product: Callable[..., Tensor] = _Linear.apply if torch.is_grad_enabled() else _product
-        return product(input.reshape(-1, self.in_features), self.weight, self.bias).view(
-            *input.shape[:-1], self.out_features
-        )
+        filled_product = product(rows, self.weight, self.bias)
+        # Out here, where autograd follows the cut: a model may then write on its product in place, as Llama 4's experts
+        # do. Autograd forbids that to a view which a function made.
+        return _cut(filled_product, len(rows)).view(*input.shape[:-1], self.out_features)
 
 
 PLAIN_LINEAR = (nn.Linear, OneDnnLinear)
@@ -120,7 +122,7 @@ def use_onednn(model: M) -> M:
 
 
 class _Linear(torch.autograd.Function):
-    """The product rows [N, K] · weightᵀ [K, outputs] with its gradients, all three of them by oneDNN."""
+    """The product of filled-up rows [N, K] and weightᵀ [K, outputs] with its gradients, all three of them by oneDNN."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -132,7 +134,8 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         rows, weight = ctx.saved_tensors
-        gradient = _filled_up(gradients[0])
+        # [N filled up, outputs], like the product; 0 in the rows that were cut off.
+        gradient = gradients[0]
         needs_rows, needs_weight, needs_bias = ctx.needs_input_grad
         of_rows: Tensor | None = None
         of_weight: Tensor | None = None
@@ -149,11 +152,13 @@ class _Linear(torch.autograd.Function):
 
 
 def _product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiplies rows [N, K], filled up to a multiple of ROWS, and cuts the product to [N, outputs]."""
-    filled = _filled_up(rows)
-    product = multiply(filled, weight, bias)
-    # The rows of zeros give rows that are cut off: the bias alone.
-    return product if filled is rows else product[: len(rows)]
+    """Multiplies rows [N, K], filled up to a multiple of ROWS; the product has as many rows as that."""
+    return multiply(_filled_up(rows), weight, bias)
+
+
+def _cut(product: Tensor, rows: int) -> Tensor:
+    """Cuts off the rows behind the first `rows`: they are of rows of zeros, and hold the bias alone."""
+    return product if len(product) == rows else product[:rows]
 
 
 def _filled_up(rows: Tensor) -> Tensor:

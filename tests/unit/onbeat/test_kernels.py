@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.testing import assert_close
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from onbeat.base import kernels
@@ -69,6 +70,27 @@ def test_values_and_gradients_are_those_of_a_linear_layer(shape: tuple[int, ...]
     for expected, actual in zip(*found, strict=True):
         assert actual.shape == expected.shape
         assert (actual - expected).norm() <= 1e-6 * expected.norm()
+
+
+@needs_onednn
+@pytest.mark.parametrize("shape", [(16, 64, 96), (32, 64, 96), (2, 3, 64, 96)])
+def test_a_model_may_write_on_its_product_in_place(shape: tuple[int, ...]) -> None:
+    """As Llama 4 does: what its routed experts give is added to the product of the shared one."""
+    *rows, num_inputs, num_outputs = shape
+    plain, layer = layers(num_inputs, num_outputs)
+    inputs = torch.randn(*rows, num_inputs)
+    addend = torch.randn(*rows, num_outputs)
+    gradients: list[Tensor] = []
+    products: list[Tensor] = []
+    for each in (plain, layer):
+        output = each(inputs)
+        output.add_(addend)
+        output.square().sum().backward()
+        assert each.weight.grad is not None
+        products.append(output.detach())
+        gradients.append(each.weight.grad)
+    assert_close(products[1], products[0])
+    assert_close(gradients[1], gradients[0])
 
 
 @needs_onednn
