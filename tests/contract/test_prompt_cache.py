@@ -124,7 +124,7 @@ def test_a_family_whose_trial_refuses_takes_padded_rows_with_the_reason(family: 
     }
     passes = choose_passes(state_model(family), TrainerSpec(), CPU)
     assert passes.packing == "padded"
-    assert words[family] in passes.reason
+    assert passes.reason.count(words[family]) == 1
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,9 @@ def _chosen(model: PreTrainedModel, trainer: TrainerSpec, device: torch.device) 
         problem = trial.problem
         if not problem:
             return Passes(packing="prompt_cache", reason=f"{packed}; {trial.company}")
-    return Passes(packing="padded", reason=f"{packed}; {problem}")
+    # A head of another kind, for example, keeps a model from both.
+    reasons = dict.fromkeys((packed, problem))
+    return Passes(packing="padded", reason="; ".join(reasons))
 
 
 def _without_cache(trainer: TrainerSpec) -> str:
