@@ -4,7 +4,8 @@
     [5 9 2 6 5 3 5 8]   long prompt                                    └▶ those of the row by itself?
 
 An attention mask keeps most architectures from their padding. One that compresses its keys by blocks of positions
-counts padding as positions, whatever the mask says.
+counts padding as positions, whatever the mask says. The same pass shows an encoder, which transformers loads as a
+causal language model all the same: its states come from the tokens behind them, too.
 """
 
 from __future__ import annotations
@@ -30,18 +31,27 @@ NARROW_TOLERANCE = 0.1
 """The same of the median in a narrower dtype, in which a router may choose another expert for some of the tokens.
 DeepSeek-V4 is off by 0.17, and other families by some hundredths at most."""
 
+NEXT_TOKENS_TOLERANCE = 1e-3
+"""Largest gradient of a state at a token behind it, relative to the largest at any token: kernels that work by chunks
+may leave rounding there."""
+
 
 def check_padded_rows(model: PreTrainedModel) -> None:
     """Tries a model on rows with padding. Ranks that share it call it at the same time.
 
     Raises:
-        InvalidInput: A padded row isn't what it is by itself; the error names model.path and the cure.
+        InvalidInput: A padded row isn't what it is by itself, or a token sees those behind it; the error names
+            model.path and the cure.
     """
     is_shared = isinstance(model, FSDPModule)
     with torch.enable_grad():
         padded, embedded = _padded_states(model)
         # Ranks sum what a backward pass leaves: where they share a model, states alone are compared.
         if not is_shared and embedded is not None:
+            if _looks_ahead(padded, embedded):
+                raise _refusal(
+                    model, "lets a token see those behind it", "it can't be trained to write one after the other"
+                )
             problem = _leak(padded, embedded)
             if problem:
                 raise _refusal(model, problem)
@@ -94,6 +104,19 @@ def _difference(padded: Tensor, alone: Tensor) -> float:
     return float(apart.median() / size.median())
 
 
+def _looks_ahead(states: Tensor, embedded: Tensor) -> bool:
+    """Returns True where the states before the short row's last token come from that token's embedding."""
+    # The graph is kept for `_leak`.
+    (gradient,) = torch.autograd.grad(
+        states[:-1].float().square().sum(), embedded, allow_unused=True, retain_graph=True
+    )
+    if gradient is None:
+        return False
+    sizes = gradient[0].abs()
+    # NaN is not above it.
+    return bool(sizes[-1].max() > NEXT_TOKENS_TOLERANCE * sizes.max())
+
+
 def _leak(states: Tensor, embedded: Tensor) -> str:
     """Returns a problem where the states of the short row come from its padding's embeddings; "" where none do."""
     (gradient,) = torch.autograd.grad(states.float().square().sum(), embedded, allow_unused=True)
@@ -106,9 +129,11 @@ def _leak(states: Tensor, embedded: Tensor) -> str:
     return ""
 
 
-def _refusal(model: PreTrainedModel, problem: str) -> InvalidInput:
+def _refusal(
+    model: PreTrainedModel, problem: str, consequence: str = "padded rows can't be trained right"
+) -> InvalidInput:
     return InvalidInput(
-        f"{type(base_causal_lm(model)).__name__} {problem}, so that padded rows can't be trained right",
+        f"{type(base_causal_lm(model)).__name__} {problem}, so that {consequence}",
         field=FIELD,
         cure="name a model of another family; docs/models.md lists them",
     )

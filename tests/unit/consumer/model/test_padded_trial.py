@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM, BertConfig
 
 from consumer.gradient.assembly import make_learner
 from consumer.model.padded_trial import check_padded_rows
@@ -39,6 +40,16 @@ def test_an_architecture_that_counts_padding_is_refused_by_name_with_the_cure(
     spec = job_spec(model__path=family, model__dtype=dtype, trainer__packing="padded")
     with pytest.raises(InvalidInput, match=rf"model\.path: DeepseekV4ForCausalLM .*{words}"):
         make_learner(StackSettings(run_root=str(tmp_path / "runs"), model_root=str(tmp_path)), spec)
+
+
+def test_an_encoder_is_refused_since_its_tokens_see_those_behind_them() -> None:
+    """transformers makes a causal language model of BERT, whose attention looks both ways unless its config forbids."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    options = sizes | {"vocab_size": 64, "max_position_embeddings": 64}
+    encoder = AutoModelForCausalLM.from_config(BertConfig(**options)).eval()
+    with pytest.raises(InvalidInput, match=r"model\.path: BertLMHeadModel lets a token see those behind it"):
+        check_padded_rows(encoder)
+    check_padded_rows(AutoModelForCausalLM.from_config(BertConfig(**options, is_decoder=True)).eval())
 
 
 def test_states_that_come_from_the_padding_are_found_in_any_dtype() -> None:
