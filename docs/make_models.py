@@ -88,9 +88,10 @@ Should a later batch have a gradient for one after all, the job ends and names i
 
 ## Rows with padding
 
-The trainer also sends a short row through the model next to a long one, and compares it with the short row by itself. A
-model that gives other states for a padded row, as DeepSeek-V4 does, whose attention compresses positions in blocks, is
-refused for `trainer.packing = "padded"`.
+Where a job takes padded rows, since its spec says `trainer.packing = "padded"` or since the model can't share prompts,
+the trainer sends a short row through the model next to a long one, and compares it with the short row by itself. It
+refuses a model that gives other states for a padded row: DeepSeek-V4, whose attention compresses positions in blocks,
+RWKV and RecurrentGemma. It also refuses an encoder, such as BERT, whose tokens see those behind them.
 
 ## Folders that no trainer can load
 
@@ -101,7 +102,8 @@ line with the cure:
 - an architecture that the installed transformers doesn't know, or that needs code from the folder: it is never run;
 - quantized weights, since a step is smaller than what they tell apart;
 - pickled weights, and GGUF;
-- an index that names a file that is missing, and a file that is cut off.
+- an index that names a file that is missing, and a file that is cut off;
+- weights that lack tensors of the model, or have other shapes than config.json says: the trainer finds these, in seconds.
 """
 
 

@@ -327,19 +327,34 @@ def load_model(
             field=FIELD,
             cure="it needs config.json of a causal LM and safetensors",
         ) from error
-    # transformers fills what is missing with random numbers and only logs it.
-    absent = sorted([*loading["missing_keys"], *(entry[0] for entry in loading["mismatched_keys"])])
+    _check_loading(folder, loading)
+    configure_computation(network, model)
+    network.eval()
+    if gradient_checkpointing:
+        checkpoint_activations(network)
+    return network
+
+
+def _check_loading(folder: Path, loading: Mapping[str, Any]) -> None:
+    """Refuses a model whose tensors weren't all in the files: transformers fills them with random numbers, and only
+    logs it.
+    """
+    # Of each its name and two shapes, which the log has: here a rank may have a part of a tensor's rows.
+    mismatched = sorted(name for name, *_ in loading["mismatched_keys"])
+    if mismatched:
+        raise InvalidInput(
+            f"config.json of `{folder}` doesn't fit its safetensors: {len(mismatched)} tensors have other shapes there "
+            f"than it says, e.g. {mismatched[0]}",
+            field=FIELD,
+            cure="take both from the same model",
+        )
+    absent = sorted(loading["missing_keys"])
     if absent:
         raise InvalidInput(
             f"the safetensors of `{folder}` lack {len(absent)} tensors of the model, e.g. {absent[0]}",
             field=FIELD,
             cure="save the whole model with save_pretrained",
         )
-    configure_computation(network, model)
-    network.eval()
-    if gradient_checkpointing:
-        checkpoint_activations(network)
-    return network
 
 
 def _clear_dropout(config: Any) -> None:

@@ -51,8 +51,8 @@ def load_sharded(
     loading = _read_rows(model, folder, dtype, mesh, conversions)
     model.tie_weights(missing_keys=loading.missing_keys, recompute_mapping=False)
     with chosen.towers_unreported():
-        log_state_dict_report(model, str(folder), ignore_mismatched_sizes=False, loading_info=loading)
-    if not loading.missing_keys:
+        log_state_dict_report(model, str(folder), ignore_mismatched_sizes=True, loading_info=loading)
+    if not loading.missing_keys and not loading.mismatched_keys:
         _compute_buffers(model)
         # FSDP2 takes up the tensors that were read.
         cast(nn.Module, model).to(device)

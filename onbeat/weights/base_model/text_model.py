@@ -66,6 +66,7 @@ class TextModel:
     def load(self, folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:
         """Reads the model from the folder's safetensors; returns it with transformers' loading info.
 
+        Tensors that are missing, or of another shape than config.json says, have random values, and are in the info.
         Raises what transformers raises for a folder that it can't read.
         """
         options: dict[str, Any] = {}
@@ -80,6 +81,8 @@ class TextModel:
                 trust_remote_code=False,
                 use_safetensors=True,
                 output_loading_info=True,
+                # They are in the loading info then: transformers' own error names none of them.
+                ignore_mismatched_sizes=True,
                 **options,
             )
         model, loading = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)

@@ -47,7 +47,7 @@ LOADED: dict[str, dict[str, Any]] = {
 """A tied head; an untied one; buffers that the architecture computes; experts that are files' tensors of their own."""
 SPOILT = {
     "missing": "the safetensors of .* lack 1 tensors of the model, e.g. model.norm.weight",
-    "mismatched": "does not load as a causal LM",
+    "mismatched": "1 tensors have other shapes there than it says, e.g. model.norm.weight",
 }
 
 

@@ -120,6 +120,16 @@ def test_weights_that_lack_a_tensor_are_refused_instead_of_filled_at_random(tmp_
     assert "lack 1 tensors of the model, e.g. model.layers.1.mlp.up_proj.weight" in refused(folder)
 
 
+def test_weights_of_other_shapes_than_the_config_says_are_refused_by_name(tmp_path: Path) -> None:
+    folder = tiny_model_folder(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"][:-1].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    refusal = refused(folder)
+    assert "1 tensors have other shapes there than it says, e.g. model.norm.weight" in refusal
+    assert "(take both from the same model)" in refusal
+
+
 @pytest.mark.parametrize(
     "content", ["{}", "not json", '{"model_type": "no_such_architecture"}', '{"model_type": "vit"}']
 )
