@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def test_an_architecture_that_counts_padding_is_refused_by_name_with_the_cure(
 def test_an_encoder_is_refused_since_its_tokens_see_those_behind_them() -> None:
     """transformers makes a causal language model of BERT, whose attention looks both ways unless its config forbids."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    options = sizes | {"vocab_size": 64, "max_position_embeddings": 64}
+    options: dict[str, Any] = sizes | {"vocab_size": 64, "max_position_embeddings": 64}
     encoder = AutoModelForCausalLM.from_config(BertConfig(**options)).eval()
     with pytest.raises(InvalidInput, match=r"model\.path: BertLMHeadModel lets a token see those behind it"):
         check_padded_rows(encoder)
