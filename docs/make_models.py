@@ -103,7 +103,7 @@ line with the cure:
 - quantized weights, since a step is smaller than what they tell apart;
 - pickled weights, and GGUF;
 - an index that names a file that is missing, and a file that is cut off;
-- weights that lack tensors of the model, or have other shapes than config.json says: the trainer finds these, in seconds.
+- weights that lack tensors of the model, or have other shapes than config.json says (the trainer finds these).
 """
 
 
