@@ -98,20 +98,22 @@ def memory_of(sizes: ModelSizes, spec: JobSpec, *, device: str) -> Memory:
     trained_item_bytes = 4 if lora is not None else item_bytes
     num_trained = sum(tensor.num_items for tensor in trained)
     of_model = sum(parameter.items_of_rank(world_size) for parameter in sizes.parameters)
-    kept = [_part("weights", of_model * item_bytes + sizes.buffer_bytes, f"{item_bytes} bytes a parameter")]
+    permanent = [_part("weights", of_model * item_bytes + sizes.buffer_bytes, f"{item_bytes} bytes a parameter")]
     if lora is not None:
-        kept.append(_part("adapters", 4 * num_trained, "A and B, float32"))
+        permanent.append(_part("adapters", 4 * num_trained, "A and B, float32"))
         if item_bytes < 4:
-            kept.append(_part("merged layers", item_bytes * sizes.adapted_items, "of each adapted weight once more"))
+            permanent.append(
+                _part("merged layers", item_bytes * sizes.adapted_items, "of each adapted weight once more")
+            )
     elif spec.algorithm.advantage_kind.has_critic:
-        kept.append(_part("critic", item_bytes * _critic_items(sizes), "the model again, with a head of one row"))
+        permanent.append(_part("critic", item_bytes * _critic_items(sizes), "the model again, with a head of one row"))
     if trained_item_bytes < 4:
-        kept.append(_part("masters", 4 * num_trained, "float32, 4 bytes a trained parameter"))
-    kept.append(_moments(trained, spec.optimizer.type))
+        permanent.append(_part("masters", 4 * num_trained, "float32, 4 bytes a trained parameter"))
+    permanent.append(_moments(trained, spec.optimizer.type))
     sum_bytes = 8 if spec.trainer.accumulation == "exact" else 4
-    kept.append(_part("sums", sum_bytes * num_trained, f"{sum_bytes} bytes a trained parameter"))
+    permanent.append(_part("sums", sum_bytes * num_trained, f"{sum_bytes} bytes a trained parameter"))
     if spec.loads_reference and lora is None:
-        kept.append(_reference(of_model, item_bytes, spec))
+        permanent.append(_reference(of_model, item_bytes, spec))
     in_a_pass = [*_activations(sizes, spec, item_bytes)]
     if is_sharded:
         in_a_pass.append(_gathered(sizes, item_bytes, sum_bytes, with_gradient=lora is None))
@@ -123,7 +125,7 @@ def memory_of(sizes: ModelSizes, spec: JobSpec, *, device: str) -> Memory:
     if is_sharded and lora is None:
         whole = max((parameter.num_items for parameter in sizes.trained()), default=0)
         in_a_step.append(_part("gathered", 4 * whole, "the largest tensor, float32, for the norm"))
-    return Memory(kept=tuple(kept), in_a_pass=tuple(in_a_pass), in_a_step=tuple(in_a_step))
+    return Memory(permanent=tuple(permanent), in_a_pass=tuple(in_a_pass), in_a_step=tuple(in_a_step))
 
 
 def adapter_items(sizes: ModelSizes, rank: int) -> int:

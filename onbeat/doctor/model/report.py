@@ -33,20 +33,20 @@ class MemoryPart(Record, frozen=True, kw_only=True):
 class Memory(Record, frozen=True, kw_only=True):
     """Bytes that a rank of the trainer needs. `memory_of` creates it from shapes alone."""
 
-    kept: tuple[MemoryPart, ...]
-    """What it keeps for the whole job."""
+    permanent: tuple[MemoryPart, ...]
+    """The parts that it keeps for the whole job."""
     in_a_pass: tuple[MemoryPart, ...]
-    """What a pass needs on top of it."""
+    """The parts that a pass needs on top of them."""
     in_a_step: tuple[MemoryPart, ...]
-    """What an optimizer step needs on top of it, after the last pass."""
+    """The parts that an optimizer step needs on top of them, after the last pass."""
 
     @property
     def kept_bytes(self) -> int:
-        return sum(part.num_bytes for part in self.kept)
+        return sum(part.num_bytes for part in self.permanent)
 
     @property
     def peak_bytes(self) -> int:
-        """What is kept, with a pass or a step, whichever needs more: the two are never at the same time."""
+        """The permanent bytes, with a pass or a step, whichever needs more: the two are never at the same time."""
         of_pass = sum(part.num_bytes for part in self.in_a_pass)
         of_step = sum(part.num_bytes for part in self.in_a_step)
         return self.kept_bytes + max(of_pass, of_step)

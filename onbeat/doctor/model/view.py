@@ -22,7 +22,7 @@ def memory_table(memory: Memory) -> RenderableType:
     table.add_column("a rank's memory", no_wrap=True)
     table.add_column("bytes", justify="right", no_wrap=True)
     table.add_column("counted as")
-    _add(table, "", memory.kept)
+    _add(table, "", memory.permanent)
     table.add_row("kept for the whole job", in_bytes(memory.kept_bytes), "", style="bold")
     _add(table, "in a pass: ", memory.in_a_pass)
     _add(table, "in a step: ", memory.in_a_step)

@@ -311,7 +311,7 @@ def test_a_model_of_30_b_is_answered_for_without_reading_its_weights(
     assert not report.is_refused
     assert report.num_parameters == 30_532_122_624
     assert report.memory is not None
-    kept = {part.name: part.num_bytes for part in report.memory.kept}
+    kept = {part.name: part.num_bytes for part in report.memory.permanent}
     # 2 + 4 + 8 + 8 bytes a parameter, as the table of docs/hardware.md has it.
     assert kept["weights"] == num_bytes == 2 * report.num_parameters
     assert report.kept_bytes == 22 * report.num_parameters
