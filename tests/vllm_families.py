@@ -89,6 +89,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "num_position_embeddings": 16,
         },
     },
+    # No class of transformers is its text's alone: vLLM runs the folder's own, without the tower.
+    "qwen3_vl": {
+        "text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 4, 4]}},
+        "vision_config": {
+            "depth": 1,
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_heads": 2,
+            "out_hidden_size": 128,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0],
+        },
+    },
 }
 """Family → its own part of the config; that of a multi-modal one has the text's and the tower's."""
 

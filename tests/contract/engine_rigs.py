@@ -199,7 +199,9 @@ def setup(folder: Path, weight_root: Path | None = None, **changes: Any) -> Engi
     )
 
 
-def start_vllm_server(folder: Path, url: str, log_path: Path) -> subprocess.Popen[bytes]:
+def start_vllm_server(
+    folder: Path, url: str, log_path: Path, *, python: str = sys.executable, num_parts: int = 1
+) -> subprocess.Popen[bytes]:
     """Starts it with the flags that docs/operate.md names; the other flags are for a CPU."""
     flags = {
         "max-logprobs": -1,
@@ -211,11 +213,14 @@ def start_vllm_server(folder: Path, url: str, log_path: Path) -> subprocess.Pope
         "dtype": "float32",
         "kv-cache-memory-bytes": 64 * 1024**2,
         "max-num-seqs": 256,
+        "tensor-parallel-size": num_parts,
     }
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", "--load-format", "dummy"]
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", "--load-format", "dummy"]
     for name, value in flags.items():
         command += [f"--{name}", str(value)]
     environment = {"VLLM_SERVER_DEV_MODE": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    if num_parts > 1:
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     with log_path.open("wb") as log_file:
         return subprocess.Popen(
             command, env=os.environ | environment, stdout=log_file, stderr=log_file, preexec_fn=end_with_launcher()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,14 +22,18 @@ from onbeat.base.process import child_process
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec
 from onbeat.stack.options import StackOptions
-from onbeat.stack.profile import load_profile
+from onbeat.stack.ports import free_port
+from onbeat.stack.profile import GeneratorProfile, StackProfile, load_profile
 from onbeat.stack.stack import EmbeddedStack
 from tests import until as asked
+from tests.contract.engine_rigs import start_vllm_server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MIXED = REPOSITORY / "configs" / "stacks" / "mixed.toml"
 VLLM, TRANSFORMERS = "generator-1", "generator-2"
-DEADLINE_S = 300.0
+VLLM_PYTHON = ".venv-vllm/bin/python"
+DEADLINE_S = 900.0
+WORKERS = {"two parts": {"tensor_parallel_size": 2}, "two copies": {"data_parallel_size": 2}}
 
 pytestmark = [
     pytest.mark.skipif("TEST_VLLM" not in os.environ, reason="needs the environment that `make test-vllm` makes"),
@@ -91,11 +96,11 @@ def shorter_spec(file: str = "demo.toml", **settings: Any) -> JobSpec:
     return load_spec(REPOSITORY / "configs" / file, chosen)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    profile = load_profile(MIXED)
+@contextlib.contextmanager
+def started(profile: StackProfile, run_root: Path) -> Iterator[Run]:
+    """Starts a stack with a profile's generators, and stops it at the end."""
     options = StackOptions(
-        run_root=tmp_path_factory.mktemp("stack") / "runs",
+        run_root=run_root,
         model_root=REPOSITORY,
         generators=len(profile.each),
         profile=profile,
@@ -103,6 +108,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     )
     with EmbeddedStack(options) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
         yield Run(stack, client)
+
+
+def assert_sampled_and_verified(run: Run) -> None:
+    """Runs a whole job on the stack's only generator."""
+    job_id = run.submit()
+    status, seen = run.watched_end(job_id)
+    assert (status.state.value, status.reason) == ("succeeded", "")
+    assert seen == {VLLM}
+    run.assert_verified(status)
+    assert max(metrics.mismatch_max for metrics in run.client.metrics(job_id)) < 1e-3
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    with started(load_profile(MIXED), tmp_path_factory.mktemp("stack") / "runs") as of_both:
+        yield of_both
 
 
 def test_a_job_is_sampled_by_vllm_and_by_transformers_on_policy_and_verified(run: Run) -> None:
@@ -174,3 +195,32 @@ def test_a_profile_of_vllm_alone_refuses_a_deterministic_job_before_anything_sta
     profile = load_profile(REPOSITORY / "configs" / "stacks" / "vllm.toml")
     with pytest.raises(InvalidInput, match="deterministic"):
         profile.check(shorter_spec(deterministic="true"))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_job_is_sampled_by_two_workers_which_end_with_their_generator(tmp_path: Path, workers: str) -> None:
+    engine = {"type": "vllm", "kv_cache_mb": 64, "timeout_s": DEADLINE_S, **WORKERS[workers]}
+    profile = StackProfile(generators=(GeneratorProfile(python=VLLM_PYTHON, engine=engine),))
+    with started(profile, tmp_path / "runs") as run:
+        assert_sampled_and_verified(run)
+        generator = run.stack.pids[VLLM]
+        below = child_process.descendants(generator)
+        # Two parts are two workers below one engine core, and each copy is in an engine core of its own.
+        assert len([process for process in below if "spawn_main" in " ".join(process.cmdline())]) >= 2
+        os.kill(generator, 9)
+        run.until(lambda: not child_process.living(below), "the end of its engine cores and workers")
+
+
+def test_a_job_is_sampled_by_a_server_of_ones_own_whose_model_is_in_two_parts(tmp_path: Path) -> None:
+    model = REPOSITORY / shorter_spec().model.path
+    url = f"http://127.0.0.1:{free_port()}"
+    python = str(REPOSITORY / VLLM_PYTHON)
+    server = start_vllm_server(model, url, tmp_path / "server.log", python=python, num_parts=2)
+    engine = {"type": "openai", "url": url, "timeout_s": DEADLINE_S}
+    try:
+        with started(StackProfile(generators=(GeneratorProfile(engine=engine),)), tmp_path / "runs") as run:
+            assert_sampled_and_verified(run)
+            assert server.poll() is None
+    finally:
+        server.terminate()
+        server.wait(60.0)

@@ -59,6 +59,10 @@ CPU_ENVIRONMENT = {
     # The engine core is a process of its own all the same; its worker isn't another one below it.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
+WITHOUT_CPU_ROTATION = {"custom_ops": ["-rotary_embedding"]}
+"""Compilation config by which vLLM rotates with torch's operations. On a CPU its own kernel takes the stride of a head
+for that of a token where queries come as [tokens, heads, width], as latent attention hands them in, and so rotates
+other numbers than its own."""
 UNBOUND_WORKERS = ("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 """vLLM would bind the threads of each worker on a CPU to a memory node of its own, and few machines have several."""
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
@@ -153,20 +157,26 @@ class VllmEngine(BatchingEngine):
         try:
             with opened_model(setup.model, setup.model_root) as folder:
                 config = model_config(folder)
+                is_latent = getattr(config.get_text_config(decoder=True), "kv_lora_rank", None) is not None
                 self._model_context_tokens = context_tokens(config)
                 self._stop_ids = sorted(end_of_sequence_ids(folder, config))
-                self._llm = self._llm_over(folder, setup, options, has_gpu=has_gpu)
+                compilation = WITHOUT_CPU_ROTATION if is_latent and not has_gpu else {}
+                self._llm = self._llm_over(folder, setup, options, compilation, has_gpu=has_gpu)
         except InvalidInput:
             if self._llm is not None:
                 self._llm.shutdown(timeout=SHUTDOWN_S)
             raise
 
-    def _llm_over(self, folder: Path, setup: EngineSetup, options: VllmOptions, *, has_gpu: bool) -> Any:
+    def _llm_over(
+        self, folder: Path, setup: EngineSetup, options: VllmOptions, compilation: dict[str, Any], *, has_gpu: bool
+    ) -> Any:
         arguments = self._vllm.AsyncEngineArgs(
             model=str(folder),
             dtype=setup.model.dtype,
             load_format="dummy",
             hf_overrides=text_overrides(folder),
+            # No version has tensors for towers, which vLLM doesn't make then.
+            language_model_only=True,
             generation_config="vllm",
             logprobs_mode="processed_logprobs",
             # As many as kept sets need (producer/engine/vllm_kept_sets.py).
@@ -176,6 +186,7 @@ class VllmEngine(BatchingEngine):
             kv_cache_memory_bytes=(options.kv_cache_mb or (0 if has_gpu else CPU_KV_CACHE_MB)) * 1024**2 or None,
             **({"gpu_memory_utilization": SHARED_GPU} if has_gpu and options.kv_cache_mb else {}),
             enforce_eager=not has_gpu,
+            compilation_config=compilation,
             max_model_len=self._longest_row(setup, options),
             tensor_parallel_size=options.tensor_parallel_size,
             data_parallel_size=options.data_parallel_size,

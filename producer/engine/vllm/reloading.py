@@ -41,6 +41,7 @@ class Reloads:
         self._layerwise = import_module("vllm.model_executor.model_loader.reload.layerwise")
         self._meta = import_module("vllm.model_executor.model_loader.reload.meta")
         self._head_class = import_module("vllm.model_executor.layers.vocab_parallel_embedding").ParallelLMHead
+        _route_by_sigmoid(model)
         self._written: frozenset[str] = frozenset()
         """Paths of layers into whose parameters the model's loader writes by itself, which "meta" would forget."""
 
@@ -183,6 +184,23 @@ def _forget_packed_experts(model: nn.Module) -> None:
             continue
         if all(parameter.device.type == "cpu" for parameter in _parameters(layer).values()):
             method.moe_kernel = None
+
+
+def _route_by_sigmoid(model: nn.Module) -> None:
+    """Has a CPU choose experts by sigmoids of their logits, as MiniMax-M2 does.
+
+    vLLM's router for a CPU knows sigmoids only where experts are in groups, and asserts softmax elsewhere. The best of
+    a single group are the best of all.
+    """
+    cpu_router = import_module("vllm.model_executor.layers.fused_moe.router.cpu_router").CPURouter
+    for layer in model.modules():
+        router: Any = getattr(layer, "router", None)
+        if not isinstance(router, cpu_router) or router.use_grouped_topk or router.custom_routing_function is not None:
+            continue
+        if router.scoring_func == "sigmoid":
+            router.use_grouped_topk = True
+            router.num_expert_group = 1
+            router.topk_group = 1
 
 
 def _names_by_tensor(model: nn.Module) -> list[set[str]]:

@@ -9,12 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from contracts.errors import InvalidInput
 from onbeat.weights.base_model.checkpoint_names import CheckpointNames, names_of_family, names_of_folder, stored_names
+from onbeat.weights.base_model.text_model import text_model
 from onbeat.weights.layout import layout_of
-from onbeat.weights.model_folder import empty_model, weight_tensors
+from onbeat.weights.model_folder import empty_model, model_config, weight_tensors
 from tests.families import FAMILIES, family_folder
 from tests.vllm_families import FAMILIES as LARGER_FAMILIES
 from tests.vllm_families import vllm_family_folder
@@ -24,7 +25,8 @@ JOINED = "model.layers.0.mlp.experts.gate_up_proj"
 
 
 def loaded(folder: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model, _ = text_model(model_config(folder)).load(folder, torch.float32)
+    return model
 
 
 def version_of(model: PreTrainedModel) -> dict[str, Tensor]:
