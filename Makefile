@@ -169,8 +169,9 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt constraints.txt
 demo-vllm: $(STAMP) $(VLLM_STAMP)
 	$(BIN)/onbeat demo --profile configs/stacks/vllm.toml --set deterministic=false
 
-# What every engine promises, with vLLM in the process and behind its server; families, and several workers; then a
-# job of a vLLM and a transformers generator, and one whose engine core is killed. Minutes.
+# What every engine promises, with vLLM in the process and behind its server; families, and several workers; then
+# jobs of a vLLM and a transformers generator, one whose engine core is killed, and jobs of two parts, two copies and a
+# server of one's own. Minutes.
 test-vllm: $(STAMP) $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/contract/test_engines.py tests/rooms/engines/test_vllm_engine.py \
 		tests/rooms/engines/test_vllm_reload.py tests/rooms/engines/test_vllm_families.py tests/rooms/engines/test_vllm_workers.py \

@@ -89,7 +89,7 @@ class OpenaiEngine(BatchingEngine):
 
     @property
     def _vocabulary_tokens(self) -> int:
-        return self._config.vocab_size
+        return self._config.get_text_config(decoder=True).vocab_size
 
     async def _sample(self, batch: PromptBatch) -> list[list[Completion]]:
         try:
