@@ -244,7 +244,10 @@ class VllmEngine(BatchingEngine):
     async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:
         files = await asyncio.to_thread(self._files_elsewhere, manifest)
         if not self._bound_to_us:
-            await self._on_each_worker("end_with_generator", os.getpid())
+            coordinator = self._llm.engine_core.resources.coordinator
+            # It counts the requests of the copies of a model, and nothing in it looks for this process.
+            others = [] if coordinator is None else [coordinator.proc.pid]
+            await self._on_each_worker("end_with_generator", os.getpid(), others)
             self._bound_to_us = True
         # An update under a running request ends the engine core; `wait` lets them end, and empties the caches.
         await self._llm.pause_generation(mode="wait", clear_cache=True)

@@ -14,6 +14,7 @@ repository on its path.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -67,15 +68,19 @@ def stores_of_core(root: Path, at_hand: Callable[[], Mapping[str, bytes]]) -> St
     return stores
 
 
-def _end_after(generator: int, engine_core_pid: int) -> None:
-    """Waits for the generator's end, and then ends the engine core, with which its workers end.
+def _end_after(generator: int, others: list[int], engine_core_pid: int) -> None:
+    """Waits for the generator's end, and then ends what it has started.
 
     Args:
         generator: File descriptor of the generator's process.
-        engine_core_pid: Process number of this process's parent.
+        others: Those of processes beside the engine cores.
+        engine_core_pid: Process number of the engine core, with which its workers end: this process, or its parent.
     """
     select.select([generator], [], [])
-    if os.getppid() == engine_core_pid:
+    for other in others:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(other, signal.SIGKILL)
+    if engine_core_pid in (os.getpid(), os.getppid()):
         os.kill(engine_core_pid, signal.SIGKILL)
 
 
@@ -163,23 +168,29 @@ class VerifiedLoader:
             for tensor in cache if isinstance(cache, list | tuple) else [cache]:
                 tensor.zero_()
 
-    def end_with_generator(self, generator_pid: int) -> None:
+    def end_with_generator(self, generator_pid: int, other_pids: list[int]) -> None:
         """Lets this process, and the engine core that it is of, end when the generator that started them is gone:
         nothing else would stop them then.
 
         Args:
             generator_pid: The generator's process number.
+            other_pids: Those of processes that the generator has started beside the engine cores; they end, too.
         """
         if not sys.platform.startswith("linux"):
             return
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         parent = os.getppid()
         if parent == 1:
             os._exit(1)
-        if parent != generator_pid:
-            # The parent is the engine core then, which no signal reaches when the generator dies.
-            arguments = (os.pidfd_open(generator_pid), parent)
-            threading.Thread(target=_end_after, args=arguments, name="ends-with-generator", daemon=True).start()
+        is_engine_core = parent == generator_pid
+        if not (is_engine_core and other_pids):
+            # With its parent ends a worker, or an engine core that has nothing to end before itself.
+            ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if is_engine_core and not other_pids:
+            return
+        others = [os.pidfd_open(pid) for pid in other_pids]
+        engine_core_pid = os.getpid() if is_engine_core else parent
+        arguments = (os.pidfd_open(generator_pid), others, engine_core_pid)
+        threading.Thread(target=_end_after, args=arguments, name="ends-with-generator", daemon=True).start()
 
     def _renew_tied_head(self) -> None:
         """Packs a tied head again. vLLM's reload processes the layers that were handed a tensor; a head that is tied to
