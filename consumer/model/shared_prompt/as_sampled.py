@@ -103,7 +103,7 @@ def _prompts(
         first = prefill.width - layout.prompt_lengths
         # bool [g, 1, W, W]: causal, without the padding on the left.
         mask = ((columns[None, :] <= columns[:, None]) & (columns >= first[:, None, None]))[:, None]
-        if has_window:
+        if window is not None and has_window:
             # Padding stands on the left, so a distance in columns is one in positions.
             mask &= columns[:, None] - columns[None, :] < window
     attended = scaled_dot_product_attention(*rows, attn_mask=mask, is_causal=mask is None, **options)

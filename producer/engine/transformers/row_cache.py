@@ -283,7 +283,7 @@ def layer_windows(config: Any) -> tuple[int | None, ...] | None:
 def full_cache(config: Any) -> DynamicCache:
     """Returns an empty cache that keeps all tokens in each layer, also behind a sliding window."""
     cache = DynamicCache(config=config)
-    cache.layers = [DynamicLayer() for _ in cache.layers]
+    cache.layers[:] = [DynamicLayer() for _ in cache.layers]
     return cache
 
 
