@@ -74,7 +74,7 @@ class PlayedLlm:
     @property
     def engine_core(self) -> SimpleNamespace:
         """vLLM's client of its engine cores: here of one, with one worker."""
-        return SimpleNamespace(call_utility_all_async=self._call_all)
+        return SimpleNamespace(call_utility_all_async=self._call_all, resources=SimpleNamespace(coordinator=None))
 
     async def _call_all(
         self, utility: str, method: str, timeout: None, args: tuple[Any, ...], kwargs: None
