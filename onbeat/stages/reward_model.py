@@ -31,6 +31,7 @@ from contracts.spec.stages import RewardModelStage
 from onbeat.data.named_files import reading_model
 from onbeat.data.rendering.chat_template import COSTS_CURE, ChatTemplate, TemplateEnded, TemplateRefuses
 from onbeat.stages.served_stages import ServedStage, field_of, file_digests_of, model_folders, renamed
+from onbeat.weights.base_model.text_model import MAKES_A_MODEL
 from onbeat.weights.model_folder import LOADING_ERRORS, context_tokens, load_tokenizer
 
 
@@ -173,15 +174,16 @@ def _load_classifier(folder: Path, field: str) -> Any:
                 field=field,
                 cure="name a sequence classifier with num_labels = 1",
             )
-        model, loading = AutoModelForSequenceClassification.from_pretrained(
-            folder,
-            config=config,
-            dtype="auto",
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        with MAKES_A_MODEL:
+            model, loading = AutoModelForSequenceClassification.from_pretrained(
+                folder,
+                config=config,
+                dtype="auto",
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
     except LOADING_ERRORS as error:
         raise InvalidInput(
             f"`{folder}` does not load as a sequence classifier: {first_line(error)}",

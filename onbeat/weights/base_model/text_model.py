@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,9 @@ from transformers.utils import logging as transformers_logging
 from contracts.errors import InvalidInput
 from onbeat.weights.model_path import FIELD, weights_index
 
+MAKES_A_MODEL = threading.RLock()
+"""Held while transformers makes or reads a model. It replaces functions of torch and of its own classes meanwhile (initial
+weights, ties of weights), for all threads of the process: two at once would leave them replaced."""
 TEXT_NAMES: Mapping[str, str] = {
     r"^model\.language_model\.": "model.",
     r"^language_model\.model\.": "model.",
@@ -55,10 +59,12 @@ class TextModel:
 
     def empty(self, dtype: torch.dtype) -> PreTrainedModel:
         """Makes the model with uninitialised weights, on torch's default device."""
-        with no_init_weights():
-            model: PreTrainedModel = self.auto.from_config(self.config, dtype=dtype, trust_remote_code=False)
-        # Without initial weights transformers ties none, and FSDP2 would take a tied head for a parameter of its own.
-        model.tie_weights()
+        with MAKES_A_MODEL:
+            with no_init_weights():
+                model: PreTrainedModel = self.auto.from_config(self.config, dtype=dtype, trust_remote_code=False)
+            # Without initial weights transformers ties none, and FSDP2 would take a tied head for a parameter of its
+            # own.
+            model.tie_weights()
         if self.has_towers:
             take_towers_out(model)
         return model
@@ -72,7 +78,7 @@ class TextModel:
         options: dict[str, Any] = {}
         if self.names:
             options["key_mapping"] = dict(self.names)
-        with self.towers_unreported():
+        with MAKES_A_MODEL, self.towers_unreported():
             loaded = self.auto.from_pretrained(
                 folder,
                 config=self.config,
@@ -141,9 +147,10 @@ def _tied_as_whole(text: PreTrainedConfig, whole: PreTrainedConfig) -> PreTraine
         return text
     if type(whole) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return text
-    with torch.device("meta"), no_init_weights():
-        model: PreTrainedModel = AutoModelForImageTextToText.from_config(whole)
-    model.tie_weights()
+    with MAKES_A_MODEL:
+        with torch.device("meta"), no_init_weights():
+            model: PreTrainedModel = AutoModelForImageTextToText.from_config(whole)
+        model.tie_weights()
     head = model.get_output_embeddings()
     if head is None:
         return text
