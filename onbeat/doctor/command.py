@@ -64,7 +64,7 @@ def doctor(
     ] = None,
     json_output: options.Json = False,
 ) -> None:
-    """Say what of this machine, or of MODEL, would hurt a job; exit code 1 where something would make it fail.
+    """Say what of this machine, or of a model's folder, would hurt a job; exit code 1 where it would make one fail.
 
     With MODEL or --spec it answers for the model: whether it loads, which tensors are trained, how passes are laid out,
     how it is sampled, adapted, shared by ranks and exported, and the bytes that a trainer needs.
