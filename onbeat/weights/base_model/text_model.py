@@ -35,8 +35,8 @@ from contracts.errors import InvalidInput
 from onbeat.weights.model_path import FIELD, weights_index
 
 MAKES_A_MODEL = threading.RLock()
-"""Held while transformers makes or reads a model. Meanwhile it replaces functions of torch and of its own classes (initial
-weights, ties of weights) for all threads of the process: two at once would leave them replaced."""
+"""Held while transformers makes or reads a model. Meanwhile it replaces functions of torch and of its own classes
+(initial weights, ties of weights) for all threads of the process: two at once would leave them replaced."""
 TEXT_NAMES: Mapping[str, str] = {
     r"^model\.language_model\.": "model.",
     r"^language_model\.model\.": "model.",
