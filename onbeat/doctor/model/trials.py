@@ -151,7 +151,8 @@ class Trials:
         most_rows = min(2 * options.shared_sequences, MOST_ROWS) if options.shared_sequences > 1 else 0
         with torch.inference_mode():
             verdict = judge(sampled, most_rows=most_rows, most_packed_bytes=0)
-        threads = f"with {torch.get_num_threads()} threads"
+        num_threads = torch.get_num_threads()
+        threads = "with 1 thread" if num_threads == 1 else f"with {num_threads} threads"
         if verdict.problem:
             return f"{engine} decodes one batch at a time {threads}: {verdict.problem}"
         return f"{engine} decodes several batches in shared steps {threads}"
