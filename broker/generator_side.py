@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,12 +14,17 @@ from broker.connection.bounds import BATCH_BYTES
 from broker.connection.client import Broker
 from broker.keys import OpenKeys, batch_shape, chunk_field
 from broker.leases import Lease, LeasedSide
+from broker.proofs import verdict as verdict_of
 from broker.spans import report_spans
 from contracts.encoding.wire import Record, decode
 from contracts.errors import ContractViolation, WrongEngine
 from contracts.events import TimelineSpan
+from contracts.probes import LogProbs, ProofVerdict
 from contracts.rollouts import PromptBatch, RolloutBatch, encoded_batch
 from contracts.versions import WeightManifest, WeightShard
+
+MAX_PROOFS = 64
+"""Proofs that a generator keeps of a job, to repeat them to a server that has forgotten them."""
 
 
 class PublishOutcome(str, Enum):
@@ -33,6 +39,8 @@ class PublishOutcome(str, Enum):
     STALE = "stale"
     FUTURE = "future"
     WRONG_WEIGHTS = "wrong_weights"
+    UNPROVED = "unproved"
+    """The generator's engine has not shown what it computes with the version (I11)."""
     WRONG_ENGINE = "wrong_engine"
     UNEXPECTED = "unexpected"
     DUPLICATE = "duplicate"
@@ -44,7 +52,13 @@ class PublishOutcome(str, Enum):
 WAITS = frozenset({PublishOutcome.FULL, PublishOutcome.NO_ROOM})
 """The generator holds the batch, and asks again."""
 REFUSED_FOR_GOOD = frozenset(
-    {PublishOutcome.INCOMPLETE, PublishOutcome.OVERSIZE, PublishOutcome.WRONG_WEIGHTS, PublishOutcome.WRONG_ENGINE}
+    {
+        PublishOutcome.INCOMPLETE,
+        PublishOutcome.OVERSIZE,
+        PublishOutcome.WRONG_WEIGHTS,
+        PublishOutcome.UNPROVED,
+        PublishOutcome.WRONG_ENGINE,
+    }
 )
 """The same batch would meet it again: it fails with that reason. After any other refusal it is not needed."""
 
@@ -59,6 +73,12 @@ class Claim(Record, frozen=True, kw_only=True):
     manifest: WeightManifest
     hedged: bool = False
     """True for a copy of a batch that another generator holds and is late with: no lease, and no failure counts."""
+
+
+class ProofDue(Record, frozen=True, kw_only=True):
+    """An answer in the place of a claim: a batch is there, and the generator's engine has yet to show its version."""
+
+    manifest: WeightManifest
 
 
 class WeightNews(Record, frozen=True, kw_only=True):
@@ -90,6 +110,8 @@ class GeneratorSide(LeasedSide[Claim]):
         self._engine = engine
         self._last_shard = "0-0"
         self._has_news = False
+        self._proofs: dict[tuple[int, str], tuple[LogProbs, str]] = {}
+        """(version, digest) → log-probs and kind, of what this generator's engine has shown."""
         self._hedge_due_s: float | None = None
         """Seconds from the last claim until a batch is late enough for a copy; None where none will be."""
 
@@ -101,7 +123,7 @@ class GeneratorSide(LeasedSide[Claim]):
         loaded: tuple[int, str] | None = None,
         oldest_only: bool = False,
         is_idle: bool = True,
-    ) -> Claim | None:
+    ) -> Claim | ProofDue | None:
         """Claims the next batch of the oldest open iteration that has one.
 
         A claim whose answer was lost comes first, under the same number and attempt. In an iteration the oldest batch
@@ -116,21 +138,27 @@ class GeneratorSide(LeasedSide[Claim]):
             is_idle: It samples no batch: where there is nothing, it is woken before those that do.
 
         Returns:
-            The claim; None where the job has nothing to claim.
+            The claim; ProofDue where `prove` has to come before it; None where the job has nothing to claim.
 
         Raises:
             WrongEngine: The job is deterministic, and sampled with another kind of engine than this generator's.
         """
         with self._claiming:
-            outcome, *rest = self._ask(
+            ask = partial(
+                self._ask,
                 lease_s,
                 hedge=hedge and is_idle,
                 loaded=loaded,
                 oldest_only=oldest_only,
                 is_idle=is_idle and not oldest_only,
             )
+            outcome, *rest = ask()
+            if outcome == b"unproved" and self._proves_again(decode(rest[0], WeightManifest)):
+                outcome, *rest = ask()
         if outcome == b"wrong_engine":
             raise WrongEngine.between(job_engine=rest[0].decode(), own=self._engine or "", job_id=self._job_id)
+        if outcome == b"unproved":
+            return ProofDue(manifest=decode(rest[0], WeightManifest))
         if outcome == b"none":
             due_ms = rest[0]  # -1 where no batch will be late
             self._hedge_due_s = due_ms / 1000 if due_ms > 0 else None
@@ -220,6 +248,45 @@ class GeneratorSide(LeasedSide[Claim]):
             packed: Any = self.broker.redis.hvals(self._job.keys.weights)
         return sorted((decode(value, WeightManifest) for value in packed), key=lambda version: version.policy_version)
 
+    def prove(self, manifest: WeightManifest, logprobs: LogProbs, *, kind: str) -> ProofVerdict:
+        """Shows what this generator's engine computes with a version, so that batches of it may be claimed (I11).
+
+        It is to be called after each load, and each time that the engine may compute otherwise than before.
+
+        Args:
+            manifest: The version, with a probe.
+            logprobs: The engine's log-probs of the probe's rows: float32 [rows · scored tokens].
+            kind: Names engine and dtype; gaps of later versions are compared with the first of the kind.
+        """
+        verdict = self._prove(manifest.policy_version, manifest.weights_digest, logprobs, kind)
+        version = (manifest.policy_version, manifest.weights_digest)
+        self._proofs.pop(version, None)
+        if verdict.is_proved:
+            self._proofs[version] = (logprobs, kind)
+            # Those of a window, and of what was loaded meanwhile.
+            while len(self._proofs) > MAX_PROOFS:
+                del self._proofs[next(iter(self._proofs))]
+        return verdict
+
+    def _prove(self, version: int, digest: str, logprobs: LogProbs, kind: str) -> ProofVerdict:
+        return verdict_of(
+            self._run(
+                "prove_version",
+                logprobs,
+                generator=self._worker_id,
+                policy_version=version,
+                weights_digest=digest,
+                kind=kind,
+            )
+        )
+
+    def _proves_again(self, manifest: WeightManifest) -> bool:
+        """Repeats a proof that a restart of the server has forgotten; returns True where it stands again."""
+        proof = self._proofs.get((manifest.policy_version, manifest.weights_digest))
+        if proof is None:
+            return False
+        return self._prove(manifest.policy_version, manifest.weights_digest, *proof).is_proved
+
     def _lease_of(self, claim: Claim) -> Lease:
         batch = claim.prompt_batch
         return Lease(stage=0, iteration=batch.iteration, batch_id=batch.batch_id, item=0, claim=claim.number)
@@ -243,7 +310,8 @@ class GeneratorSide(LeasedSide[Claim]):
         payload, digest = encoded_batch(batch)
         if len(payload) > BATCH_BYTES:
             return PublishOutcome.OVERSIZE  # no spec allows it, and the server would cut the connection
-        answer = self._run(
+        publish = partial(
+            self._run,
             "publish_batch",
             payload,
             batch_id=batch.batch_id,
@@ -261,6 +329,9 @@ class GeneratorSide(LeasedSide[Claim]):
             max_waiting=self._job.spec.limits.max_waiting_rows,
             engine=self._engine,
         )
+        answer = publish()
+        if answer[0] == b"unproved" and self._proves_again(claim.manifest):
+            answer = publish()
         return PublishOutcome(answer[0].decode())
 
     def report_spans(self, spans: Sequence[TimelineSpan]) -> None:

@@ -17,6 +17,8 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:S:{J}:work | sorted set, batch or item of a stage → its lease's end | all scripts | both claims | iteration |
 | onbeat:S:{J}:items | hash, by item its claim and columns; batches | all scripts | both claims, trainer | iteration |
 | onbeat:{J}:weights | hash, version → WeightManifest | trainer | generators | newest versions |
+| onbeat:{J}:probes | hash, version → FenceProbe | trainer | claim, prove, publish | newest versions |
+| onbeat:S:{J}:proofs | hash, VERSION/GENERATOR → weights digest | prove | claim, publish | newest versions |
 | onbeat:{J}:chunks | hash, VERSION/FILE/N → bytes | trainer | generators | newest versions, hours |
 | onbeat:{J}:shards | stream, WeightShard | trainer | generators | newest 100 |
 | onbeat:S:{J}:counters | hash | scripts | status | job |
@@ -181,6 +183,7 @@ class OpenKeys:
         tag = f"onbeat:{{{check_job_id(job_id)}}}"
         self.fence = f"{tag}:fence"
         self.weights = f"{tag}:weights"
+        self.probes = f"{tag}:probes"
         self.audit = f"{tag}:audit"
         self.job = f"{tag}:job"
         self.events = f"{tag}:events"
@@ -209,6 +212,7 @@ class JobKeys(OpenKeys):
         self.waiting = f"{tag}:waiting"
         self.missing = f"{tag}:missing"
         self.hosts = f"{tag}:hosts"
+        self.proofs = f"{tag}:proofs"
         # The keys of slot 0 have no number behind them.
         ends = ["", *(f":{index}" for index in range(1, num_open))]
         self.slots = tuple(SlotKeys(*(f"{tag}:{name}{end}" for name in SlotKeys._fields)) for end in ends)

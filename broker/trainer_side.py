@@ -14,6 +14,7 @@ from broker.fence import FenceState, KnownVersion, read_fence
 from broker.keys import STAGE_BAND, JobKeys, OpenKeys, batch_field, chunk_field, item_fields
 from broker.ledger import Dead, Published, batch_record
 from broker.openings import DispatchChunk, IterationOpening, dispatch_chunks, opening_arguments
+from broker.proofs import fence_probe
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, JobEvent, Rewound, record_digest
@@ -130,6 +131,7 @@ class TrainerSide:
         outcome, *rest = self._fenced(
             "publish_weights",
             encode(manifest),
+            *fence_probe(manifest),
             policy_version=version,
             oldest_kept=oldest_kept,
             chunk_bytes=manifest.num_chunk_bytes,

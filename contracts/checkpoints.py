@@ -20,6 +20,7 @@ from contracts.encoding.json_lines import read_plain
 from contracts.encoding.names import FileName
 from contracts.encoding.wire import Record, decode_json
 from contracts.errors import ContractViolation, InvalidInput, NotFound
+from contracts.probes import Probe
 from contracts.versions import PolicyVersion
 
 FORMAT_VERSION = 2
@@ -42,6 +43,8 @@ class OlderVersion(Record, frozen=True, kw_only=True):
     tensors_digest: Digest
     """Digest of what its file holds: weights_digest, or that of the matrices where the job publishes adapters alone."""
     file: FileName
+    probe: Probe | UnsetType = UNSET
+    """As its manifest had it; left out of a version without one."""
 
 
 class CheckpointState(Record, frozen=True, kw_only=True):

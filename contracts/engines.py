@@ -73,6 +73,12 @@ class EngineOptions(Record, tag_field="type", frozen=True, kw_only=True):
     def name(self) -> str:
         return str(self.__struct_config__.tag)
 
+    @property
+    def arithmetic(self) -> str:
+        """The engine's name, with what it rounds by besides the model's dtype; see `prove_version`."""
+        quantization = getattr(self, "quantization", "")
+        return f"{self.name} {quantization}".rstrip()
+
     def environment(self) -> dict[str, str]:
         """Returns the variables that make a generator sample with this engine."""
         return {VARIABLE: self.name} | {variable(name): str(getattr(self, name)) for name in self.__struct_fields__}

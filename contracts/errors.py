@@ -248,6 +248,10 @@ class BatchFailed(OnbeatError, status=HTTPStatus.BAD_GATEWAY):
     usual_fault = Fault.JOB
 
 
+class ProofFailed(BatchFailed):
+    """An engine that computes with a version otherwise than the trainer does, whatever bytes it was given (I11)."""
+
+
 class PrefixBroken(BatchFailed):
     """A turn whose prompt would not begin with exactly what the model has seen and sampled before (I9)."""
 

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from contracts.encoding.digests import Digest, content_digest
 from contracts.encoding.wire import Record, encode
 from contracts.jobs import DrawnPrompts, EvaluationScore, HealthProblem, JobState
+from contracts.probes import ProbedVersion
 from contracts.tasks.kinds import TaskKind, TaskState
 from contracts.versions import PolicyVersion
 
@@ -376,6 +377,10 @@ class AuditRecord(Record, frozen=True, kw_only=True):
     """In iteration 0 of a forked job, where its version 0 comes from."""
     drawn: tuple[DrawnPrompts, ...] | UnsetType = UNSET
     """What was drawn by measured pass rates, by source; left out where nothing was."""
+    probe: ProbedVersion | UnsetType = UNSET
+    """The probe of the version that the step made; left out in a job without probes."""
+    first_probe: ProbedVersion | UnsetType = UNSET
+    """In iteration 0, the probe of the version that the job began with."""
     previous: str
     """`record_digest` of the record before; "" for the first."""
 

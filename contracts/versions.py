@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from contracts.encoding.digests import Digest, DigestAlgorithm, content_digest
 from contracts.encoding.names import FileName, RelativePath, is_below
 from contracts.encoding.wire import Record
 from contracts.errors import ContractViolation
+from contracts.probes import Probe
 from contracts.weights import TRANSPORTS, Transport
 
 PolicyVersion = Annotated[int, Meta(ge=0)]
@@ -69,6 +70,9 @@ class WeightManifest(Record, frozen=True, kw_only=True):
     """What a delta stands on, a whole version first."""
     adapter: AdapterVersion | None = None
     """What the files' adapters are merged into; None where they hold weights. weights_digest is of the merged ones."""
+    probe: Probe | UnsetType = UNSET
+    """The log-probs that a generator's engine has to show before it samples with the version (I11); left out where
+    the job asks for none."""
 
     def __post_init__(self) -> None:
         steps = list(self.steps)

@@ -27,10 +27,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 
-from broker.generator_side import Claim
+from broker.generator_side import Claim, ProofDue
 from contracts.errors import BatchFailed, BrokerUnavailable, InvalidInput, WeightsRejected, WrongEngine
 from contracts.events import TimelineSpan
 from contracts.monitor import GeneratorSeen
@@ -47,6 +47,7 @@ from onbeat.work.worker import IDLE_POLL_S, Worker
 from producer.active_jobs import ActiveJobs
 from producer.activity import Activity
 from producer.background_receipt import Receipt
+from producer.proof_failure import proof_failure
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, HeldBatches, name_of
 from producer.rollout.carrier import Carrier
 from producer.served_model import LoadedModel, ServedModel
@@ -241,10 +242,12 @@ class Generator(Worker[Claim]):
             )
             try:
                 claim = await self._calls(claim_batch)
+                if isinstance(claim, ProofDue) and await self._can_load(job, claim.manifest):
+                    claim = await self._calls(claim_batch)
             except WrongEngine as error:
                 self._jobs.refuse(job, error)
                 continue
-            if claim is not None:
+            if isinstance(claim, Claim):
                 if claim.hedged:
                     log.info("hedges %s", name_of(claim))
                 self._jobs.served(job, self._clock())
@@ -273,20 +276,55 @@ class Generator(Worker[Claim]):
         manifest = announced[-1]
         if refused is not None and refused in announced:
             manifest = refused
-        await self._until_freed(lambda: self._held.need_weights)
+        can_load = await self._can_load(job, manifest)
+        return not self._model.not_reproducible and can_load
+
+    async def _can_load(self, job: ActiveJob, manifest: WeightManifest) -> bool:
+        """Loads a version without a claim, and shows it to the fence; leaves the job alone where that fails."""
+        # The fence asks for a proof also of a version that the engine holds: while it samples, and loads nothing.
+        if not self._model.holds(job.spec, manifest):
+            await self._until_freed(lambda: self._held.need_weights)
+            # The trainer keeps what is said to be loading.
+            self._heartbeat.changed.set()
         try:
-            await self._load(job, manifest, lambda: False)
+            with self._activity.span(job.job_id, "load", iteration=manifest.policy_version):
+                await self._load(job, manifest, lambda: self._jobs.left_alone(job) is None)
         except (BatchFailed, WeightsRejected, InvalidInput) as error:
             self._jobs.leave_alone(job, error, manifest)
         else:
             self._jobs.serve_again(job)
         self._heartbeat.changed.set()
-        return not self._model.not_reproducible and self._jobs.left_alone(job) is None
+        return self._jobs.left_alone(job) is None
 
     async def _load(self, job: ActiveJob, manifest: WeightManifest, still_needed: Callable[[], bool]) -> LoadedModel:
-        """Raises what `ServedModel.ready_for` and `Players.prepare` do."""
-        loaded = await self._model.ready_for(job.spec, manifest, still_needed=still_needed)
+        """Makes ready to sample with a version, and shows the fence what the engine computes with it (I11).
+
+        Raises what `ServedModel.ready_for` and `Players.prepare` do, and ProofFailed.
+        """
+        ready = partial(self._model.ready_for, job.spec, manifest, still_needed=still_needed)
+        loaded = await ready()
+        if not self._model.has_shown(loaded, manifest):
+            loaded = await self._show(job, manifest, loaded, ready)
         await self._players.prepare(job.spec)
+        return loaded
+
+    async def _show(
+        self, job: ActiveJob, manifest: WeightManifest, loaded: LoadedModel, ready: Callable[[], Awaitable[LoadedModel]]
+    ) -> LoadedModel:
+        """Shows the fence a version; one that fails is made anew once, and reads the whole version from its store.
+
+        ready: makes the version ready again. Raises ProofFailed, and what `ready` raises.
+        """
+        prove = partial(self._calls, job.side.prove)
+        verdict = await self._model.show(loaded, job.spec, manifest, prove)
+        if not verdict.is_proved and verdict.outcome != "unknown":
+            log.warning("%s; its engine is made anew", proof_failure(verdict, manifest))
+            await self._until_freed(lambda: self._held.need_weights)
+            await self._model.begin_anew()
+            loaded = await ready()
+            verdict = await self._model.show(loaded, job.spec, manifest, prove)
+        if not verdict.is_proved:
+            raise proof_failure(verdict, manifest)
         return loaded
 
     async def _wait_for_work(self) -> None:

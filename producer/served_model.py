@@ -12,6 +12,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Protocol
 
+from msgspec import UNSET
+
 from broker.presence import RELOAD_PAUSES_S
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.errors import (
@@ -23,6 +25,7 @@ from contracts.errors import (
     WeightsRejected,
     WeightsUnfit,
 )
+from contracts.probes import LogProbs, ProofVerdict
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec.job import JobSpec, ModelSpec
 from contracts.versions import WeightManifest, WeightShard
@@ -41,6 +44,12 @@ class MakeEngine(Protocol):
     def __call__(self, model: ModelSpec, *, deterministic: bool, context_tokens: int) -> GenerationEngine: ...
 
 
+class Prove(Protocol):
+    """Has the fence judge an engine's log-probs of a version's probe."""
+
+    async def __call__(self, manifest: WeightManifest, logprobs: LogProbs, *, kind: str) -> ProofVerdict: ...
+
+
 @dataclass(kw_only=True)
 class LoadedModel:
     model: ModelSpec
@@ -52,6 +61,9 @@ class LoadedModel:
     is_awake: bool = True
     is_proven: bool = False
     """Whether a self-test has shown that its bytes don't depend on what it samples beside a batch."""
+    shown: tuple[str, VerifiedWeights] | None = None
+    """The job and the version whose probe the engine has shown since it was last loaded or woken; None: no version's.
+    """
     hangs: bool = False
     """Whether a call of the engine let its deadline pass: the thread that is in it would keep it from being closed."""
     context_tokens: Counter[str] = field(default_factory=Counter)
@@ -112,6 +124,8 @@ class ServedModel:
     _: KW_ONLY
     threads_for: Callable[[JobSpec], int | None] = lambda _spec: None
     """Compute threads of a job's engine; None for as many as this process was started with."""
+    engine_kind: str = "an engine"
+    """Names the engine, and what it rounds by besides the model's dtype."""
     has_to_prove: bool = False
     """Whether an engine serves deterministic jobs only after a self-test."""
     wait: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -167,6 +181,7 @@ class ServedModel:
             await self._wake(loaded, spec, manifest.job_id)
             if not self._has_weights(manifest):
                 self._awaited_version = None
+                loaded.shown = None
                 async with loaded.within(spec.timeouts.generation_s, f"loading {manifest.directory}"):
                     await self._load(loaded.engine, manifest, still_needed)
                 log.info("holds version %d (%s)", manifest.policy_version, manifest.weights_digest[:12])
@@ -177,6 +192,41 @@ class ServedModel:
         self._held_job = manifest.job_id
         self._deadline_s = spec.timeouts.generation_s
         return loaded
+
+    def has_shown(self, loaded: LoadedModel, manifest: WeightManifest) -> bool:
+        """Returns True where the fence has nothing more to be shown of the version that the engine holds (I11)."""
+        return manifest.probe is UNSET or loaded.shown == (manifest.job_id, loaded.verified)
+
+    async def show(self, loaded: LoadedModel, spec: JobSpec, manifest: WeightManifest, prove: Prove) -> ProofVerdict:
+        """Shows the fence what the engine computes with the version that it holds (I11).
+
+        Args:
+            loaded: The model, as `ready_for` has returned it.
+            spec: The job.
+            manifest: The version, with a probe.
+            prove: `GeneratorSide.prove` of the job.
+
+        Returns:
+            The fence's verdict; where it isn't `is_proved`, nothing of the version may be claimed.
+
+        Raises:
+            BatchFailed: The engine can't compute the probe.
+            EngineUnavailable: timeouts.generation_s is over, or the engine has ended.
+        """
+        probe = manifest.probe
+        if probe is UNSET:
+            raise AssertionError("a version without a probe has nothing to be shown")
+        loaded.shown = None
+        async with loaded.within(spec.timeouts.generation_s, f"the probe of version {manifest.policy_version}"):
+            logprobs = await loaded.engine.logprobs(probe.rows)
+        verdict = await prove(manifest, logprobs, kind=f"{self.engine_kind} {spec.model.dtype}")
+        if verdict.is_proved:
+            loaded.shown = (manifest.job_id, loaded.verified)
+        return verdict
+
+    async def begin_anew(self) -> None:
+        """Lets the engine go, with all that it has kept: the next one reads the whole version from its store."""
+        await self.aclose()
 
     def must_prove(self, spec: JobSpec) -> bool:
         """Returns True where nothing of this job may be claimed before `ready_for` has shown that its engine is
@@ -269,6 +319,8 @@ class ServedModel:
         self.awake_for = job_id if spec.schedule_rule.takes_turns else ""
         if not self._is_awake(spec):
             loaded.num_threads = self.threads_for(spec)
+            # What it held before it slept may have changed meanwhile.
+            loaded.shown = None
             async with loaded.within(spec.timeouts.generation_s, "waking up"):
                 await loaded.engine.wake(num_threads=loaded.num_threads)
             loaded.is_awake = True

@@ -96,6 +96,7 @@ def served_model(
         partial(make_engine, options=engine, settings=settings, chunks=chunks),
         partial(FolderDetokenizer, settings=settings),
         threads_for=partial(threads_for, settings=settings),
+        engine_kind=engine.arithmetic,
         has_to_prove=engine.has_to_prove_it,
     )
 

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize
 
 from contracts.errors import WeightsRejected
+from contracts.probes import LogProbs, ProbeRow
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import TORCH_NAMES, WeightManifest, WeightShard, weights_digest
 from onbeat.weights.arrival import check_digest
 from onbeat.weights.files.store import FolderFiles
 from onbeat.weights.layout import check_names
 from onbeat.weights.stores import version_files
-from producer.engine.base import GenerationEngine, Turn, VerifiedWeights, check_version
+from producer.engine.base import GenerationEngine, Turn, VerifiedWeights, check_version, probe_batch
 from producer.engine.growing_rows import GrowingBatch, HeldRows
 from producer.engine.sampling import Ends
 
@@ -58,6 +59,10 @@ class FakeEngine(GenerationEngine):
             for prefix, token in zip(prefixes, next_tokens.tolist(), strict=True):
                 prefix.append(token)
         return growing.completions
+
+    async def logprobs(self, rows: Sequence[ProbeRow]) -> LogProbs:
+        completions = self._sampled(probe_batch(self._held, rows))
+        return b"".join(completion.generator_logprobs for (completion,) in completions)
 
     async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
         """A shard is read with the rest of its version."""

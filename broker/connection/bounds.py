@@ -108,8 +108,11 @@ BOUNDS: Mapping[str, Bounds] = {
         SMALLER_BATCHES,
     ),
     "present": Bounds(SMALL_BYTES),
+    # The log-probs of a probe: of 256 rows 4 tokens each at most.
+    "prove_version": Bounds(SMALL_BYTES, 1, SMALL_BYTES),
     "publish_batch": Bounds(SMALL_BYTES, 1, BATCH_BYTES, STAGES, SMALLER_BATCHES),
-    "publish_weights": Bounds(SMALL_BYTES, 1, RECORD_BYTES),
+    # The manifest, and what the fence knows of its probe.
+    "publish_weights": Bounds(SMALL_BYTES, 4, RECORD_BYTES),
     "put_chunk": Bounds(SMALL_BYTES, 1, CHUNK_BYTES),
     # Of each item its columns, and the digests of what they were made of.
     "put_rows": Bounds(

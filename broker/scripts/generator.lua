@@ -16,6 +16,7 @@
 --   -> {claimed, attempt, number, payload, manifest}
 --    | {hedged, attempt, number, payload, manifest}   a copy of another's batch
 --    | {none, ms until a batch is late enough for a hedge, or until there is more to look at; -1 of neither}
+--    | {unproved, manifest}   there is a batch, of a version that this generator's engine has not shown yet (I11)
 --    | {wrong_engine, the kind that the job is sampled with}
 -- A claim whose answer was lost comes again first. Then the oldest iteration, and in it an expired lease: the oldest
 -- work holds the iteration up (I5). Then what is new.
@@ -28,6 +29,7 @@
 --   job            read: `state`; of an ended job nothing is handed out
 --   fence          read: the open iterations, and the versions that sample them
 --   weights        read: the manifest that the answer carries
+--   probes, proofs   read: whether the generator has shown what it computes with the version
 --   progress       read: `recent_ms`, from which a hedge is due; written: `claim`, and `engine` by the job's first claim
 --   claimers       read: the claim whose answer was lost; written: the one that is answered now
 --   waiting        written: the generator, where there is nothing for it; removed where there is
@@ -58,11 +60,12 @@ local LATE = 1.5 * a.max_rounds
 local function take(slot)
   -- Of what is free, the lowest turn: what was sent first.
   local expired = expired_items(slot, 0, now, a.lease_ms, 1)[1]
-  if expired then
-    count('reclaimed')
-    count('lost')
-  end
   return expired or in_work(slot, 0, 0, LAST_TURN, 1)[1], expired ~= nil
+end
+local function note_reclaimed(was_leased)
+  if not was_leased then return end
+  count('reclaimed')
+  count('lost')
 end
 -- The version that samples a batch: what the generator holds, where that may and is the very same; else the newest that may.
 local function version_of(open, batch)
@@ -76,6 +79,13 @@ local function version_of(open, batch)
     end
   end
   return newest_known
+end
+-- The answer to a generator that has yet to show what its engine computes with the version of this batch; nil where it has.
+-- Nothing is leased then: the batch waits for the first one that has.
+local function proof_due(open, batch)
+  local version = version_of(open, batch)
+  if is_proved(version, digest_of(fence, version), a.generator) then return nil end
+  return { 'unproved', redis.call('HGET', WEIGHTS, version) }
 end
 local function answer(outcome, open, id, batch, prompts, attempt, number)
   keep_engine(engine, a.engine)
@@ -158,13 +168,18 @@ for _, open in ipairs(window) do
     if batch.state == 'expected' and prompts then
       local last = claim_of(slot, member)
       if last.attempt < a.max_attempts then
+        local unproved = proof_due(open, batch)
+        if unproved then return unproved end
+        note_reclaimed(was_leased)
         lease(slot, id, member, last, was_leased)
         return answer('claimed', open, id, batch, prompts, last.attempt, last.claim)
       end
+      note_reclaimed(was_leased)
       bury(slot, id, batch, 'its generators died ' .. last.attempt .. ' times', last.attempt)
       num_buried = num_buried + 1
       if num_buried == MAX_BURIED then return { 'none', 1 } end
     else
+      note_reclaimed(was_leased)
       redis.call('ZREM', slot.work, member)
     end
     member, was_leased = take(slot)
@@ -182,6 +197,8 @@ for _, open in ipairs(window) do
     -- A clock that stepped back must not make it wait for as long as the step.
     local left = math.min(last.claimed_ms, now) + LATE * recent[math.ceil(#recent / 2)] - now
     if left <= 0 then
+      local unproved = proof_due(open, batch_of(slot, id))
+      if unproved then return unproved end
       redis.call('ZREM', slot.claims, id)
       last.hedger = a.generator
       last.hedge = new_claim()
@@ -238,6 +255,107 @@ for _, lease in ipairs(a.leases) do
 end
 return out
 
+-- prove_version: {generator, policy_version, weights_digest, kind}
+-- Judges what a generator's engine computes with a version, by its log-probs of the version's probe (I11). A generator that passes may
+-- claim batches of the version; one that passed before and doesn't now may not.
+--   generator       The id of the generator.
+--   policy_version  The version.
+--   weights_digest  The digest of the weights that the engine has loaded.
+--   kind            Engine and dtype: engines of a kind round alike, and the first one's gap bounds the others'.
+--   payload         float32 [rows * scored tokens], the engine's log-probs
+--   -> {proved|far|stale|not_finite, packed {gap, row, bound, k3, share, can_tell}}   see ProofVerdict of contracts/probes.py
+--    | {unknown}   these weights are no version with a probe
+-- Keys:
+--   job        read: `state`; of an ended job nothing is proved
+--   probes     read: the trainer's log-probs of the version and of the one before, and the bounds
+--   proofs     read and written: `first KIND`; written: VERSION/GENERATOR; removed where the engine doesn't pass
+--   counters   written: proved, proof_far, proof_stale, proof_not_finite, proof_cant_tell
+require_number(a.policy_version, 0)
+local version = whole(a.policy_version)
+local packed, trainers_logprobs, logprobs_before = unpack(redis.call('HMGET', PROBES, version, version .. '/logprobs', version .. '/before'))
+local probe = unpacked(packed)
+if is_ended() or not probe or not trainers_logprobs or probe.digest ~= a.weights_digest then return { 'unknown' } end
+if type(a.generator) ~= 'string' or type(a.kind) ~= 'string' or #a.generator > MAX_WHO or #a.kind > MAX_WHO then
+  return error('not a name')
+end
+local engine = payload()
+if #engine ~= #trainers_logprobs then
+  return error(#engine .. ' bytes of log-probs, and ' .. #trainers_logprobs .. ' are taken')
+end
+local FLOAT_BYTES = 4
+local num = #engine / FLOAT_BYTES
+local function number_at(text, index)
+  return (struct.unpack('<f', text, (index - 1) * FLOAT_BYTES + 1))
+end
+-- gap: the largest difference, as a share of one and the log-prob's own size. square: the sum of squared differences in nats.
+local gap = 0
+local at = 1
+local k3 = 0
+local square = 0
+local is_finite = true
+-- The engine's step from the version before, along the trainer's; and the trainer's own, squared.
+local along = 0
+local step = 0
+for index = 1, num do
+  local engines = number_at(engine, index)
+  local trainers = number_at(trainers_logprobs, index)
+  local difference = engines - trainers
+  -- NaN is unequal to itself; of an infinite log-prob the difference is infinite.
+  if difference ~= difference or math.abs(difference) == math.huge then
+    is_finite = false
+    at = index
+    break
+  end
+  local share = math.abs(difference) / (1 + math.abs(trainers))
+  if share > gap then
+    gap = share
+    at = index
+  end
+  -- Beyond e^700 a double is infinite.
+  k3 = k3 + math.exp(math.min(difference, 700)) - 1 - difference
+  square = square + difference * difference
+  if logprobs_before then
+    local before = number_at(logprobs_before, index)
+    along = along + (engines - before) * (trainers - before)
+    step = step + (trainers - before) * (trainers - before)
+  end
+end
+local first_field = 'first ' .. a.kind
+local first = unpacked(redis.call('HGET', PROOFS, first_field))
+local bound = probe.limit
+if first then
+  bound = math.min(probe.limit, math.max(probe.floor, SLACK * first.gap))
+  if probe.is_exact and first.gap == 0 then bound = 0 end
+end
+-- The noise of an engine: the root of its mean squared difference at its kind's first version, in nats, and never less than a
+-- sixteenth of what rounding may make. `share` is uncertain by noise / sqrt(step), so a sixteenth is eight times less than a half.
+local noise = math.max(first and first.noise or math.sqrt(square / num), probe.floor / 16)
+local can_tell = is_finite and logprobs_before ~= false and math.sqrt(step) > 16 * noise
+local share = can_tell and along / step or 1
+local outcome = 'proved'
+if not is_finite then
+  outcome = 'not_finite'
+elseif gap > bound then
+  outcome = 'far'
+elseif can_tell and share < 0.5 then
+  -- Nearer to the version before than to this one.
+  outcome = 'stale'
+end
+local field = proof_of(a.policy_version, a.generator)
+if outcome == 'proved' then
+  -- Who is forgotten so proves once more.
+  if redis.call('HLEN', PROOFS) >= MAX_CLAIMERS and redis.call('HEXISTS', PROOFS, field) == 0 then redis.call('DEL', PROOFS) end
+  if not first then redis.call('HSET', PROOFS, first_field, cmsgpack.pack({ gap = gap, noise = noise })) end
+  redis.call('HSET', PROOFS, field, a.weights_digest)
+  count('proved')
+  if logprobs_before and not can_tell then count('proof_cant_tell') end
+else
+  redis.call('HDEL', PROOFS, field)
+  count('proof_' .. outcome)
+end
+local row = math.floor((at - 1) / probe.num_scored)
+return { outcome, cmsgpack.pack({ gap = gap, row = row, bound = bound, k3 = k3 / num, share = share, can_tell = can_tell }) }
+
 -- publish_batch: {batch_id, iteration, policy_version, weights_digest, shape, digest, generator, attempt, claim, max_bytes, num_rounds, stages, max_waiting, engine}
 -- Publishes a batch, once: the fence refuses one of another version, iteration or content (I1, I2, I3).
 --   batch_id        The batch.
@@ -256,7 +374,7 @@ return out
 --   engine          The kind of the generator's engine, where the job is deterministic.
 --   payload         RolloutBatch
 --   -> {accepted}
---    | {ended|stale|future|wrong_weights|wrong_engine|unexpected|duplicate|incomplete|oversize|closed}   counted by reason
+--    | {ended|stale|future|wrong_weights|unproved|wrong_engine|unexpected|duplicate|incomplete|oversize|closed}   counted by reason
 --    | {full, rows that wait for columns}
 --    | {no_room, bytes that are missing}
 --    | OOM, at maxmemory
@@ -265,6 +383,7 @@ return out
 -- Keys:
 --   job               read: `state`; an ended job takes nothing
 --   fence             read: the open iterations, the digests of their versions, and `version_bytes`
+--   probes, proofs    read: whether the generator's engine has shown what it computes with the version (I11)
 --   ledger            read: what the fence expects of the batch; written: `published`
 --   progress          read and written: engine, largest, recent_ms, published:S, waiting:S
 --   rollouts          written: the entry that the trainer reads, in a job without stages
@@ -341,6 +460,8 @@ local oldest, newest = range_of(open, batch)
 if a.policy_version < oldest then return refuse('stale') end
 if a.policy_version > newest then return refuse('future') end
 if a.weights_digest ~= digest_of(fence, a.policy_version) then return refuse('wrong_weights') end
+-- I11: the engine has shown that it computes with these weights as the trainer does.
+if not is_proved(a.policy_version, a.weights_digest, a.generator) then return refuse('unproved') end
 local of_slot = 'published:' .. slot.index
 local engine, known, recent_ms, num_published = unpack(redis.call('HMGET', PROGRESS, 'engine', 'largest', 'recent_ms', of_slot))
 if is_other_engine(engine or nil, a.engine) then return refuse('wrong_engine') end

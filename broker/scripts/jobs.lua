@@ -195,10 +195,10 @@ if tonumber(spec_bytes) then
 end
 -- Each key by its name, since a walk by pattern would visit every key of the server.
 local names = {}
-for _, name in ipairs({ 'fence', 'weights', 'audit', 'job', 'events', 'spec', 'chunks', 'shards', 'starting', 'files' }) do
+for _, name in ipairs({ 'fence', 'weights', 'probes', 'audit', 'job', 'events', 'spec', 'chunks', 'shards', 'starting', 'files' }) do
   names[#names + 1] = job_key(name)
 end
-for _, name in ipairs({ 'counters', 'dead', 'progress', 'buried', 'spans', 'claimers', 'waiting', 'missing', 'hosts' }) do names[#names + 1] = sealed_key(name) end
+for _, name in ipairs({ 'counters', 'dead', 'progress', 'buried', 'spans', 'claimers', 'waiting', 'missing', 'hosts', 'proofs' }) do names[#names + 1] = sealed_key(name) end
 for index = 0, num_slots() - 1 do
   local slot = slot_at(index)
   for _, name in ipairs(SLOT_NAMES) do names[#names + 1] = slot[name] end

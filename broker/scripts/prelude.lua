@@ -12,6 +12,10 @@
 --                                        newest_version, expected, opened_ms}; the i-th is committed + i
 --                        versions        packed, the versions that sample them, oldest first: of {version, digest}
 --   weights   hash     version -> WeightManifest
+--   probes    hash     by version, how an engine's proof of it is judged; a version that isn't there needs no proof
+--                        VERSION           packed, FenceProbe of broker/proofs.py
+--                        VERSION/logprobs  float32, the trainer's log-probs under the version
+--                        VERSION/before    the same under the version before, where the trainer has them
 --   audit     stream   field record (AuditRecord), digest (the next record's `previous`)
 --   job       hash     state reason created_s started_s ended_s ...
 --   events    stream   field event (JobEvent), newest 10,000
@@ -26,6 +30,8 @@
 --                      of theirs. Who says something of its claim goes; who hasn't by the end of the lease died with it
 --   hosts     string   packed, the hosts whose ranks are one trainer: {number, formed, sealed, reason, members, refused}, and of a
 --                      generation that stands {least, most, lease_ms, kind, address, key}; see hosts.lua
+--   proofs    hash     VERSION/GENERATOR -> the weights digest of the version, where the generator's engine has shown what it computes
+--                      (I11); `first KIND` -> packed {gap, noise}, what the first engine of a kind had at its first version
 --   claimers  hash     who claims -> packed, the newest of its claims as it was answered (see `unheard`)
 --   waiting   zset     STAGE/WHO of those whose newest claim found nothing -> stage x 2^42, and on top when that was (see `wake`)
 --   progress  hash     Generators write it; the fence they only read. One field a line:
@@ -77,7 +83,7 @@ local CHANGES = 'onbeat:changes'
 
 -- Variables of the call that runs; one runs at a time. Names of the job's keys stay for the next call, mostly of the same job.
 local ARGUMENTS, JOB_ID, NUM_SLOTS, SLOTS, IS_FULL
-local FENCE, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS, CLAIMERS, WAITING, MISSING, HOSTS
+local FENCE, WEIGHTS, PROBES, PROOFS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS, CLAIMERS, WAITING, MISSING, HOSTS
 local a, num_taken
 
 -- A key of the job by its name.
@@ -144,6 +150,8 @@ local function begin(arguments, is_full, bounds)
   SLOTS = {}
   FENCE = job_key('fence')
   WEIGHTS = job_key('weights')
+  PROBES = job_key('probes')
+  PROOFS = sealed_key('proofs')
   AUDIT = job_key('audit')
   JOB = job_key('job')
   EVENTS = job_key('events')
@@ -291,6 +299,32 @@ local function digest_of(fence, version)
   for _, known in ipairs(versions_of(fence)) do
     if known.version == version then return known.digest end
   end
+end
+
+-- How many times the gap of the first engine of a kind a later one of that kind may have: the largest of some hundred differences
+-- moves from version to version by a few times itself, and an engine that computes wrongly is further off by orders.
+local SLACK = 16
+
+-- The field of a generator's proof of a version.
+local function proof_of(version, generator)
+  return whole(version) .. '/' .. generator
+end
+
+-- Whether a generator may sample with a version: its engine has shown what it computes with these very weights, or nothing is asked
+-- (I11). What another hand wrote there is no digest of the version.
+local function is_proved(version, digest, generator)
+  if redis.call('HEXISTS', PROBES, version) == 0 then return true end
+  return digest ~= nil and redis.call('HGET', PROOFS, proof_of(version, generator)) == digest
+end
+
+-- Of some fields those that begin with a version between two, both included.
+local function of_versions(fields, from, to)
+  local out = {}
+  for _, field in ipairs(fields) do
+    local version = tonumber(string.match(field, '^%d+'))
+    if version and version >= from and version <= to then out[#out + 1] = field end
+  end
+  return out
 end
 
 -- The oldest and the newest version that may sample a batch of an open iteration.

@@ -312,7 +312,7 @@ return { 'committed' }
 -- Keys:
 --   fence                  read and written: committed, and an empty window without versions
 --   audit                  read: the newest link of the chain; written: AuditRecord and its digest
---   weights                removed: the versions that are made again
+--   weights, probes        removed: the versions that are made again
 --   the six of each slot   removed; `rollouts` is trimmed, for its ids must grow
 --   missing                written: who still holds a batch of these slots
 --   claimers               removed: claims before the rewind are not repeated
@@ -333,6 +333,7 @@ for _, version in ipairs(redis.call('HKEYS', WEIGHTS)) do
   -- Version a.iteration is what the next iteration begins with, and stays.
   if tonumber(version) > a.iteration then redis.call('HDEL', WEIGHTS, version) end
 end
+for _, field in ipairs(of_versions(redis.call('HKEYS', PROBES), a.iteration + 1, math.huge)) do redis.call('HDEL', PROBES, field) end
 redis.call('XADD', AUDIT, '*', 'record', payload(), 'digest', a.digest)
 tell(payload())
 count('rewinds')
@@ -384,25 +385,38 @@ return { 'recorded' }
 --   policy_version  The version.
 --   oldest_kept     The oldest version whose manifest stays.
 --   chunk_bytes     Bytes of the version in Redis, which the next one is expected to need as well.
---   payload         WeightManifest
+--   payloads        WeightManifest; FenceProbe or '' for a version that needs no proof; the trainer's log-probs of the probe's rows,
+--                   and those under the version before, '' of none
 --   -> {published} | {fenced}
 --    | {divergent, the digest that this version has}   the window is sampled with other weights of it
 -- What may sample the window stays, also where a trainer counts on commits that a restart has lost: a claim must find it.
 -- Keys:
 --   fence     read: epoch, the window and its versions; written: version_bytes
 --   weights   written: WeightManifest; removed: those that nothing may ask for any more
+--   probes    written: FenceProbe; removed with the manifests
+--   proofs    removed: those of such versions
 local fence = read_fence()
 local manifest = payload()
+local probe = payload()
+local logprobs = payload()
+local logprobs_before = payload()
 local known = digest_of(fence, a.policy_version)
 -- A restart may have lost the rewind of a trainer that lives, and which has made this version anew with other weights.
 if known and not string.find(manifest, known, 1, true) then return { 'divergent', known } end
 redis.call('HSET', WEIGHTS, a.policy_version, manifest)
+local version = whole(a.policy_version)
+redis.call('HDEL', PROBES, version, version .. '/logprobs', version .. '/before')
+if probe ~= '' then redis.call('HSET', PROBES, version, probe, version .. '/logprobs', logprobs) end
+if logprobs_before ~= '' then redis.call('HSET', PROBES, version .. '/before', logprobs_before) end
 redis.call('HSET', FENCE, 'version_bytes', whole(a.chunk_bytes))
 -- The older of what the trainer keeps and what the window may still be sampled with.
 local oldest = math.min(a.oldest_kept, fence.window[1] and fence.window[1].oldest_version or a.oldest_kept)
 for _, version in ipairs(redis.call('HKEYS', WEIGHTS)) do
   if tonumber(version) < oldest then redis.call('HDEL', WEIGHTS, version) end
 end
+for _, field in ipairs(of_versions(redis.call('HKEYS', PROBES), 0, oldest - 1)) do redis.call('HDEL', PROBES, field) end
+-- `first KIND` is of no version, and stays.
+for _, field in ipairs(of_versions(redis.call('HKEYS', PROOFS), 0, oldest - 1)) do redis.call('HDEL', PROOFS, field) end
 return { 'published' }
 
 -- announce_shard: {epoch}

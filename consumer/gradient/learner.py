@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from consumer.gradient.cost import SHAPELESS, ModelShape, TrainingCost, model_sh
 from consumer.gradient.micro_batch import packing_of
 from consumer.gradient.micro_step import KeptBatch, measured_logprobs, train_kept_batch, train_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer
+from consumer.gradient.probe import probe_logprobs
 from consumer.gradient.saved_state import restore_state, save_state
 from consumer.gradient.statistics import BatchStats
 from consumer.model.checkpoint import Checkpoint
@@ -27,6 +28,7 @@ from consumer.model.policy import Policy, with_own_parameters
 from consumer.model.published_weights import WeightStream
 from contracts.encoding.names import number_of
 from contracts.encoding.wire import Record
+from contracts.probes import LogProbs, ProbeRow
 from contracts.rollouts import RolloutBatch
 from contracts.spec.job import JobSpec
 from onbeat.base.process.crash_points import reach
@@ -229,6 +231,10 @@ class Learner:
             self.policy.publish_base(sink)
         else:
             WeightStream(self.policy.weights(), sink).all()
+
+    def probe(self, rows: Sequence[ProbeRow]) -> LogProbs:
+        """Computes the log-probs of a probe's rows under the weights as they are; see `probe_logprobs`."""
+        return probe_logprobs(self.policy, rows, spec=self.spec)
 
     def rest(self) -> None:
         """Gives the freed memory of torch and the C library back; weights, sums and optimizer state stay."""

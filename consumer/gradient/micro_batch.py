@@ -164,22 +164,26 @@ def packing_of(spec: JobSpec, policy: Policy) -> Packing:
 def micro_batch_maker(batch: RolloutBatch, *, spec: JobSpec, policy: Policy) -> Callable[..., MicroBatch]:
     """Returns `make_micro_batch` of the batch, laid out and sampled as the job says."""
     packing = packing_of(spec, policy)
-    multiple_of = 1
-    if spec.model.is_by_onednn:
-        # No product by oneDNN has to copy its rows.
-        multiple_of = kernels.ROWS
-    elif packing == "as_sampled":
-        # No part of a vector is left over.
-        multiple_of = FEWEST_ROWS
     return functools.partial(
         make_micro_batch,
         batch,
         packing=packing,
-        multiple_of=multiple_of,
+        multiple_of=rows_multiple_of(spec, packing),
         sampling=spec.rollout.sampling,
         end_ids=policy.end_ids,
         route_shape=policy.route_shape,
     )
+
+
+def rows_multiple_of(spec: JobSpec, packing: Packing) -> int:
+    """Returns the number that the length of a packed sequence is a multiple of (`packed_inputs`)."""
+    if spec.model.is_by_onednn:
+        # No product by oneDNN has to copy its rows.
+        return kernels.ROWS
+    if packing == "as_sampled":
+        # No part of a vector is left over.
+        return FEWEST_ROWS
+    return 1
 
 
 def check_fits(micro_batch: MicroBatch, policy: Policy, *, batch_id: str) -> None:

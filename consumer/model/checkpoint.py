@@ -47,6 +47,7 @@ class Checkpoint:
                 policy_version=version.policy_version,
                 weights_digest=version.weights_digest,
                 tensors=StoredTensors([self.folder / version.file]),
+                probe=version.probe,
                 tensors_digest=version.tensors_digest,
             )
             for version in self.state.older or ()

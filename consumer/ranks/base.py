@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.model.checkpoint import Checkpoint
+from contracts.probes import LogProbs, ProbeRow
 from contracts.rollouts import RolloutBatch
 from onbeat.weights.publication import Publication, TensorSink
 
@@ -57,6 +58,10 @@ class Ranks:
     def publish(self, sink: TensorSink, *, base: bool = False) -> None:
         """Adds all the weights as they are to a sink, in the same way. base: without the adapters."""
         self.learner.publish(sink, base=base)
+
+    def probe(self, rows: Sequence[ProbeRow]) -> LogProbs:
+        """Computes the log-probs of a probe's rows under the weights as they are (consumer/gradient/probe.py)."""
+        return self.learner.probe(rows)
 
     def rest(self) -> None:
         """Gives back the memory of every rank that its next batch does not need yet: `Learner.rest`."""

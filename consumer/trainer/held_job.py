@@ -12,6 +12,8 @@ from broker.spans import SpanStream
 from consumer.gradient.losses.plugin import torch_kept
 from consumer.ranks.assembly import make_ranks
 from consumer.ranks.launching import is_rank
+from consumer.trainer.probes import VersionProbes
+from contracts.encoding.wire import changed
 from contracts.errors import WeightsUnfit
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.timeline import kind_of
@@ -60,6 +62,7 @@ class HeldJob(TrainedJob):
         policy = self.ranks.learner.policy
         if policy.passes is not None:
             self.passes = str(policy.passes)
+        self.probes = VersionProbes(spec, self.ranks, prompt_batches)
         self.window = Window(self.schedule, prompt_batches, last_iteration=spec.last_iteration)
         self.open_files()
         self.peak_flops = settings.peak_flops
@@ -107,7 +110,7 @@ class HeldJob(TrainedJob):
     def publish_stored(self, stored: StoredVersion) -> WeightManifest:
         """Writes a version again that the policy has moved on from, without a word to the fence."""
         self.side.renew()
-        manifest = self.weights.publish_stored(stored, self.layout)
+        manifest = changed(self.weights.publish_stored(stored, self.layout), probe=stored.probe)
         reach("consumer.publishing_older_versions")
         return manifest
 

@@ -65,7 +65,7 @@ def start(job: HeldJob) -> Succession:
     if checkpoint is not None:
         for stored in checkpoint.older:
             job.window.add(job.publish_stored(stored))
-    manifest = job.publish_weights(first)
+    manifest = job.probes.with_probe(job.publish_weights(first))
     succession.take_up(manifest)
     job.settled = manifest
     # Without work, every iteration is committed, and the last weights are in a checkpoint.

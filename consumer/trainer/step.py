@@ -62,10 +62,13 @@ def step(job: HeldJob, iteration: Iteration) -> Stepped:
         updates = _update(job, iteration, rate=rate, scaling=scaling, publication=publication)
         # While threads write the rest of the version.
         numbers = iteration.numbers(updates, scaling=scaling, terms=terms_of_job(spec))
+        # And while they do, the ranks pass through once more, with the weights that they have just made.
+        with iteration.span("probe"):
+            job.probes.measure(iteration.number + 1)
         with iteration.span("sync"):
             # The lease comes before the name: a version is complete, and believed, once it is finished.
             job.side.renew()
-            manifest = publication.finish()
+            manifest = job.probes.with_probe(publication.finish())
             job.side.publish_weights(manifest, oldest_kept=job.window.oldest_version(iteration.number))
     reach("consumer.after_weights")
     metrics = iteration.metrics(

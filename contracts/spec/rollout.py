@@ -8,11 +8,25 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.wire import Attempts, Batches, IterationsOrNone, Prompts, Record, Tokens
+from contracts.probes import MAX_ROWS, MAX_TOKENS
 from contracts.sampling import SamplingParams
 from contracts.spec.datasets import SourceDataset, SourceName
 
 HELD_OUT = "held_out"
 """What stands for the prompts that the job's own data set holds out, where sets have names."""
+
+
+class ProbeSpec(Record, frozen=True, kw_only=True):
+    """The probe of each version: log-probs that a generator's engine shows before it samples with the version (I11)."""
+
+    rows: Annotated[int, Meta(ge=0, le=MAX_ROWS)] = 16
+    """Rows of tokens; 0: versions have no probe, and a generator's digest of what it loaded is believed."""
+    tokens: Annotated[int, Meta(ge=2, le=MAX_TOKENS)] = 32
+    """Tokens of a row: the beginning of a prompt of the job, then random ones. The last 4, at most half, are
+    compared."""
+    max_gap: Annotated[float, Meta(ge=0.0, le=100.0)] | UnsetType = UNSET
+    """The largest gap of a log-prob, divided by one plus its size. Left out: 0.001 in float32, 0.02 in float16, 0.1 in
+    bfloat16. An engine that quantizes needs more."""
 
 
 class RolloutSpec(Record, frozen=True, kw_only=True):
@@ -41,6 +55,13 @@ class RolloutSpec(Record, frozen=True, kw_only=True):
     """What a dead-lettered batch does to the job: fail it, or go on without the batch, counted and audited."""
     hedge: bool = True
     """Whether an idle generator of a deterministic job samples a copy of a late batch; the first one counts."""
+    probe: ProbeSpec | UnsetType = UNSET
+    """What an engine has to show of each version; left out: 16 rows of 32 tokens."""
+
+    @property
+    def version_probe(self) -> ProbeSpec:
+        """What an engine has to show of each version, as the spec says it or by default."""
+        return self.probe or ProbeSpec()
 
     @property
     def prompts_per_iteration(self) -> int:

@@ -11,6 +11,7 @@ from broker.fence import FenceState
 from contracts.errors import FenceViolation, InvalidInput
 from contracts.events import AuditRecord, ForkedFrom, IterationMetrics
 from contracts.file_digests import digest_of_files
+from contracts.probes import Probe, probed_version
 from contracts.rewards import source_digests
 from contracts.spec.datasets import environment_field
 from contracts.spec.environment import VERSIONS_END
@@ -31,6 +32,7 @@ def commit_record(
     previous: str,
     environment: str = "",
     forked: ForkedFrom | UnsetType = UNSET,
+    first_probe: Probe | UnsetType = UNSET,
 ) -> AuditRecord:
     """Returns the audit record of an iteration's commit.
 
@@ -43,6 +45,7 @@ def commit_record(
         previous: Digest of the record before.
         environment: The version of the job's environment; "" in a job without one.
         forked: The version that the job began with; UNSET but for a forked job.
+        first_probe: The probe of version 0, which no commit makes.
     """
     loss = grad_norm = reward_mean = 0.0
     if numbers:
@@ -71,6 +74,8 @@ def commit_record(
         files=digest_of_files(spec.file_digests) or UNSET,
         forked=UNSET if iteration.number else forked,
         drawn=iteration.drawn or UNSET,
+        probe=probed_version(manifest.probe if manifest else UNSET),
+        first_probe=UNSET if iteration.number else probed_version(first_probe),
         previous=previous,
     )
 

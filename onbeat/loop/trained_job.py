@@ -30,6 +30,7 @@ from contracts.encoding.json_lines import append_json_lines
 from contracts.encoding.wire import Record, encode_json
 from contracts.errors import Unavailable, WeightsRejected
 from contracts.jobs import EvaluationScore
+from contracts.probes import Probe
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
@@ -189,6 +190,8 @@ class Succession:
         self.committed = job.side.fence().committed
         self.versions = self._chain.versions(self.committed, job.spec.iterations)
         """Version → digest, of those that the chain has, and that the job's iterations still reach."""
+        self._first_probe: Probe | UnsetType = UNSET
+        """The probe of version 0, where this trainer has published it: the record of iteration 0 names it."""
         self.next: int | None = None
         """The iteration that is trained next; None where every one is committed."""
 
@@ -211,6 +214,8 @@ class Succession:
         job = self._job
         chain = self.records
         first = manifest.policy_version
+        if first == 0:
+            self._first_probe = manifest.probe
         check_same_run(chain, manifest, job.spec)
         check_same_environment(chain, job.window.prompt_batches.environment, job.spec)
         job.window.add(manifest)
@@ -291,6 +296,7 @@ class Succession:
             previous=self._last_link,
             environment=job.window.prompt_batches.environment,
             forked=job.forked,
+            first_probe=self._first_probe,
         )
         job.side.commit(record, iteration.digests, event=event, opening=opening, next_version=version)
         self._append(record)

@@ -207,7 +207,8 @@ class Recorder:
             prompt_batch=taken.prompts,
             batch=replace(taken.batch, columns=taken.as_trained.columns),
             batch_digest=taken.digest,
-            manifest=taken.manifest,
+            # Sampled again, a batch is compared token by token: the version's probe says nothing more.
+            manifest=taken.manifest and replace(taken.manifest, probe=UNSET),
             engine=taken.engine,
             rewards=rewards if self._spec.stages else UNSET,
             advantages=None if advantages is None else tuple(advantages),

@@ -20,9 +20,11 @@ from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import UNSET, UnsetType
 from torch import Tensor
 
 from contracts.errors import ContractViolation
+from contracts.probes import Probe
 from contracts.versions import WeightManifest
 from onbeat.base.process.waiting import Waiting
 from onbeat.weights.hashing import TOGETHER_BYTES, HashingThreads, Named
@@ -67,6 +69,8 @@ class StoredVersion:
     """The weights, or the matrices where the job publishes adapters alone; each is read when it is asked for."""
     tensors_digest: str
     """Digest of `tensors`: of weights it is weights_digest."""
+    probe: Probe | UnsetType = UNSET
+    """The probe that it was published with; left out where it had none."""
 
 
 class WeightPublisher(Protocol):

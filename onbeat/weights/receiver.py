@@ -151,6 +151,7 @@ class PublishedVersions:
             weights_digest=manifest.weights_digest,
             tensors_digest=tensors_digest,
             file=name,
+            probe=manifest.probe,
         )
 
     def _pass_through(self, manifest: WeightManifest, make_take: Callable[[Layout], Take]) -> str:

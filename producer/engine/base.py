@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from contracts.encoding.arrays import ITEM_BYTES, unpack_int32
 from contracts.engines import Engine
 from contracts.errors import BatchFailed
-from contracts.rollouts import Completion, PromptBatch
+from contracts.probes import LogProbs, ProbeRow
+from contracts.rollouts import Completion, Prompt, PromptBatch
+from contracts.sampling import SamplingParams
 from contracts.spec.job import ModelSpec
 from contracts.spec.root import SpecRoot
 from contracts.versions import WeightManifest, WeightShard
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from onbeat.weights.stores import Stores
 
 T = TypeVar("T")
+PROBE = "probe"
+"""The batch that a probe's rows are measured as, in errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +135,22 @@ class GenerationEngine(ABC):
             EngineUnavailable: The engine is gone.
         """
 
+    @abstractmethod
+    async def logprobs(self, rows: Sequence[ProbeRow]) -> LogProbs:
+        """Computes what the engine has for given tokens, by the forward that it samples with (I11).
+
+        Args:
+            rows: Rows of one length.
+
+        Returns:
+            float32 [rows · scored tokens], row by row: the log-probs of each row's scored tokens under the weights that
+            it holds, at temperature 1 over the whole vocabulary.
+
+        Raises:
+            BatchFailed: It holds no verified weights, a row doesn't fit it, or a log-prob is not finite.
+            EngineUnavailable: The engine is gone.
+        """
+
     async def difference(self) -> str:
         """Says in which company a batch has other bytes than alone; "" for none. Asked of engines that have to prove it
         (contracts/engines.py); nothing else is sampled meanwhile."""
@@ -201,6 +221,37 @@ async def all_or_none(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def probe_batch(held: VerifiedWeights | None, rows: Sequence[ProbeRow]) -> PromptBatch:
+    """Returns a probe's rows as a batch that gives its completions: an engine measures them, and draws nothing.
+
+    Raises BatchFailed without verified weights.
+    """
+    if held is None:
+        raise BatchFailed("an engine without verified weights has no log-probs to show")
+    return PromptBatch(
+        job_id=PROBE,
+        batch_id=PROBE,
+        iteration=0,
+        purpose="evaluation",
+        policy_version=held.policy_version,
+        weights_digest=held.weights_digest,
+        group_size=1,
+        sampling=SamplingParams(max_new_tokens=len(rows[0].scored) // ITEM_BYTES),
+        seed=0,
+        prompts=tuple(
+            Prompt(
+                prompt_id=f"{PROBE}/{number}",
+                index=number,
+                token_ids=row.prompt,
+                text="",
+                reference="",
+                dataset_completion=row.scored,
+            )
+            for number, row in enumerate(rows)
+        ),
+    )
 
 
 def check_fits(batch: PromptBatch, *, context_tokens: float, vocabulary_tokens: int) -> None:

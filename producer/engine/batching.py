@@ -10,17 +10,27 @@ import contextlib
 import math
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from msgspec import UNSET, UnsetType
 
-from contracts.encoding.arrays import pack_float32, pack_int32
+from contracts.encoding.arrays import pack_float32, pack_int32, unpack_int32
 from contracts.engines import BatchingOptions
 from contracts.errors import BatchFailed, EngineUnavailable, WeightsRejected, WeightsUnfit
+from contracts.probes import LogProbs, ProbeRow
 from contracts.rollouts import Completion, Prompt, PromptBatch, prompt_seed
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.base.process.crash_points import reach
-from producer.engine.base import GenerationEngine, Turn, VerifiedWeights, check_fits, check_version
+from producer.engine.base import (
+    GenerationEngine,
+    Turn,
+    VerifiedWeights,
+    all_or_none,
+    check_fits,
+    check_version,
+    probe_batch,
+)
 from producer.engine.vllm_kept_sets import Likely, kept_sets, num_logprobs
 
 FINISH_REASONS = ("stop", "length")
@@ -47,6 +57,13 @@ class BatchingEngine(GenerationEngine):
     @abstractmethod
     async def _sample(self, batch: PromptBatch) -> list[list[Completion]]:
         """Completions [k][G] of a batch that fits the engine and its weights. Raises BatchFailed, EngineUnavailable."""
+
+    @abstractmethod
+    async def _row_logprobs(self, tokens: Sequence[int]) -> Sequence[float | None]:
+        """Returns [T] the log-probs of a row's tokens, at temperature 1; the first one's is None.
+
+        Raises BatchFailed, EngineUnavailable.
+        """
 
     @abstractmethod
     async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:
@@ -81,6 +98,20 @@ class BatchingEngine(GenerationEngine):
             )
         async with self._within(f"batch {batch.batch_id}"):
             return await self._sample(batch)
+
+    async def logprobs(self, rows: Sequence[ProbeRow]) -> LogProbs:
+        batch = probe_batch(self._held, rows)
+        check_fits(batch, context_tokens=self._context_tokens, vocabulary_tokens=self._vocabulary_tokens)
+        num_scored = batch.sampling.max_new_tokens
+        tokens = [unpack_int32(row.prompt + row.scored) for row in rows]
+        async with self._within("measuring a probe"):
+            of_rows = await all_or_none([partial(self._row_logprobs, of_row) for of_row in tokens])
+        scored = [logprob for of_row in of_rows for logprob in of_row[-num_scored:]]
+        # An absent log-prob is no number: the fence refuses it as one that isn't finite.
+        values = [math.nan if logprob is None else logprob for logprob in scored]
+        if len(values) != len(rows) * num_scored:
+            raise BatchFailed(f"the engine answered {len(values)} log-probs of a probe of {len(rows) * num_scored}")
+        return pack_float32(values)
 
     async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
         if isinstance(weights, WeightShard):

@@ -25,7 +25,7 @@ from contracts.sampling import SamplingParams
 from onbeat.data.kept_sets import pack_kept_sets
 from onbeat.data.sampled_values import Contexts
 from producer.engine.base import Turn
-from producer.engine.sampling import Drawn, Ends, Logits, completion_uniforms, sample
+from producer.engine.sampling import Drawn, Ends, Logits, completion_uniforms, measure, sample
 
 Places = NDArray[np.int64]
 
@@ -71,7 +71,8 @@ class HeldRows:
     def __init__(self, ends: Ends) -> None:
         self._ends = ends
         self._num_rows = 0
-        self._samplings: dict[SamplingParams, int] = {}
+        self._samplings: dict[tuple[SamplingParams, bool], int] = {}
+        """(parameters, whether the tokens are given) → the number of that kind of rows."""
         self._owners = np.empty(0, dtype=object)
         """[R] the GrowingBatch of each place."""
         self._rows = np.empty(0, dtype=np.int64)
@@ -108,7 +109,7 @@ class HeldRows:
         self._make_room(places[-1] + 1, batch.sampling.max_new_tokens)
         self._owners[places] = growing
         self._rows[places] = np.arange(len(places))
-        self._kinds[places] = self._samplings.setdefault(batch.sampling, len(self._samplings))
+        self._kinds[places] = self._samplings.setdefault((batch.sampling, batch.is_given), len(self._samplings))
         self._steps[places] = 0
         self._most[places] = batch.sampling.max_new_tokens
         # Column t of a row draws its token t.
@@ -143,7 +144,10 @@ class HeldRows:
             of_place.append(ids)
         self._steps[at] = steps + 1
         stopped = np.zeros(len(at), dtype=bool)
-        for sampling, kind in self._samplings.items():
+        for (sampling, is_given), kind in self._samplings.items():
+            if is_given:
+                # What is given ends with its last token alone.
+                continue
             of_kind = np.flatnonzero(self._kinds[at] == kind)
             stopped[of_kind] = self._ends.reached(tokens[of_kind], sampling, partial(self._tail, at[of_kind]))
         # steps was read before this token was added: hence + 1.
@@ -203,17 +207,31 @@ class HeldRows:
     def _sample(self, logits: Logits, at: Places, uniforms: NDArray[np.float64]) -> Drawn:
         kinds = self._kinds[at]
         drawn = Drawn(tokens=np.empty(len(at), dtype=np.int64), logprobs=np.empty(len(at)))
-        for sampling, kind in self._samplings.items():
+        for (sampling, is_given), kind in self._samplings.items():
             rows = np.flatnonzero(kinds == kind)
             if len(rows):
                 of_kind = logits if len(rows) == len(at) else logits[rows]
                 contexts = self._contexts(sampling, at[rows]) if sampling.processing else None
-                part = sample(of_kind, sampling, uniforms[rows], contexts)
+                if is_given:
+                    part = measure(of_kind, sampling, self._given(at[rows]), contexts)
+                else:
+                    part = sample(of_kind, sampling, uniforms[rows], contexts)
                 drawn.tokens[rows] = part.tokens
                 drawn.logprobs[rows] = part.logprobs
                 # A part counts its rows from 0: `rows` maps them to rows of the whole draw.
                 drawn.kept_ids.update((int(rows[row]), ids) for row, ids in part.kept_ids.items())
         return drawn
+
+    def _given(self, at: Places) -> Places:
+        """Returns [N] the next token of each row whose batch gives its completions."""
+        tokens = np.empty(len(at), dtype=np.int64)
+        for number, place in enumerate(at.tolist()):
+            growing, row = self.owner_of(place)
+            completion = growing.batch.prompts[row // growing.batch.group_size].dataset_completion
+            if completion is UNSET:
+                raise AssertionError("a batch gives the completions of all of its prompts, or of none")
+            tokens[number] = np.frombuffer(completion, dtype="<i4")[self._steps[place]]
+        return tokens
 
     def _contexts(self, sampling: SamplingParams, at: Places) -> Contexts:
         def seen(number: int) -> NDArray[np.int32]:

@@ -86,6 +86,27 @@ def sample(logits: Logits, sampling: SamplingParams, uniforms: Floats, contexts:
     return drawn
 
 
+def measure(
+    logits: Logits, sampling: SamplingParams, tokens: NDArray[np.int64], contexts: Contexts | None = None
+) -> Drawn:
+    """Takes a given token for each row, in the place of a draw, with the log-prob that a draw of it would have.
+
+    Args:
+        logits: [N, V].
+        sampling: The parameters of the distribution.
+        tokens: [N] the tokens.
+        contexts: The tokens before, where the logits are changed by them.
+
+    Raises:
+        BatchFailed: Logits are not finite.
+    """
+    logprobs = log_distribution(logits, sampling, contexts)
+    of_tokens = np.asarray(_on_host(logprobs[list(range(len(tokens))), tokens]))
+    if not np.isfinite(of_tokens).all():
+        raise not_finite()
+    return Drawn(tokens=tokens, logprobs=of_tokens)
+
+
 def _on_host(values: Any) -> Any:
     return values.cpu().numpy() if isinstance(values, Tensor) else values
 

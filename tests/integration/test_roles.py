@@ -114,6 +114,8 @@ NAMED = {
     for name in (
         "fence",
         "weights",
+        "probes",
+        "proofs",
         "counters",
         "dead",
         "audit",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from consumer.gradient.learner import Learner, OptimizerStep, Trained
@@ -22,6 +22,7 @@ from consumer.ranks.processes.rank import Rank, state_tensors
 from consumer.ranks.processes.rank_learner import make_rank_learner
 from consumer.ranks.threads import HANDED_OUT, POKE_S
 from contracts.errors import DeadlineExceeded, Unavailable
+from contracts.probes import LogProbs, ProbeRow
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
@@ -122,6 +123,12 @@ class RankGroup(Ranks):
             return
         self._rank_0.sink = sink
         self._have_all(orders.PublishWeights(base=base), "to publish the weights")
+
+    def probe(self, rows: Sequence[ProbeRow]) -> LogProbs:
+        if self.learner.lockstep is None:
+            return super().probe(rows)
+        self._have_all(orders.ProbeRows(rows=tuple(rows)), "to compute a version's probe")
+        return self._rank_0.probed
 
     def rest(self) -> None:
         self._have_all(orders.Rest(), "to give memory back")

@@ -36,6 +36,7 @@ from contracts import errors
 from contracts.checkpoints import CheckpointState
 from contracts.encoding.wire import Record, decode, decode_json, encode, encode_json
 from contracts.errors import OnbeatError, Unavailable, fault_words, kind_and_text
+from contracts.probes import ProbeRow
 from contracts.rollouts import RolloutBatch
 from contracts.spec.job import JobSpec
 from onbeat.base.process.crash_points import reach
@@ -147,6 +148,12 @@ class PublishWeights(OrderToAll, tag="publish_weights", frozen=True, kw_only=Tru
     """Whether without the adapters."""
 
 
+class ProbeRows(OrderToAll, tag="probe_rows", frozen=True, kw_only=True):
+    """Every rank takes part in the passes of a probe, and rank 0 keeps the log-probs: `Ranks.probe`."""
+
+    rows: tuple[ProbeRow, ...]
+
+
 class Rest(OrderToAll, tag="rest", frozen=True, kw_only=True):
     """Each rank gives back the memory that its next batch does not need yet."""
 
@@ -162,7 +169,7 @@ class End(OrderToAll, tag="end", frozen=True, kw_only=True):
     """A rank that takes it ends; it does not answer."""
 
 
-AnyOrder = TrainBatch | Idle | Begin | TrainAgain | Step | PublishWeights | Rest | Save | End
+AnyOrder = TrainBatch | Idle | Begin | TrainAgain | Step | PublishWeights | ProbeRows | Rest | Save | End
 
 
 class NumberedOrder(Record, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from consumer.ranks.processes.sent_state import save_state_of, send_state
 from contracts.checkpoints import CheckpointState
 from contracts.errors import FenceViolation, OnbeatError
 from contracts.jobs import TrainerExit
+from contracts.probes import LogProbs
 from contracts.settings import StackSettings
 from onbeat.weights.files.stored_tensors import StoredTensors
 from onbeat.weights.publication import TensorSink
@@ -80,6 +81,8 @@ class Rank:
         self._on_training = on_training
         self.sink: TensorSink | None = None
         """On rank 0 the publication that a Step or PublishWeights is about."""
+        self.probed: LogProbs = b""
+        """The log-probs of the newest ProbeRows; the same on every rank."""
         self.checkpoint: Checkpoint | None = None
         self.folder = Path()
         """On rank 0 of several hosts what a Begin has restored, and where a Save writes."""
@@ -112,7 +115,7 @@ class Rank:
         return orders.Failed.of(self._learner.place.rank, self._exchange.newest_order, error)
 
     def _carry_out(self, order: orders.AnyOrder) -> orders.AnyAnswer | None:
-        if not isinstance(order, (orders.Begin, orders.PublishWeights)):
+        if not isinstance(order, (orders.Begin, orders.PublishWeights, orders.ProbeRows)):
             self._on_training()
         if isinstance(order, orders.OrderToAll):
             # A rank takes no second copy before all have met, so that each rank gets one.
@@ -141,6 +144,9 @@ class Rank:
             case orders.PublishWeights():
                 if (sink := self._sink()) is not None:
                     self._learner.publish(sink, base=order.base)
+            case orders.ProbeRows():
+                self.probed = self._learner.probe(order.rows)
+                self._keep_step()
             case orders.Rest():
                 self._learner.rest()
             case orders.Save():

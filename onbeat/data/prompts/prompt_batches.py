@@ -28,6 +28,11 @@ class PromptBatches:
         """The version of what plays the job's tasks; "" in a job without an environment."""
         return self._source.environment
 
+    @property
+    def training_prompts(self) -> Sequence[Prompt]:
+        """Every prompt that the job may train on, in the order of its data sets."""
+        return self._source.train
+
     def learn(self, iteration: int, drawn: Iterable[DrawnPrompts]) -> None:
         """Takes up what a commit has measured, before the iteration is planned that it opens."""
         self._source.walk.learn(iteration, drawn)

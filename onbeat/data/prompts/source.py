@@ -82,6 +82,11 @@ class PromptSource:
         self.walk = Walk(pools, num_prompts=spec.rollout.prompts_per_iteration, seed=spec.seed)
         _check_reserves(spec, pools)
 
+    @property
+    def train(self) -> Sequence[Prompt]:
+        """Every training prompt, in the order of the data sets."""
+        return self._train
+
     def training_prompts(self, iteration: int) -> tuple[Prompt, ...]:
         """Returns the next `rollout.prompts_per_iteration` prompts."""
         return _numbered([self._train[place] for place in self.walk.places(iteration)])

@@ -15,7 +15,7 @@ aren't served (I7).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -58,6 +58,21 @@ class _CompletionsAnswer(msgspec.Struct):
     """The part of an answer of /v1/completions that is read."""
 
     choices: list[_Choice]
+
+
+class _PromptLogprob(msgspec.Struct):
+    logprob: float
+
+
+class _ProbeChoice(msgspec.Struct):
+    prompt_logprobs: list[dict[str, _PromptLogprob] | None] = []
+    """Token of the prompt → its log-prob, by its id; None in the place of the first."""
+
+
+class _ProbeAnswer(msgspec.Struct):
+    """The part of an answer of /v1/completions that is read of a row of a probe."""
+
+    choices: list[_ProbeChoice]
 
 
 class _RpcAnswer(msgspec.Struct):
@@ -133,6 +148,25 @@ class OpenaiEngine(BatchingEngine):
             return checked_group(batch, answers, vocabulary_tokens=self._vocabulary_tokens)
 
         return await asyncio.to_thread(answered)
+
+    async def _row_logprobs(self, tokens: Sequence[int]) -> Sequence[float | None]:
+        body = {
+            "model": self._model,
+            "prompt": list(tokens),
+            # The server samples one token in any case, and says of the prompt's tokens each its own log-prob alone.
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "prompt_logprobs": 0,
+            "ignore_eos": True,
+        }
+        answer = await self._requests.post("/v1/completions", body, _ProbeAnswer)
+        of_tokens = answer.choices[0].prompt_logprobs if answer.choices else []
+        if len(of_tokens) != len(tokens):
+            raise BatchFailed(f"the server answered {len(of_tokens)} log-probs of a row of {len(tokens)} tokens")
+        return [
+            None if not of_token or str(token) not in of_token else of_token[str(token)].logprob
+            for token, of_token in zip(tokens, of_tokens, strict=True)
+        ]
 
     async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:
         place = manifest.transport_kind.elsewhere

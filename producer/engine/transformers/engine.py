@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 
 from contracts.engines import TransformersOptions
 from contracts.errors import InvalidInput
+from contracts.probes import LogProbs, ProbeRow
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.base.group_cache import group_cache, unknown_layers
@@ -125,6 +126,10 @@ class TransformersEngine(base.GenerationEngine):
         self._loop.put(request)
         # A caller that is cancelled cancels the answer with it: the batch leaves at its next token.
         return await asyncio.wrap_future(request.answer)
+
+    async def logprobs(self, rows: Sequence[ProbeRow]) -> LogProbs:
+        completions = await self.generate(base.probe_batch(self._held, rows))
+        return b"".join(completion.generator_logprobs for (completion,) in completions)
 
     async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
         self._held = None

@@ -21,7 +21,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -240,6 +240,29 @@ class VllmEngine(BatchingEngine):
         except Exception:
             self._cache_is_clean = False
             raise
+
+    async def _row_logprobs(self, tokens: Sequence[int]) -> Sequence[float | None]:
+        params = self._vllm.SamplingParams(
+            # vLLM samples one token in any case, and says of the prompt's tokens each its own log-prob alone.
+            max_tokens=1,
+            prompt_logprobs=0,
+            temperature=0.0,
+            detokenize=False,
+            output_kind=import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY,
+        )
+        self._num_requests += 1
+        final = None
+        try:
+            prompt = {"prompt_token_ids": list(tokens)}
+            async for output in self._llm.generate(prompt, params, request_id=str(self._num_requests)):
+                final = output
+        except self._refused as error:
+            raise BatchFailed(f"the engine refused a row of a probe: {error}") from error
+        of_tokens = [] if final is None else final.prompt_logprobs
+        return [
+            None if not of_token or token not in of_token else of_token[token].logprob
+            for token, of_token in zip(tokens, of_tokens, strict=True)
+        ]
 
     async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:
         files = await asyncio.to_thread(self._files_elsewhere, manifest)

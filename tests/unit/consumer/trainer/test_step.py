@@ -53,7 +53,7 @@ class Played:
         self.peak_flops = 0.0
         self.layout = object()
         self.settled: str | None = SETTLED
-        self.side = self.ranks = self.weights = self
+        self.side = self.ranks = self.weights = self.probes = self
         self.learner = SimpleNamespace(accumulator=self)
         self.added: tuple[int, ...] | None = None
         self.keeper = SimpleNamespace(check_lease=lambda: None, training=lambda **_: nullcontext())
@@ -73,6 +73,12 @@ class Played:
     def finish(self) -> str:
         self.said.append("finished")
         return "made"
+
+    def measure(self, policy_version: int) -> None:
+        self.said.append(f"measured version {policy_version}")
+
+    def with_probe(self, made: str) -> str:
+        return made
 
     def renew(self) -> None:
         self.said.append("renewed")
@@ -100,6 +106,7 @@ def test_a_version_is_written_by_the_last_step_and_named_under_a_lease_that_was_
         "step",
         "trained part 0 again",
         "last step, published",
+        "measured version 1",
         "renewed",
         "finished",
         "announced, kept from 0",
@@ -113,7 +120,7 @@ def test_each_mini_batch_has_a_step_and_one_whose_batches_are_dead_has_none() ->
     iteration = gathered(num_batches=3)
     del iteration.stats[1]
     stepped = step(held, iteration)
-    assert held.said[1:-3] == ["step", "trained part 2 again", "last step, published"]
+    assert held.said[1:-4] == ["step", "trained part 2 again", "last step, published"]
     assert len(stepped.metrics.updates) == 2
     assert stepped.scaling.count == sum(one.num_tokens for one in iteration.stats)
 
