@@ -41,7 +41,7 @@ STATES: dict[str, dict[str, Any]] = {
         "topk_group": 1,
         "moe_intermediate_size": 16,
         "first_k_dense_replace": 1,
-        # A chunk is 64 by 64 pairs of tokens in each of these: with the defaults, 32 heads of 128, a pass takes seconds.
+        # A chunk is 64 by 64 pairs of tokens in each: with the defaults, 32 heads of 128, a pass takes seconds.
         "linear_head_dim": 8,
         "linear_num_heads": 4,
     },
