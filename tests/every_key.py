@@ -14,5 +14,5 @@ def every_key(keys: JobKeys) -> list[str]:
 def fence_keys(keys: JobKeys) -> list[str]:
     """What the transitions of the fence move: all but the spec, and what is written beside it."""
     once = [keys.fence, keys.weights, keys.counters, keys.dead, keys.audit, keys.job, keys.events, keys.progress]
-    once.append(keys.claimers)
+    once += [keys.claimers, keys.probes, keys.proofs]
     return [*once, *(name for slot in keys.slots for name in slot)]

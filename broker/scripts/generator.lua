@@ -145,10 +145,13 @@ local function again()
   local is_holder = last.claim == claim.claim
   local stands = prompts and (is_holder or last.hedge == claim.claim) and redis.call('ZSCORE', slot.work, member)
   if not stands then return nil end
+  local batch = batch_of(slot, claim.batch_id)
+  -- The version may be another one than at the claim that was lost. The claim stands meanwhile, and comes again after the proof.
+  local unproved = proof_due(open, batch)
+  if unproved then return unproved end
   -- The lease begins anew with the answer; a hedge has none.
   if is_holder then redis.call('ZADD', slot.work, whole(now + a.lease_ms), member) end
   local outcome = is_holder and 'claimed' or 'hedged'
-  local batch = batch_of(slot, claim.batch_id)
   return answer(outcome, open, claim.batch_id, batch, prompts, last.attempt, claim.claim)
 end
 local repeated = again()
@@ -284,6 +287,10 @@ if #engine ~= #trainers_logprobs then
 end
 local FLOAT_BYTES = 4
 local num = #engine / FLOAT_BYTES
+-- A finite number of at least 0; NaN is unequal to itself.
+local function is_size(number)
+  return type(number) == 'number' and number >= 0 and number < math.huge
+end
 local function number_at(text, index)
   return (struct.unpack('<f', text, (index - 1) * FLOAT_BYTES + 1))
 end
@@ -322,6 +329,8 @@ for index = 1, num do
 end
 local first_field = 'first ' .. a.kind
 local first = unpacked(redis.call('HGET', PROOFS, first_field))
+-- What another hand wrote there counts as absent: the next engine that passes is the first.
+if first and not (is_size(first.gap) and is_size(first.noise)) then first = nil end
 local bound = probe.limit
 if first then
   bound = math.min(probe.limit, math.max(probe.floor, SLACK * first.gap))
@@ -343,8 +352,11 @@ elseif can_tell and share < 0.5 then
 end
 local field = proof_of(a.policy_version, a.generator)
 if outcome == 'proved' then
-  -- Who is forgotten so proves once more.
-  if redis.call('HLEN', PROOFS) >= MAX_CLAIMERS and redis.call('HEXISTS', PROOFS, field) == 0 then redis.call('DEL', PROOFS) end
+  -- Who is forgotten so proves once more. The first gaps of kinds stay, unless it is they that are too many.
+  if redis.call('HLEN', PROOFS) >= MAX_CLAIMERS and redis.call('HEXISTS', PROOFS, field) == 0 then
+    for _, proof in ipairs(of_versions(redis.call('HKEYS', PROOFS), 0, math.huge)) do redis.call('HDEL', PROOFS, proof) end
+    if redis.call('HLEN', PROOFS) >= MAX_CLAIMERS then redis.call('DEL', PROOFS) end
+  end
   if not first then redis.call('HSET', PROOFS, first_field, cmsgpack.pack({ gap = gap, noise = noise })) end
   redis.call('HSET', PROOFS, field, a.weights_digest)
   count('proved')

@@ -46,6 +46,8 @@ class Held:
     slots: tuple[HeldSlot, ...]
     dead: list[str]
     audit: list[AuditRecord]
+    proofs: dict[tuple[int, str], str]
+    """(version, generator) → the digest of the weights that its engine has shown."""
 
     def slot_of(self, iteration: int) -> HeldSlot:
         return self.slots[iteration % len(self.slots)]
@@ -54,7 +56,7 @@ class Held:
 def read(broker: Broker, keys: JobKeys) -> Held:
     """One transaction, so that nothing moves in between."""
     with broker.redis.pipeline(transaction=True) as pipe:
-        for key in (keys.fence, keys.progress, keys.weights, keys.counters):
+        for key in (keys.fence, keys.progress, keys.weights, keys.counters, keys.proofs):
             pipe.hgetall(key)
         for key in (keys.dead, keys.audit):
             pipe.xrange(key)
@@ -66,7 +68,7 @@ def read(broker: Broker, keys: JobKeys) -> Held:
             pipe.zrangebyscore(slot.work, 0, f"({STAGE_BAND}", withscores=True)
             pipe.hgetall(slot.items)
         answers = pipe.execute(raise_on_error=False)
-    fence, progress, weights, counters, dead, audit, *of_slots = answers
+    fence, progress, weights, counters, proofs, dead, audit, *of_slots = answers
     return Held(
         fence=fence_of(fence, progress),
         weights={int(key): decode(value, WeightManifest).weights_digest for key, value in weights.items()},
@@ -74,7 +76,14 @@ def read(broker: Broker, keys: JobKeys) -> Held:
         slots=tuple(_slot(*of_slots[first : first + 6]) for first in range(0, len(of_slots), 6)),
         dead=[fields[b"batch_id"].decode() for _, fields in dead],
         audit=[decode(fields[b"record"], AuditRecord) for _, fields in audit],
+        proofs=_proofs(proofs),
     )
+
+
+def _proofs(fields: dict[bytes, bytes]) -> dict[tuple[int, str], str]:
+    """Those of versions; `first KIND` is none."""
+    names = {field: field.decode().partition("/") for field in fields if not field.startswith(b"first ")}
+    return {(int(version), who): fields[field].decode() for field, (version, _, who) in names.items()}
 
 
 def _slot(ledger: Any, prompts: Any, rollouts: Any, claims: Any, work: Any, columns: Any) -> HeldSlot:

@@ -52,6 +52,12 @@ def let_expire(broker: Broker, keys: JobKeys, batch_id: str, *, iteration: int =
     broker.redis.zadd(keys.slot_of(iteration).work, {item_fields(0, batch_id, 0).member: 1}, xx=True)
 
 
+def let_live(broker: Broker, keys: JobKeys, batch_id: str, *, iteration: int = 0) -> None:
+    """As if its generator had just renewed this lease, for an hour."""
+    ends_ms = int(1000 * (broker.now_s() + 3600))
+    broker.redis.zadd(keys.slot_of(iteration).work, {item_fields(0, batch_id, 0).member: ends_ms}, xx=True)
+
+
 def end_leases(broker: Broker, keys: JobKeys, *, iteration: int = 0) -> None:
     """As if no holder of anything of the iteration had renewed its lease for very long."""
     work = keys.slot_of(iteration).work

@@ -101,7 +101,8 @@ class Symmetry:
         trainers.sort()
         disk = (self._server(state.disk[0], index), state.disk[1]) if state.disk else ()
         server = self._server(state.server, index)
-        return State(server, disk, tuple(claims), tuple(trainers), *state[4:])
+        renamed = State(server, disk, tuple(claims), tuple(trainers), *state[4:])
+        return renamed._replace(engines=_permuted(state.engines, names))
 
     def _trained(self, mine: tuple[Any, ...], names: Names) -> tuple[Any, ...]:
         columns = tuple(
@@ -114,7 +115,8 @@ class Symmetry:
         if known is None:
             names, slots = self._renamings[index]
             renamed = (self._slot(*both, names) for both in zip(server.slots, slots, strict=True))
-            known = self._servers[server, index] = server._replace(slots=tuple(renamed))
+            proofs = _permuted(server.proofs, names)
+            known = self._servers[server, index] = server._replace(slots=tuple(renamed), proofs=proofs)
         return known
 
     def _slot(self, slot: Slot, batches: Names, names: Names) -> Slot:
@@ -157,6 +159,14 @@ class Symmetry:
 
     def _content(self, content: int, names: Names) -> int:
         return content if self._is_deterministic else content // 4 * 4 + names[content % 4]
+
+
+def _permuted(of_generators: tuple[Any, ...], names: Names) -> tuple[Any, ...]:
+    """What each generator has, under its new name."""
+    renamed = list(of_generators)
+    for old, value in enumerate(of_generators):
+        renamed[names[old]] = value
+    return tuple(renamed)
 
 
 class Fence:

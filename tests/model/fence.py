@@ -57,7 +57,13 @@ def publish_weights(server: Server, epoch: int, digest: int, *, oldest_kept: int
     if server.window and "publish_weights.window" not in off:
         oldest_kept = min(oldest_kept, server.window[0].oldest)
     kept = tuple(one if version >= oldest_kept else NONE for version, one in enumerate(announced))
-    return "published", server._replace(weights=kept)
+    proofs = server.proofs
+    if "publish_weights.proofs" not in off:
+        proofs = tuple(
+            tuple(digest if version >= oldest_kept else NONE for version, digest in enumerate(shown))
+            for shown in server.proofs
+        )
+    return "published", server._replace(weights=kept, proofs=proofs)
 
 
 def _sent(server: Server, iteration: int, sent: tuple[tuple[int, int], ...]) -> Server:
@@ -299,4 +305,5 @@ def resume_job(server: Server, *, clock: int, off: Off) -> Server:
 def removed(server: Server) -> Server:
     """What remove_job leaves of a job that has ended: nothing, and nothing of it may come back."""
     num_batches, num_versions = len(server.blank.batches), len(server.versions)
-    return nothing(num_batches, num_versions, num_open=len(server.slots))._replace(job=REMOVED)
+    empty = nothing(num_batches, num_versions, num_open=len(server.slots), num_provers=len(server.proofs))
+    return empty._replace(job=REMOVED)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
-from broker.generator_side import Claim, GeneratorSide
+from broker.generator_side import Claim, GeneratorSide, ProofDue
 from contracts.encoding.wire import decode, encode
 from contracts.errors import BrokerUnavailable, WrongEngine
 from contracts.rollouts import PromptBatch
@@ -16,13 +17,14 @@ from tests.integration.fence_checks import read
 from tests.integration.fence_parts import (
     AnswerLosingBroker,
     let_expire,
+    let_live,
     set_claim_times,
     set_fault,
     set_typical_time,
 )
 from tests.model.move import Move
 from tests.model.moves import moves
-from tests.model.real import LONG_S, RealFence, digest_text, engine_text
+from tests.model.real import LONG_S, STEP, RealFence, digest_text, engine_text, numbers_of
 from tests.model.server import FREE, NONE, VARIANTS, Server, known
 from tests.model.stage_names import stage_tables
 from tests.model.state import Bounds, State
@@ -65,7 +67,8 @@ class GeneratorReplay:
         following = [
             one
             for one in moves(self._state, self._bounds, OFF)
-            if (one.name, one.who) == ("claims: claimed", move.who) and one.place >= move.place[:1]
+            if one.name in ("claims: claimed", "claims: unproved") and one.who == move.who
+            if one.place >= move.place[:1]
         ]
         if following:
             return self._claim(following[0], following)
@@ -93,23 +96,54 @@ class GeneratorReplay:
         if move.name.startswith("claims from"):
             self._expire(move)
         claim = self._answer(move)
-        if move.name == "claims again":
+        if isinstance(claim, ProofDue):
+            return self._must_show(move, claim)
+        if move.name.startswith("claims again"):
             assert claim.number == self._numbers[who]
         else:
             assert claim.number > max(self._numbers), "a number comes once, and grows"
         self._claims[who], self._numbers[who] = claim, claim.number
+        name = _granted(move.name)
         same = [
             one
             for one in options
-            if (one.name, one.who) == (move.name, who)
+            if (one.name, one.who) == (name, who)
             and real.batch_id(*one.place[:2]) == claim.prompt_batch.batch_id
             and one.state.workers[who][5] in ((), *((digest,) for digest in self._digests(claim)))
         ]
         assert len(same) == 1, f"the model knows no {move.name} of {claim.prompt_batch.batch_id}"
-        oldest = min(one.place[0] for one in options if (one.name, one.who) == (move.name, who))
+        oldest = min(one.place[0] for one in options if _granted(one.name) == name and one.who == who)
         assert same[0].place[0] == (oldest if move.name.startswith(("claims: ", "claims,")) else move.place[0])
         self._note_claim(same[0], claim)
         return same[0].state
+
+    def _must_show(self, move: Move, due: ProofDue) -> State:
+        """The state after an answer that no claim was given, which is the same one: the version is not shown (I11)."""
+        server = self._state.server
+        digests = self._digests(due)
+        assert any(digest in server.weights for digest in digests), move
+        assert server.proofs[move.who][due.manifest.policy_version] not in digests, move
+        if move.name.startswith("claims from"):
+            iteration, batch = move.place[:2]
+            let_live(self._broker, self._real.keys, self._real.batch_id(iteration, batch), iteration=iteration)
+        return self._state
+
+    def _proves(self, move: Move) -> str:
+        """Shows a version's probe as the engine computes it; returns what counts the verdict."""
+        (digest,) = move.place
+        side = self._generators[move.who]
+        right = numbers_of(digest)
+        noise = np.float32([self._random.uniform(-0.02, 0.02) for _ in right])
+        engines = {"proved": right + noise, "far": right + np.float32(4), "not_finite": right * np.float32("nan")}
+        if digest >= VARIANTS:
+            engines["stale"] = right - np.float32(STEP) + noise
+        wrong = sorted(engines.keys() - {"proved"})
+        outcome = self._random.choice(wrong) if move.name == "proves: refused" else "proved"
+        verdict = side.prove(self._real.manifest(digest), engines[outcome].tobytes(), kind="kind float32")
+        assert verdict.outcome == outcome, move
+        # The model's generators show a version that a restart has forgotten by a move of their own.
+        side._proofs.clear()
+        return "proved" if outcome == "proved" else f"proof_{outcome}"
 
     def _note_claim(self, move: Move, claim: Claim) -> None:
         """Its generator may come back with it late, if it has heard of it."""
@@ -118,19 +152,22 @@ class GeneratorReplay:
         if move.name != "claims, answer lost":
             self._others.claims.append(Late(move.who, claim, move.state.workers[move.who]))
 
-    def _answer(self, move: Move) -> Claim:
-        """The claim that the server gives, also where its generator never hears of it."""
+    def _answer(self, move: Move) -> Claim | ProofDue:
+        """What the server gives, also where its generator never hears of it."""
         side = self._generators[move.who]
         if move.name != "claims, answer lost":
             is_copy = move.name == "takes a copy"
             claim = side.claim(LONG_S, loaded=self._held(move), hedge=is_copy)
             assert claim is not None, move
-            assert claim.hedged == is_copy
+            assert isinstance(claim, ProofDue) or claim.hedged == is_copy
             return claim
         self._broker.loses_next_answer = True
         with pytest.raises(BrokerUnavailable):
             side.claim(LONG_S)
-        _, attempt, number, payload, packed = self._broker.lost
+        outcome, *rest = self._broker.lost
+        if outcome == b"unproved":
+            return ProofDue(manifest=decode(rest[0], WeightManifest))
+        attempt, number, payload, packed = rest
         return Claim(
             prompt_batch=decode(payload, PromptBatch),
             number=number,
@@ -138,7 +175,7 @@ class GeneratorReplay:
             manifest=decode(packed, WeightManifest),
         )
 
-    def _digests(self, claim: Claim) -> list[int]:
+    def _digests(self, claim: Claim | ProofDue) -> list[int]:
         """The digests of the model that a claim's version may be."""
         first = VARIANTS * claim.manifest.policy_version
         every = range(first, first + VARIANTS)
@@ -146,8 +183,10 @@ class GeneratorReplay:
 
     def _held(self, move: Move) -> tuple[int, str] | None:
         """The weights that the generator holds at this claim; those of a version that is gone are none of the range."""
-        (digest,) = move.state.workers[move.who][5]
         there = known(self._state.server.versions, 0, self._bounds.iterations)
+        digest = there[-1]
+        if not move.name.endswith(": unproved"):
+            (digest,) = move.state.workers[move.who][5]
         held = self._random.choice((digest, digest, there[0], digest + 1, NONE))
         return None if held == NONE else (held // VARIANTS, digest_text(held))
 
@@ -177,6 +216,13 @@ class GeneratorReplay:
             assert claim is not None
             outcome = self._generators[move.who].fail(claim, "no mount", is_released=True).value
             assert move.name == f"gives back its item: {outcome}"
+
+
+def _granted(name: str) -> str:
+    """The name of the same claim where its generator has shown the version."""
+    if name.startswith("claims again"):
+        return "claims again"
+    return name.replace(": unproved", ": claimed")
 
 
 def is_free(server: Server, iteration: int, stage: int = 0) -> bool:

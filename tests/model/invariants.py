@@ -1,4 +1,4 @@
-"""I1 to I5 and I7 of docs/promises.md: what a state, or a step, may not be. Each answers what broke, or ""."""
+"""I1 to I5, I7 and I11 of docs/promises.md: what a state, or a step, may not be. Each answers what broke, or ""."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ def broken_by_call(state: State, bounds: Bounds, trainer: Trainer, after: Server
         return "I4: a trainer of an old epoch moves the fence"
     if outcome == "rewound" and after.committed > before.committed:
         return "I4: a rewind leaves a gap"
+    if outcome == "published" and _keeps_old_proofs(after):
+        return "memory: a proof is kept of a version that nothing may be sampled with"
     if outcome == "rewound" and known(after.weights, after.committed + 2, len(after.weights)):
         return "memory: a version of the abandoned future stays announced"
     if outcome in ("rewound", "committed") and trainer.link != before.last:
@@ -41,6 +43,11 @@ def broken_by_call(state: State, bounds: Bounds, trainer: Trainer, after: Server
     if outcome == "committed":
         return _broken_by_commit(bounds, before, trainer, after)
     return ""
+
+
+def _keeps_old_proofs(server: Server) -> bool:
+    oldest = next(version for version, digest in enumerate(server.weights) if digest != NONE)
+    return any(known(shown, 0, oldest - 1) for shown in server.proofs if oldest)
 
 
 def _broken_by_commit(bounds: Bounds, before: Server, trainer: Trainer, after: Server) -> str:
@@ -138,6 +145,26 @@ def refused_after_all(state: State, who: int, outcome: str) -> str:
     if outcome in OF_VERSION and opened and claim[6] // GIVEN_BACK == opening_of(state, opened):
         return "admission: what was sampled for an open iteration is refused for its version"
     return ""
+
+
+def handed_out_unshown(state: State, who: int, claim: Claim) -> str:
+    """I11: a batch is handed to those alone whose engine has shown the version that samples it."""
+    is_of_generator = bool(claim) and not claim[2]
+    if is_of_generator and not _has_shown(state, who, claim):
+        return "I11: a batch is handed out for a version that the engine has not shown"
+    return ""
+
+
+def accepted_unshown(state: State, who: int, claim: Claim) -> str:
+    """I11: no rollout of a version is accepted from a generator whose engine has not shown it."""
+    return "" if _has_shown(state, who, claim) else "I11: a rollout is accepted of a version that was not shown"
+
+
+def _has_shown(state: State, who: int, claim: Claim) -> bool:
+    if not state.engines:
+        return True
+    (digest,) = claim[5]
+    return state.engines[who].shown[digest // VARIANTS] == digest
 
 
 def broken_in(state: State, bounds: Bounds) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from tests.model.server import Server
-from tests.model.state import Bounds, State, Trainer
+from tests.model.state import Bounds, Engine, State, Trainer
 
 
 class Move(NamedTuple):
@@ -16,7 +16,7 @@ class Move(NamedTuple):
     breaks: str = ""
     """The invariant that this step breaks."""
     place: tuple[int, ...] = ()
-    """In the table of leased work."""
+    """In the table of leased work; of a proof the digest that is shown."""
 
 
 def wrote(state: State, server: Server, bounds: Bounds) -> State:
@@ -35,3 +35,7 @@ def with_trainer(state: State, who: int, trainer: Trainer | tuple[()]) -> State:
 
 def with_worker(state: State, who: int, claim: tuple[Any, ...]) -> State:
     return state._replace(workers=(*state.workers[:who], claim, *state.workers[who + 1 :]))
+
+
+def with_engine(state: State, who: int, engine: Engine) -> State:
+    return state._replace(engines=(*state.engines[:who], engine, *state.engines[who + 1 :]))

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 from tests.model import fence
 from tests.model.move import Move, wrote
-from tests.model.server import ACTIVE, ENDED, Off
-from tests.model.state import Bounds, State
+from tests.model.server import ACTIVE, ENDED, NONE, Off, Server
+from tests.model.state import Bounds, Engine, State
 from tests.model.trainer_moves import trainer_moves
 from tests.model.worker_moves import worker_moves
 
@@ -35,8 +35,21 @@ def moves(state: State, bounds: Bounds, off: Off) -> Iterator[Move]:
         if not state.disk:
             yield Move("writes reach the disk", -1, state._replace(disk=(state.server, 0)))
         elif state.disk[1]:
-            back = state._replace(server=state.disk[0], disk=(), era=state.era + 1, faults=state.faults + 1)
+            engines = _as_believed(state.engines, state.disk[0])
+            back = state._replace(
+                server=state.disk[0], disk=(), era=state.era + 1, faults=state.faults + 1, engines=engines
+            )
             yield Move("the last writes are lost", -1, back, is_fault=True)
+
+
+def _as_believed(engines: tuple[Engine, ...], server: Server) -> tuple[Engine, ...]:
+    """A restart that has lost a failed proof believes the passed one before it again."""
+    return tuple(
+        engine._replace(
+            shown=tuple(mark if mark != NONE else digest for mark, digest in zip(marks, engine.shown, strict=True))
+        )
+        for engine, marks in zip(engines, server.proofs, strict=True)
+    )
 
 
 def _job_moves(state: State, bounds: Bounds, off: Off, may_fail: bool) -> Iterator[Move]:

@@ -48,6 +48,15 @@ RECALLED = ONE_STAGE._replace(
 """A batch is published, forgotten, and published again with other completions."""
 
 
+PROVING = ONE._replace(proves=True, may_end=False)
+"""A generator's engine shows each version before it samples with it, or goes wrong."""
+PROVING_ANEW = PROVING._replace(is_deterministic=False)
+"""The same of a job whose replays make other weights."""
+PROVING_DELAYED = PROVING._replace(lag=1, iterations=3, trainers=1)
+PROVING_BOUNDED = PROVING_DELAYED._replace(is_bounded=True, is_deterministic=False)
+"""The version that a claim names may be another one when it comes again."""
+
+
 class Mutation(NamedTuple):
     off: tuple[str, ...]
     """The checks that are left out, as fence.py and moves.py name them."""
@@ -140,6 +149,18 @@ NEEDED = (
     Mutation(("claim.stands",), STAGED, "I5", "such an item comes again when its claim is over"),
     Mutation(("claim.again",), TWO_BATCHES, "I5", "a claim whose answer was lost doesn't come again"),
     Mutation(("claim.stands",), TWO_GENERATORS, "I5", "a claim whose answer was lost comes again when it is over"),
+    Mutation(("claim.proof",), PROVING, "I11", "claim_prompt for an engine that has not shown the version"),
+    Mutation(
+        ("claims_again.proof",),
+        PROVING_BOUNDED,
+        "I11",
+        "a claim whose answer was lost comes again with a version that the engine has not shown",
+    ),
+    Mutation(("publish.proof",), PROVING, "I11", "publish_batch of an engine that has failed since its claim"),
+    Mutation(("proof.digest",), PROVING_ANEW, "I11", "the proof of a version counts for other weights of its number"),
+    Mutation(("prove.numbers",), PROVING, "I11", "prove_version whatever the engine's log-probs are"),
+    Mutation(("prove.drops",), PROVING, "I11", "an engine that fails keeps the proof that it passed before"),
+    Mutation(("publish_weights.proofs",), PROVING, "memory", "publish_weights leaves the proofs of old versions"),
     Mutation(("trainer.own_list",), ONE, "I3", "the trainer trains a second copy"),
     Mutation(
         ("trainer.acknowledges_at_commit",), ONE, "I5", "the trainer acknowledges what it claims, before the commit"

@@ -9,15 +9,21 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from msgspec import UNSET, UnsetType
+
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.openings import IterationOpening
 from broker.trainer_side import TrainerSide
+from contracts.encoding.arrays import pack_int32
 from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, record_digest
 from contracts.jobs import JobState
+from contracts.probes import Probe, ProbeBounds, ProbeRow
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
-from tests.builders import commit_record, job_spec, prompt_batch, rollout_batch
+from contracts.versions import WeightManifest
+from tests.builders import commit_record, job_spec, manifest, prompt_batch, rollout_batch
 from tests.every_key import fence_keys
 from tests.integration.fence_checks import Held, HeldSlot, check_claims, read, word_of
 from tests.integration.fence_parts import weights_digest
@@ -40,6 +46,17 @@ MAX_BATCH_BYTES = 4096
 
 def digest_text(digest: int) -> str:
     return weights_digest(*divmod(digest, VARIANTS))
+
+
+def numbers_of(digest: int) -> np.ndarray:
+    """float32 [2 rows · 2 scored tokens] The trainer's log-probs of the probe under these weights."""
+    return np.float32(-1.5) - np.arange(4, dtype=np.float32) / 8 - np.float32(digest % 64) / 64
+
+
+STEP = 0.4
+"""How far the log-probs under the version before are from those under a version: no gap is so large, and more than an
+engine's noise."""
+BOUNDS_OF_PROBES = ProbeBounds(limit=0.5, floor=0.5)
 
 
 def engine_text(kind: int) -> str:
@@ -82,6 +99,17 @@ class RealFence:
         return TrainerSide(
             self.broker, self.job_id, owner=owner, lease_s=LONG_S, num_open=self.bounds.lag + 1, graph=self.graph
         )
+
+    def manifest(self, digest: int) -> WeightManifest:
+        """The version that the model names so, with the probe that the job asks for."""
+        version = digest // VARIANTS
+        probe: Probe | UnsetType = UNSET
+        if self.bounds.proves:
+            logprobs = numbers_of(digest)
+            row = ProbeRow(prompt=pack_int32([1, 2]), scored=pack_int32([3, 4]))
+            before = (logprobs - np.float32(STEP)).tobytes() if version else UNSET
+            probe = Probe(rows=(row, row), logprobs=logprobs.tobytes(), before=before, bounds=BOUNDS_OF_PROBES)
+        return manifest(version, digest_text(digest), probe=probe)
 
     def batch_id(self, iteration: int, batch: int) -> str:
         return f"{iteration}/{self._purpose(batch)}/{batch}"
@@ -185,6 +213,12 @@ class RealFence:
         assert window == [one[:3] for one in server.window], name
         assert (stands.versions, held.weights) == (_named(server.versions), _named(server.weights)), name
         assert stands.engine == engine_text(server.engine), name
+        proofs = {
+            (version, f"g{who}"): digest
+            for who, shown in enumerate(server.proofs)
+            for version, digest in _named(shown).items()
+        }
+        assert held.proofs == proofs, name
         if held.audit or server.last:
             last = held.audit[-1]
             assert (last.kind, last.iteration) == (KINDS[server.last[0]], server.last[1]), name

@@ -14,7 +14,6 @@ from broker.trainer_side import TrainerSide
 from contracts.errors import BrokerUnavailable
 from contracts.events import AuditRecord
 from contracts.jobs import JobState
-from tests.builders import manifest
 from tests.integration.fence_parts import AnswerLosingBroker, lose_prompts
 from tests.model import fence
 from tests.model.generator_replay import GeneratorReplay, is_free
@@ -51,8 +50,10 @@ LIKELY_IN = {
 """What is worth trying while a trainer is in such a phase: blind draws seldom get there."""
 
 
-def _weight(move: Move, phases: set[int], *, restarts: bool) -> float:
+def _weight(move: Move, phases: set[int], *, restarts: bool, proves: bool) -> float:
     """How often it is drawn. Faults are rare: a run that meets too many gets nowhere."""
+    if proves and move.name in ("claims, answer lost", "proves: refused"):
+        return 0.3
     if any(move.name.startswith(names) for phase, names in LIKELY_IN.items() if phase in phases):
         return 2.0
     if restarts and move.name in OF_A_RESTART:
@@ -61,8 +62,10 @@ def _weight(move: Move, phases: set[int], *, restarts: bool) -> float:
         return 0.005
     if move.name.startswith("fails its item by the same words"):
         return 0.008  # a batch that is dead so early has no late calls
-    if move.name == "the newest checkpoint is damaged":
+    if move.name in ("the newest checkpoint is damaged", "its engine goes wrong"):
         return 0.1
+    if move.name == "makes its engine anew":
+        return 0.3
     if move.name.startswith(("the job is given up", "fails the job")):
         return 0.02
     return 0.03 if move.is_fault or (move.who < 0 and move.name != "the job is resumed") else 1.0
@@ -94,7 +97,10 @@ class Walk(GeneratorReplay):
             if any(len(mine) > 3 and not mine[3] for one in self._state.trainers if one for mine in one.trained):
                 phases.add(UNREAD)
             restarts = bool(self._stages) or self._bounds.kinds > 1
-            weights = [_weight(one, phases, restarts=restarts) / (5 + self._seen[_label(one)]) for one in options]
+            weights = [
+                _weight(one, phases, restarts=restarts, proves=self._bounds.proves) / (5 + self._seen[_label(one)])
+                for one in options
+            ]
             move = self._random.choices(options, weights)[0]
             before = self._state.server
             self._state = self._does(move, options)
@@ -149,7 +155,7 @@ class Walk(GeneratorReplay):
 
         Which batch a generator gets that claims what is free, the server says.
         """
-        if not move.place or not move.name.startswith("claims") or move.name == "claims again":
+        if not move.place or not move.name.startswith("claims") or move.name.startswith("claims again"):
             return True
         iteration, _, stage, _ = move.place
         if stage and not move.state.workers[move.who]:
@@ -189,7 +195,9 @@ class Walk(GeneratorReplay):
         elif move.name == "takes a copy" and self._is_to_hedge(move):
             self._tally.counted["hedged"] += 1
             return self._claim(move, options)
-        elif move.name != "worker dies":
+        elif move.name.startswith("proves"):
+            self._tally.counted[self._proves(move)] += 1
+        elif move.name not in ("worker dies", "its engine goes wrong", "makes its engine anew"):
             self._generator_does(move)
         return move.state
 
@@ -228,7 +236,7 @@ class Walk(GeneratorReplay):
             side.rewind(self._record(REWIND, trainer, {}))
         elif name in ("announces", "announces the next"):
             digest = trainer.versions[trainer.at] if name == "announces" else made_by(trainer, bounds)
-            side.publish_weights(manifest(digest // VARIANTS, digest_text(digest)), oldest_kept=kept)
+            side.publish_weights(real.manifest(digest), oldest_kept=kept)
         elif name == "opens":
             opening = bounds.opening(iteration + trainer.at, iteration)
             versions = {digest // VARIANTS: digest_text(digest) for digest in trainer.versions}

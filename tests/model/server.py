@@ -112,6 +112,11 @@ class Server(NamedTuple):
     engine: int = ANY
     """The kind of engine that samples a deterministic job; ANY before its first claim, or where its generators name
     none."""
+    proofs: tuple[tuple[int, ...], ...] = ()
+    """[generators, versions] The digest of the version that the generator's engine has shown, NONE for none.
+
+    () in a job whose versions need no proof.
+    """
 
     @property
     def newest(self) -> int:
@@ -157,9 +162,11 @@ class Server(NamedTuple):
         return Slot(((),) * len(self.slots[0].batches), ())
 
 
-def nothing(num_batches: int, num_versions: int, *, num_open: int = 1) -> Server:
+def nothing(num_batches: int, num_versions: int, *, num_open: int = 1, num_provers: int = 0) -> Server:
+    """num_provers: generators whose engines have to show each version."""
     none = (NONE,) * num_versions
-    return Server(0, -1, (), none, none, (Slot(((),) * num_batches, ()),) * num_open, (0, *none[1:]), ())
+    slots = (Slot(((),) * num_batches, ()),) * num_open
+    return Server(0, -1, (), none, none, slots, (0, *none[1:]), (), proofs=(none,) * num_provers)
 
 
 def known(versions: tuple[int, ...], oldest: int, newest: int) -> tuple[int, ...]:

@@ -36,6 +36,15 @@ class Trainer(NamedTuple):
         return self.versions[-1]
 
 
+class Engine(NamedTuple):
+    """The engine of a generator, as it is: no script knows it."""
+
+    is_wrong: bool
+    """It computes otherwise than the trainer from now on, until it is made anew."""
+    shown: tuple[int, ...]
+    """[versions] The digest of the version that it has shown last, NONE for none or where it failed since."""
+
+
 class State(NamedTuple):
     server: Server
     disk: tuple[()] | tuple[Server, int]
@@ -51,6 +60,8 @@ class State(NamedTuple):
     """Restarts of the server: ids of stream entries grow with it."""
     faults: int
     is_done: bool
+    engines: tuple[Engine, ...] = ()
+    """[generators] () in a job whose versions need no proof."""
 
 
 class Bounds(NamedTuple):
@@ -96,6 +107,8 @@ class Bounds(NamedTuple):
     """Batches that may wait for columns at once."""
     room: int = 99
     """Published batches that fit into the server's memory."""
+    proves: bool = False
+    """A generator's engine shows each version before it samples with it (I11). Else versions have no probe."""
     max_epochs: int = 8
     """More than the faults can lead to; a mutation that restarts trainers for ever ends here."""
 
@@ -104,9 +117,13 @@ class Bounds(NamedTuple):
         return self.iterations - 1
 
     def first_state(self) -> State:
-        server = nothing(self.batches, self.iterations + 1, num_open=self.lag + 1)
-        workers, trainers = (IDLE,) * (self.generators + self.stage_workers), ((),) * self.trainers
-        return State(server, (), workers, trainers, ((),) * self.iterations, 0, 0, 0, False)
+        num_versions = self.iterations + 1
+        num_provers = self.generators if self.proves else 0
+        server = nothing(self.batches, num_versions, num_open=self.lag + 1, num_provers=num_provers)
+        workers = (IDLE,) * (self.generators + self.stage_workers)
+        trainers = ((),) * self.trainers
+        engines = (Engine(is_wrong=False, shown=(NONE,) * num_versions),) * num_provers
+        return State(server, (), workers, trainers, ((),) * self.iterations, 0, 0, 0, False, engines)
 
     def is_generator(self, worker: int) -> bool:
         return worker < self.generators

@@ -59,8 +59,11 @@ def claim(
     attempt, number = stands[1] + 1, GIVEN_BACK * opening + stands[-1] % GIVEN_BACK
     if attempt > max_attempts:
         return "buried", bury(server, place, off), ()
+    source = source_of(server, stages, place, held, off)
+    if is_proof_due(server, place, source, holder, off):
+        return "unproved", server, ()
     leased = keep_engine(server.with_item(place, (LEASED, attempt, holder, number)), engine)
-    return "claimed", leased, (*place, attempt, source_of(server, stages, place, held, off), number)
+    return "claimed", leased, (*place, attempt, source, number)
 
 
 def is_leased(item: tuple[object, ...], claim: Claim, holder: int) -> bool:
@@ -78,6 +81,15 @@ def claim_again(server: Server, stages: Stages, unheard: Claim, holder: int, *, 
     if not stands or "claim.again" in off:
         return ()
     return (*unheard[:5], source_of(server, stages, unheard[:4], held, off), unheard[6])
+
+
+def is_proof_due(server: Server, place: Place, source: Source, generator: int, off: Off) -> bool:
+    """Whether a claim of this batch is answered `unproved`: its generator has to show the version first (I11)."""
+    if place[2] or not source or "claim.proof" in off:
+        return False
+    (digest,) = source
+    assert isinstance(digest, int)
+    return not is_proved(server, generator, digest, off)
 
 
 def renew(server: Server, claim: Claim, holder: int, off: Off) -> tuple[str, Server]:
@@ -180,6 +192,28 @@ def _put(
 # Stage 0
 
 
+def is_proved(server: Server, generator: int, digest: int, off: Off) -> bool:
+    """Whether the generator's engine has shown what it computes with these very weights, or nothing is asked."""
+    if not server.proofs:
+        return True
+    shown = server.proofs[generator][digest // VARIANTS]
+    return shown == digest or (shown != NONE and "proof.digest" in off)
+
+
+def prove(server: Server, generator: int, digest: int, *, is_right: bool, off: Off) -> tuple[str, Server]:
+    """prove_version. is_right: whether the engine's log-probs of the version's probe are the trainer's."""
+    version = digest // VARIANTS
+    if server.job != ACTIVE or server.weights[version] != digest:
+        return "unknown", server
+    is_passed = is_right or "prove.numbers" in off
+    if not is_passed and "prove.drops" in off:
+        return "refused", server
+    shown = list(server.proofs[generator])
+    shown[version] = digest if is_passed else NONE
+    proofs = (*server.proofs[:generator], tuple(shown), *server.proofs[generator + 1 :])
+    return "proved" if is_passed else "refused", server._replace(proofs=proofs)
+
+
 def versions_for(opened: Open, pin: int) -> tuple[int, int]:
     """(oldest, newest) version that may sample a batch of this open iteration."""
     return (opened.oldest, opened.newest) if pin == NONE else (pin, pin)
@@ -231,7 +265,7 @@ def publish(
     max_waiting: batches that may wait for columns at once. room: published batches that fit into the memory.
     """
     iteration, index, _, _, attempt, (digest, *_), _ = claim
-    refusal = _refusal(server, claim, engine, off)
+    refusal = _refusal(server, claim, generator, engine, off)
     if refusal:
         return refusal, server
     batch = server.slot_of(iteration).batches[index]
@@ -275,7 +309,7 @@ def _kept_for_oldest(server: Server, iteration: int, off: Off) -> int:
     return sum(not batch or not (batch.made or batch.is_dead) for batch in batches)
 
 
-def _refusal(server: Server, claim: Claim, engine: int, off: Off) -> str:
+def _refusal(server: Server, claim: Claim, generator: int, engine: int, off: Off) -> str:
     iteration, index, _, _, _, (digest, *_), _ = claim
     if server.job not in (ACTIVE, REMOVED) and "publish.ended" not in off:
         return "ended"
@@ -292,6 +326,8 @@ def _refusal(server: Server, claim: Claim, engine: int, off: Off) -> str:
         return "stale" if version < oldest else "future"
     if server.versions[version] != digest and "publish.digest" not in off:
         return "wrong_weights"
+    if not is_proved(server, generator, digest, off) and "publish.proof" not in off:
+        return "unproved"
     if is_other_engine(server, engine) and "publish.engine" not in off:
         return "wrong_engine"
     is_expected = batch and not batch.is_dead and server.open_at(iteration)  # the id says its iteration

@@ -34,7 +34,8 @@ class Tally:
         if move.name == "the job is removed":
             self.counted.clear()
         for name, counters in BY_NAME.items():
-            if move.name.startswith(name) and not any(move.place[2:3]):
+            # A claim that is answered `unproved` changes nothing, whatever was asked for.
+            if move.name.startswith(name) and not any(move.place[2:3]) and after != before:
                 self.counted.update(counters)
         self.counted["dead"] += move.name.endswith((": buried", "fails its item: dead", "by the same words: dead"))
         self.counted["rewinds"] += move.name.startswith("rewind") and after.last != before.last

@@ -18,6 +18,10 @@ from tests.model.mutations import (
     MORTAL,
     NEEDED,
     ONE,
+    PROVING,
+    PROVING_ANEW,
+    PROVING_BOUNDED,
+    PROVING_DELAYED,
     REDUNDANT,
     REMOVABLE,
     REPLAYED,
@@ -47,6 +51,8 @@ WINDOWS = (
 )
 STAGES = (STAGED, JUDGED, MORTAL, CROWDED, STAGED._replace(faults=0, lag=1, iterations=2, batches=2, evaluations=1))
 
+PROOFS = (PROVING, PROVING_ANEW, PROVING_DELAYED._replace(lost_writes=0), PROVING_BOUNDED._replace(faults=0))
+
 
 @pytest.mark.parametrize(
     "bounds",
@@ -62,6 +68,7 @@ STAGES = (STAGED, JUDGED, MORTAL, CROWDED, STAGED._replace(faults=0, lag=1, iter
         Bounds(faults=0),
         *WINDOWS,
         *STAGES,
+        *PROOFS,
     ],
 )
 def test_no_reachable_state_breaks_an_invariant_or_is_stuck(bounds: Bounds) -> None:

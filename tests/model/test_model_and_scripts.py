@@ -110,6 +110,14 @@ LAGGING = BOUNDS._replace(lag=1, iterations=4, evaluations=1)
 STAGED = BOUNDS._replace(
     stages=PAIR, stage_workers=2, stages_vary=True, item_attempts=3, may_remove=False, may_damage=False, faults=36
 )
+PROVING = BOUNDS._replace(proves=True, faults=30)
+OF_PROOFS = {
+    *("proves: proved", "proves: refused", "its engine goes wrong", "makes its engine anew"),
+    *("claims: claimed", "claims: unproved", "claims from a dead one: unproved"),
+    *("publishes: accepted", "publishes: unproved", "proves other weights: unknown, and nothing changes"),
+    *("the last writes are lost", "rewind: rewound", "commits: committed"),
+}
+
 OF_ITEMS = {
     *(f"puts: {one.value}" for one in PutOutcome),
     *("claims: claimed", "claims from a dead one: claimed", "claims from a slow one: claimed"),
@@ -172,6 +180,15 @@ def test_every_move_of_two_kinds_of_engines_has_the_same_outcome_on_a_real_serve
     walk(broker, seen, BOUNDS._replace(kinds=2), num_walks=NUM_WALKS // 10)
     of_kinds = {"asks for work: wrong_engine", "publishes: accepted", "commits: committed", "the last writes are lost"}
     assert missing(seen, of_kinds) == set()
+
+
+def test_every_move_of_engines_that_show_what_they_compute_has_the_same_outcome_on_a_real_server(
+    broker: AnswerLosingBroker,
+) -> None:
+    seen: Counter[str] = Counter()
+    for bounds in (PROVING, PROVING._replace(lag=1, iterations=4, evaluations=1, is_bounded=True)):
+        walk(broker, seen, bounds, num_walks=NUM_WALKS // 8, num_moves=2 * NUM_MOVES)
+    assert missing(seen, OF_PROOFS) == set()
 
 
 def test_every_move_of_a_job_with_stages_has_the_same_outcome_on_a_real_server(broker: AnswerLosingBroker) -> None:

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 
 from tests.model import table
 from tests.model.invariants import (
+    accepted_unshown,
     attempts_of,
     broken_by_put,
     counted_for_another,
+    handed_out_unshown,
     holds,
     holds_lease,
     left_unheard,
@@ -19,13 +21,15 @@ from tests.model.invariants import (
     refused_after_all,
     robbery,
 )
-from tests.model.move import Move, with_worker, wrote
-from tests.model.server import DEAD, DONE, LEASED, NONE, Claim, Off, Open, Place, Server
+from tests.model.move import Move, with_engine, with_worker, wrote
+from tests.model.server import DEAD, DONE, LEASED, NONE, VARIANTS, Claim, Off, Open, Place, Server, known
 from tests.model.state import IDLE, UNHEARD, Bounds, State
 
 
 def worker_moves(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool) -> Iterator[Move]:
     claim, server = state.workers[who], state.server
+    if bounds.proves and bounds.is_generator(who):
+        yield from _proves(state, bounds, off, who, may_fail)
     if not holds(claim):
         is_refused = table.is_other_engine(server, bounds.engine_of(who)) and "claim.engine" not in off
         if is_refused and server.window:
@@ -65,9 +69,11 @@ def _claims(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool, op
     for place, item in _places(server, bounds, opened, who):
         is_at_work = holds_lease(state, place)
         for held, source in _answers(server, bounds, place, off):
-            if is_at_work and not place[2]:
-                copies = with_worker(state, who, (*place, item[1], source, item[3]))
-                yield Move("takes a copy", who, copies, place=place)
+            is_due = table.is_proof_due(server, place, source, who, off)
+            if is_at_work and not place[2] and not is_due:
+                copy = (*place, item[1], source, item[3])
+                breaks = handed_out_unshown(state, who, copy)
+                yield Move("takes a copy", who, with_worker(state, who, copy), breaks=breaks, place=place)
             if is_at_work and not may_fail:
                 continue
             outcome, after, claim = table.claim(
@@ -83,7 +89,10 @@ def _claims(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool, op
             )
             slow = "claims from a slow one" if is_at_work else "claims from a dead one"
             name = slow if item[0] == LEASED else "claims"
-            breaks = left_unheard(state, who)
+            if outcome == "unproved":
+                yield Move(f"{name}: {outcome}", who, state, place=place)
+                continue
+            breaks = left_unheard(state, who) or handed_out_unshown(state, who, claim)
             taken = with_worker(wrote(state, after, bounds), who, claim)
             taken = taken._replace(faults=state.faults + is_at_work)
             yield Move(f"{name}: {outcome}", who, taken, is_at_work, breaks, place)
@@ -91,6 +100,25 @@ def _claims(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool, op
                 unheard = (*claim[:5], claim[5] if place[2] else (), claim[6], UNHEARD)
                 lost = with_worker(taken, who, unheard)._replace(faults=state.faults + 1)
                 yield Move("claims, answer lost", who, lost, True, place=place)
+
+
+def _proves(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool) -> Iterator[Move]:
+    """Its engine shows the fence what it computes with an announced version; or computes wrongly from now on."""
+    server, engine = state.server, state.engines[who]
+    for digest in known(server.weights, 0, bounds.iterations):
+        outcome, after = table.prove(server, who, digest, is_right=not engine.is_wrong, off=off)
+        if outcome == "unknown":
+            continue
+        shown = list(engine.shown)
+        # What the engine has shown is what it computes, whatever the fence makes of it.
+        shown[digest // VARIANTS] = NONE if engine.is_wrong else digest
+        moved = with_engine(wrote(state, after, bounds), who, engine._replace(shown=tuple(shown)))
+        yield Move(f"proves: {outcome}", who, moved, place=(digest,))
+    if engine.is_wrong:
+        yield Move("makes its engine anew", who, with_engine(state, who, engine._replace(is_wrong=False)))
+    elif may_fail:
+        wrong = with_engine(state, who, engine._replace(is_wrong=True))._replace(faults=state.faults + 1)
+        yield Move("its engine goes wrong", who, wrong, is_fault=True)
 
 
 def _places(server: Server, bounds: Bounds, opened: Open, who: int) -> Iterator[tuple[Place, tuple[object, ...]]]:
@@ -109,10 +137,11 @@ def _claims_again(state: State, bounds: Bounds, off: Off, who: int) -> Iterator[
     place = unheard[:4]
     for held, _ in _answers(server, bounds, place, off) if server.item_at(place) else ():
         claim = table.claim_again(server, bounds.stages, unheard[:7], who, held=held, off=off)
-        if claim:
-            breaks = (
-                "" if table.is_leased(server.item_at(place), claim, who) else "I5: a claim comes again that is over"
-            )
+        if claim and table.is_proof_due(server, place, claim[5], who, off) and "claims_again.proof" not in off:
+            yield Move("claims again: unproved", who, state, place=place)
+        elif claim:
+            is_over = not table.is_leased(server.item_at(place), claim, who)
+            breaks = "I5: a claim comes again that is over" if is_over else handed_out_unshown(state, who, claim)
             yield Move("claims again", who, with_worker(state, who, claim), False, breaks, place)
 
 
@@ -156,6 +185,8 @@ def _publishes(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool)
         done = with_worker(moved, who, IDLE)
         if is_complete:
             breaks = refused_after_all(state, who, outcome)
+            if after != server:
+                breaks = breaks or accepted_unshown(state, who, claim)
             yield Move(f"publishes: {outcome}", who, done, False, breaks, claim[:4])
         if moved is not state and not is_complete:
             yield Move(f"publishes a part: {outcome}", who, done, place=claim[:4])

@@ -20,11 +20,10 @@ from broker.connection.script_texts import function_name
 from broker.generator_side import Claim, GeneratorSide
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import encode
-from tests.builders import manifest
 from tests.integration.fence_parts import set_claim_times, set_typical_time
 from tests.model import fence, table
 from tests.model.invariants import holds
-from tests.model.real import ATTEMPTS, GENERATORS, LONG_S, MAX_BATCH_BYTES, RealFence, digest_text
+from tests.model.real import ATTEMPTS, GENERATORS, LONG_S, MAX_BATCH_BYTES, RealFence, digest_text, numbers_of
 from tests.model.server import ANY, COMMIT, FREE, LEASED, NONE, REWIND, VARIANTS, Record, Server
 from tests.model.server import Claim as ModelClaim
 from tests.model.state import Bounds, State
@@ -135,6 +134,8 @@ class Others:
         if not self.claims or self._random.random() < 0.2:
             return self._asks_in_vain(state, sides)
         late = self._random.choice(self.claims[-8:])
+        if self._bounds.proves and self._random.random() < 0.2:
+            return self._proves(state, sides, late)
         makes = (self._publishes, self._publishes, self._gives_back, self._renews_its_leases)
         return self._random.choice(makes)(state, sides, late)
 
@@ -157,7 +158,7 @@ class Others:
         return WrongCall(
             "announces",
             lambda server: fence.publish_weights(server, epoch, digest, oldest_kept=0, off=OFF),
-            lambda: side.publish_weights(manifest(version, digest_text(digest)), oldest_kept=0),
+            lambda: side.publish_weights(self._real.manifest(digest), oldest_kept=0),
             ("published",),
         )
 
@@ -330,6 +331,17 @@ class Others:
                 off=OFF,
             ),
             lambda: sides[by].publish(claim, rollouts).value,
+        )
+
+    def _proves(self, state: State, sides: list[GeneratorSide], late: Late) -> WrongCall:
+        """Shows what no version of the job has any more, or yet."""
+        version = self._random.randrange(len(state.server.weights))
+        digest = VARIANTS * version + VARIANTS - 1
+        logprobs = numbers_of(digest).tobytes()
+        return WrongCall(
+            "proves other weights",
+            lambda server: table.prove(server, late.who, digest, is_right=True, off=OFF),
+            lambda: sides[late.who].prove(self._real.manifest(digest), logprobs, kind="kind float32").outcome,
         )
 
     def _in_model(self, late: Late) -> ModelClaim:
