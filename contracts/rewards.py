@@ -12,10 +12,13 @@ from msgspec.structs import replace
 from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import Attempts, Characters, FilePathOrNone, Line, Pattern, Record, Seconds, Text, Tokens
 from contracts.errors import ContractViolation, InvalidInput
+from contracts.reward_arguments import reads_reference
 
 FinishReason = Literal["stop", "length"]
 TokenIds = bytes
 """int32[T], little-endian."""
+ENVIRONMENT = "environment"
+"""The name by which a completion, a metric or an audit record has what the environment couldn't judge."""
 Weight = Annotated[float, Meta(ge=-1000.0, le=1000.0)]
 OnUnscorable = Literal["fail"] | Annotated[float, Meta(ge=-1000.0, le=1000.0)]
 """What a completion gets that a scorer (`on_unscorable`), an environment or a stage (`on_failure`) can't judge."""
@@ -57,7 +60,7 @@ class Component(Record, tag_field="type", frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Name in the reward breakdown; two components of one type are told apart by their position."""
+        """Name in metrics, on the page and in errors; of two components with one name the later one gets a number."""
         return str(self.__struct_config__.tag)
 
 
@@ -177,8 +180,8 @@ class PluginReward(Component, tag="plugin", frozen=True, kw_only=True):
     """A user's function: of an installed package, or of a file below the stack's model root.
 
     It is called with what it names of prompt, completion, reference, task_entry, finish_reason (all str), metadata (a
-    dict) and completion_ids (a list of int), and returns a float. One that names `completions` is called once for whole
-    groups, with lists, and returns a list.
+    dict), completion_ids (a list of int) and the data set's columns, and returns a float. One that names `completions`
+    is called once for whole groups, with lists, and returns a list, as TRL's rewards do.
     """
 
     entry_point: Line
@@ -188,9 +191,17 @@ class PluginReward(Component, tag="plugin", frozen=True, kw_only=True):
     package's."""
     source: Text = ""
     """The file's text. The gateway reads it when the job is submitted, and what the file says later changes nothing."""
+    arguments: Annotated[tuple[Line, ...], Meta(max_length=64)] | UnsetType = UNSET
+    """Arguments that the file's function needs. The gateway reads them from the text; those that are no names of ours
+    are columns of the data set."""
     package: Line | UnsetType = UNSET
     """Name and version of the installed package that has the function, as "brief 1.0". The gateway asks the reward
     service when the job is submitted; a reward service with another version refuses to score."""
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.entry_point
 
 
 RewardComponent = (
@@ -360,6 +371,22 @@ def imports_plugins(components: tuple[RewardComponent, ...]) -> bool:
     return any(isinstance(component, PluginReward) for component in components)
 
 
+def reads_references(components: tuple[RewardComponent, ...]) -> bool:
+    """Returns True unless no component compares a completion with a reference.
+
+    A function counts as reading it where the spec doesn't say what its arguments are.
+    """
+    return any(_reads_reference(component) for component in components)
+
+
+def _reads_reference(component: RewardComponent) -> bool:
+    if isinstance(component, PluginReward):
+        return component.arguments is UNSET or reads_reference(component.arguments)
+    if isinstance(component, RegexReward):
+        return component.compares
+    return not isinstance(component, FormatReward | LengthReward | OverlongReward | ReasoningGymReward)
+
+
 def source_digests(components: tuple[RewardComponent, ...]) -> dict[str, str]:
     """Returns breakdown name → digest of the file that the function is of, where it is of a file."""
     sources = {name: getattr(component, "source", "") for name, component in named(components)}
@@ -388,14 +415,20 @@ def named(components: tuple[RewardComponent, ...]) -> list[tuple[str, RewardComp
 
 
 def breakdown_names(components: tuple[RewardComponent, ...]) -> tuple[str, ...]:
-    """Returns unique names for a rubric: `exact`, then `exact_2` for a second component of the same type."""
+    """Returns unique names for a rubric, in the order of the spec.
+
+    A built-in component has the name of its type, and a function its own. A name that an earlier component has gets the
+    next free number: `exact`, `exact_2`, `exact_3`.
+    """
     names: list[str] = []
     for component in components:
         name = component.name
-        # exact, exact_2, exact_3: counted by the components before it, in the order of the spec.
-        num_earlier = sum(earlier == name or earlier.startswith(f"{name}_") for earlier in names)
-        if num_earlier:
-            name = f"{name}_{num_earlier + 1}"
+        number = 1
+        # A function may itself be called `exact_2`, so each number is tried.
+        # What the environment couldn't judge is counted under its name.
+        while name in names or name == ENVIRONMENT:
+            number += 1
+            name = f"{component.name}_{number}"
         names.append(name)
     return tuple(names)
 

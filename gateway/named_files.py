@@ -23,7 +23,7 @@ from contracts.errors import InvalidInput
 from contracts.events import versions_of
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec.datasets import MixtureDataset, RowsTable, SourceDataset, dataset_field
+from contracts.spec.datasets import RowsTable, SourceDataset, dataset_field, with_tables
 from contracts.spec.fork import unusable_fork
 from contracts.spec.job import JobSpec
 from contracts.spec.stages import RewardModelStage, StageSpec, TeacherStage
@@ -43,15 +43,7 @@ def with_file_digests(spec: JobSpec, settings: StackSettings) -> JobSpec:
     def rows_of(name: str, table: SourceDataset) -> SourceDataset:
         return _with_rows(table, settings, dataset_field(spec.dataset, spec.evaluation, name))
 
-    if isinstance(spec.dataset, MixtureDataset):
-        sources = [changed(source, dataset=rows_of(source.name, source.dataset)) for source in spec.dataset.sources]
-        dataset = changed(spec.dataset, sources=tuple(sources))
-    else:
-        dataset = rows_of("", spec.dataset)
-    evaluation = spec.evaluation
-    if evaluation.sets:
-        sets = [changed(held_out, dataset=rows_of(held_out.name, held_out.dataset)) for held_out in evaluation.sets]
-        evaluation = changed(evaluation, sets=tuple(sets))
+    dataset, evaluation = with_tables(spec.dataset, spec.evaluation, rows_of)
     stages = tuple(_with_models(stage, settings) for stage in spec.stages)
     return changed(spec, model=model, dataset=dataset, evaluation=evaluation, stages=stages)
 

@@ -7,6 +7,7 @@ or the data: the trainer checks it first thing, and fails the job with the field
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import symtable
@@ -28,6 +29,7 @@ from contracts.encoding.wire import KEY_IN_PROBLEM, changed, decode_json, encode
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput, NotFound, Refusal, SpecRefused
 from contracts.jobs import ResumeRequest
 from contracts.monitor import GeneratorSeen
+from contracts.reward_arguments import ARGUMENTS, COMPLETIONS, OF_TRL, arguments_of, columns_among
 from contracts.rewards import (
     NO_NUMBER,
     UP_TO_LUCK,
@@ -43,7 +45,15 @@ from contracts.rewards import (
 )
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec.datasets import JsonlDataset, SourceDataset, dataset_field, environment_field, with_environments
+from contracts.spec.datasets import (
+    JsonlDataset,
+    RowsTable,
+    SourceDataset,
+    dataset_field,
+    environment_field,
+    with_environments,
+    with_tables,
+)
 from contracts.spec.environment import EnvironmentSpec, environment_at
 from contracts.spec.fork import fork_problem, unusable_fork
 from contracts.spec.job import JobSpec
@@ -183,13 +193,13 @@ def ask_stack(
     with _added_to(refusals):
         check_job(spec.tables, spec.reward.components)
     with _added_to(refusals):
+        spec = with_columns(with_sources(spec, settings))
+    with _added_to(refusals):
         check_paths(spec, settings, reads_rows=not refusals)
     with _added_to(refusals):
         check_fork(spec, settings, jobs)
     with _added_to(refusals):
         check_generators(spec, generators)
-    with _added_to(refusals):
-        spec = with_sources(spec, settings)
     if refusals:
         return spec
     with _added_to(refusals):
@@ -343,7 +353,7 @@ def with_sources(spec: JobSpec, settings: StackSettings) -> JobSpec:
     for index, component in enumerate(spec.reward.components):
         if isinstance(component, PluginReward):
             field = f"reward.components[{index}]"
-            component = _with_source(component, component.entry_point, settings, field, "entry_point")
+            component = _with_arguments(_with_source(component, component.entry_point, settings, field, "entry_point"))
         components.append(component)
     played = with_environments(
         spec.dataset,
@@ -353,6 +363,54 @@ def with_sources(spec: JobSpec, settings: StackSettings) -> JobSpec:
         ),
     )
     return changed(spec, reward=changed(spec.reward, components=tuple(components)), **played)
+
+
+def _with_arguments(component: PluginReward) -> PluginReward:
+    """Returns the component with the arguments that its function needs, as its file's text has them."""
+    arguments = arguments_of(component.source, component.entry_point) if component.source else None
+    return changed(component, arguments=UNSET if arguments is None else arguments)
+
+
+def with_columns(spec: JobSpec) -> JobSpec:
+    """Returns the spec with the columns that rewards' functions name among the metadata of the rows that they score.
+
+    Raises InvalidInput for an argument that neither Onbeat nor the rows of a data set have.
+    """
+    needed: dict[str, list[str]] = {}
+    for place, component in enumerate(spec.reward.components):
+        if not isinstance(component, PluginReward) or not component.arguments:
+            continue
+        columns = columns_among(component.arguments, COMPLETIONS in component.arguments)
+        scored = [name for name in spec.tables if component.scores(name or UNSET)]
+        for source in scored:
+            _check_columns(columns, spec.tables[source], function=component.entry_point, place=place)
+            needed.setdefault(source, []).extend(columns)
+
+    def change(source: str, table: SourceDataset) -> SourceDataset:
+        if not isinstance(table, RowsTable) or not needed.get(source):
+            return table
+        return changed(table, metadata_columns=tuple(dict.fromkeys((*(table.metadata_columns or ()), *needed[source]))))
+
+    dataset, evaluation = with_tables(spec.dataset, spec.evaluation, change)
+    return changed(spec, dataset=dataset, evaluation=evaluation)
+
+
+def _check_columns(columns: Sequence[str], table: SourceDataset, *, function: str, place: int) -> None:
+    """Raises InvalidInput for a column that no row of the table can have."""
+    field = f"reward.components[{place}].entry_point"
+    for column in columns:
+        if column in OF_TRL:
+            raise InvalidInput(
+                f"`{function}` needs `{column}`, which is of TRL's trainer",
+                field=field,
+                cure="leave the argument out, or give it a default",
+            )
+        if not isinstance(table, RowsTable):
+            raise InvalidInput(
+                f"`{function}` needs `{column}`, and this data set's rows have no columns of their own",
+                field=field,
+                cure=f"name some of {', '.join(ARGUMENTS)}, or give the argument a default",
+            )
 
 
 def _with_source(named: N, name: str, settings: StackSettings, field: str, key: str) -> N:
@@ -415,7 +473,9 @@ def check_plugins(spec: JobSpec, settings: StackSettings) -> None:
     plugins = tuple(component for component in components if isinstance(component, PluginReward))
     if not plugins:
         return
-    failure = _tried(plugins, settings, item_timeout_s=PLUGINS_TIMEOUT_S, timeout_s=TRIAL_TIMEOUT_S)
+    columns = {column: "" for table in spec.tables.values() for column in getattr(table, "metadata_columns", ()) or ()}
+    trial = RewardItem(prompt="", completion="", reference="", metadata=json.dumps(columns))
+    failure = _tried(plugins, settings, item=trial, item_timeout_s=PLUGINS_TIMEOUT_S, timeout_s=TRIAL_TIMEOUT_S)
     if failure is None or not failure.component:
         return
     plugin = plugins[breakdown_names(plugins).index(failure.component)]
@@ -467,12 +527,17 @@ def _packages(settings: StackSettings) -> dict[str, str]:
 
 
 def _tried(
-    components: tuple[RewardComponent, ...], settings: StackSettings, *, item_timeout_s: float, timeout_s: float
+    components: tuple[RewardComponent, ...],
+    settings: StackSettings,
+    *,
+    item: RewardItem = TRIAL,
+    item_timeout_s: float,
+    timeout_s: float,
 ) -> Unscorable | None:
     """Scores an empty completion by them; None where that went well, or the service does not say within timeout_s."""
     headers = {"Authorization": f"Bearer {settings.reward_key}", "Content-Type": JSON, "Accept": JSON}
     headers |= asker_headers(settings)
-    request = encode_json(RewardRequest(components=components, items=(TRIAL,), item_timeout_s=item_timeout_s))
+    request = encode_json(RewardRequest(components=components, items=(item,), item_timeout_s=item_timeout_s))
     try:
         with make_client(settings.reward_url, headers=headers, timeout=timeout_s) as http:
             answer = http.post("/v1/score", content=request)

@@ -250,10 +250,11 @@ class Reconciler:
         if spec.trainer.over_hosts:
             self._of_hosts = job_id
         if not self._of_hosts and self._jobs.count_trainer_start(job_id) > limit:
+            last_line = self.trainer.tail(job_id, num_lines=1)
             self._give_up(
                 job_id,
-                f"{limit} trainers ended without committing a new iteration (timeouts.max_trainer_starts); "
-                f"the last one's log ends: {self.trainer.tail(job_id)}",
+                f"{last_line}; so {limit} trainers ended without committing a new iteration "
+                f"(timeouts.max_trainer_starts); the last one's log ends: {self.trainer.tail(job_id)}",
             )
             return
         try:

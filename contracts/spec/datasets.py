@@ -254,6 +254,27 @@ def dataset_field(dataset: DatasetSpec, evaluation: EvaluationSpec, name: str) -
     return environment_field(dataset, name).replace("environment", "dataset")
 
 
+def with_tables(
+    dataset: DatasetSpec, evaluation: EvaluationSpec, change: Callable[[str, SourceDataset], SourceDataset]
+) -> tuple[DatasetSpec, EvaluationSpec]:
+    """Returns both with each table of theirs changed.
+
+    Args:
+        dataset: The job's data set.
+        evaluation: The job's evaluation, whose sets are tables, too.
+        change: (source or name of a set, table) → another table; the source is "" in a job without a mixture.
+    """
+    if isinstance(dataset, MixtureDataset):
+        sources = [changed(source, dataset=change(source.name, source.dataset)) for source in dataset.sources]
+        dataset = changed(dataset, sources=tuple(sources))
+    else:
+        dataset = change("", dataset)
+    if evaluation.sets:
+        sets = [changed(held_out, dataset=change(held_out.name, held_out.dataset)) for held_out in evaluation.sets]
+        evaluation = changed(evaluation, sets=tuple(sets))
+    return dataset, evaluation
+
+
 def with_environments(
     dataset: DatasetSpec, environment: EnvironmentSpec | None, change: Callable[[str, EnvironmentSpec], EnvironmentSpec]
 ) -> dict[str, Any]:

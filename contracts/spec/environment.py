@@ -12,11 +12,9 @@ from msgspec import UNSET, Meta, UnsetType, field
 from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import NO_CONTROL_CHARACTERS, Attempts, FilePathOrNone, Line, Record, Seconds, Text, Tokens
 from contracts.errors import InvalidInput
-from contracts.rewards import OnUnscorable, stated_score
+from contracts.rewards import ENVIRONMENT, OnUnscorable, stated_score
 
 MAX_TURNS = 256
-ENVIRONMENT = "environment"
-"""The name by which a completion, a metric or an audit record has what the environment couldn't judge."""
 VERSIONS_END = "; "
 """What stands between the versions of several."""
 KEY_OF_TABLE = re.compile(rf"(?<![\w.]){ENVIRONMENT}\.(?=\w)")

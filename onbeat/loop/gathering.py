@@ -162,14 +162,15 @@ class Gathering:
         for batch_id, reason in self.iteration.abandon(job.side.dead_batches(self.iteration.number)).items():
             job.tell(BatchDead(at_s=time.time(), batch_id=batch_id, reason=reason))
             if job.spec.rollout.on_failed_batch == "fail":
-                attempts = f" after {job.spec.rollout.max_attempts} attempts"
+                attempts = f", after {job.spec.rollout.max_attempts} attempts"
                 # The attempts of a stage are its own, and its reason has their number where it matters. A fault that
                 # repeats word for word had no more than it needed for that.
                 is_of_a_stage = job.spec.stages and reason.startswith(STAGE_REASON)
                 tried = attempts
                 if is_of_a_stage or reason.endswith(SAME_WORDS):
                     tried = ""
-                raise BatchFailed(f"is dead{tried}: {reason}", field=f"batch {batch_id}")
+                # The cause comes first: a list of jobs shows no more than the first words.
+                raise BatchFailed(f"{reason}; so batch {batch_id} is dead{tried}")
             log.warning("batch %s is abandoned: %s", batch_id, reason)
 
     def _reconcile(self) -> None:

@@ -18,11 +18,13 @@ hung on this request, counts against reward.max_attempts. A service that is away
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import httpx
 from msgspec.structs import replace
@@ -46,6 +48,19 @@ MAX_ITEMS = 1024
 MAY_BE_STATED = frozenset({"raised", "not_finite"})
 """Reasons of a plug-in that get its stated score in the last request; of our own scorers they get it at once."""
 
+REASON_WORDS: dict[rewards.UnscorableReason, str] = {
+    "timeout": "timed out: ",
+    "crashed": "crashed: ",
+    "raised": "raised ",
+    "not_finite": "gave no finite score: ",
+    "bad_reference": "can't read the reference: ",
+    "unknown_entry_point": "can't be used: ",
+    "too_complex": "can't compare within its bounds: ",
+    "bad_pattern": "has a pattern that is none: ",
+}
+"""Reason → the predicate of a sentence about the reward; the detail follows."""
+MAX_SHOWN_CHARS = 120
+"""Most characters of a completion in the words of a failure."""
 WATCH_EVERY_S = 5.0
 """Between two looks at what a request that is in the air meets."""
 UNANSWERED_CURE = (
@@ -69,6 +84,13 @@ def tries_of(spec: JobSpec) -> int:
     """
     attempts = spec.rollout.max_attempts if spec.deterministic else 1
     return min(MAX_ATTEMPTS, spec.reward.max_attempts * attempts)
+
+
+class Failure(NamedTuple):
+    """An item that could not be scored, and the reason."""
+
+    result: Unscorable
+    item: RewardItem
 
 
 class RewardClient:
@@ -178,14 +200,18 @@ class RewardClient:
                 num_unanswered += 1
                 is_last = num_unanswered == reward.max_attempts
             else:
-                unscorable = [result for result in results if isinstance(result, Unscorable)]
+                failures = [
+                    Failure(result=result, item=first.items[place])
+                    for place, result in zip(waiting, results, strict=True)
+                    if isinstance(result, Unscorable)
+                ]
                 scored |= {p: r for p, r in zip(waiting, results, strict=True) if isinstance(r, Scored)}
-                if not unscorable:
+                if not failures:
                     self.service.went_well(first.job_id)
                     return [scored[place] for place in first.places]
-                problem = _failed(unscorable, reward)
+                problem = _failed(failures, reward, num_items=len(first.places))
                 num_failures += 1
-                is_last = num_failures >= min(_most_tries(result, reward, tries) for result in unscorable)
+                is_last = num_failures >= min(_most_tries(failure.result, reward, tries) for failure in failures)
             if is_last:
                 self.service.tried_again(first.job_id, str(problem))  # the batch is, by this process or another
                 raise problem
@@ -249,17 +275,18 @@ def _most_tries(result: Unscorable, reward: RewardSpec, tries: int) -> int:
     return 1
 
 
-def _failed(unscorable: Sequence[Unscorable], reward: RewardSpec) -> BatchFailed:
-    """Makes the failure, which names the first item that no retry can cure, else the first item."""
-    first = min(unscorable, key=lambda result: result.reason in UP_TO_LUCK)
-    return BatchFailed(
-        f"{len(unscorable)} completions could not be scored, the first: {_in_words(first)}", cure=_cure(first, reward)
-    )
+def _failed(failures: Sequence[Failure], reward: RewardSpec, *, num_items: int) -> BatchFailed:
+    """Makes the failure, which begins with its cause: of the first item that no retry can cure, else the first item."""
+    first = min(failures, key=lambda failure: failure.result.reason in UP_TO_LUCK)
+    # As a JSON text it is one line, and nothing in it can be taken for words of ours.
+    completion = json.dumps(first.item.completion[:MAX_SHOWN_CHARS], ensure_ascii=False)
+    where = f"on {len(failures)} of {num_items} completions, the first: {completion}"
+    return BatchFailed(f"{_in_words(first.result)}, {where}", cure=_cure(first.result, reward))
 
 
 def _in_words(result: Unscorable) -> str:
-    component = f" in component {result.component}" if result.component else ""
-    return f"{result.reason}{component}: {result.detail}"
+    subject = f"reward `{result.component}`" if result.component else "a reward"
+    return f"{subject} {REASON_WORDS[result.reason]}{result.detail}"
 
 
 def _cure(result: Unscorable, reward: RewardSpec) -> str:

@@ -7,8 +7,9 @@
     def signed(completion):
         return len(SIGN.findall(completion))
 
-Modules and what they define are imported anew; numbers, texts, patterns and tables of them are written out; functions
-and classes that stand beside the function come along. What else it uses is no text, and is refused by its name.
+Installed modules and what they define are imported anew; numbers, texts, patterns and tables of them are written out;
+functions and classes that stand next to the function come along, and so does the whole text of a module that lies next
+to the program. What else it uses is no text, and is refused by its name.
 """
 
 from __future__ import annotations
@@ -31,6 +32,23 @@ from typing import Any
 from contracts.errors import InvalidInput
 
 HEAD = "from __future__ import annotations\n"
+HELPER_CURE = "put the helper into the same file, or install it where the reward service runs"
+TAKE_ALONG = """
+import linecache as _linecache
+import os as _os
+import sys as _sys
+import types as _types
+
+
+def _take_along(name, text):
+    file = _os.path.join(_os.path.dirname(globals().get("__file__", "")), name + ".py")
+    module = _types.ModuleType(name)
+    module.__file__ = file
+    _sys.modules[name] = module
+    _linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    exec(compile(text, file, "exec", dont_inherit=True), vars(module))
+"""
+"""Makes a module of a text, where the program that had it as a file isn't."""
 
 
 def source_of(*values: Callable[..., Any], field: str = "reward") -> str:
@@ -67,6 +85,8 @@ class _Module:
         self._names = method.__globals__ if isinstance(method, FunctionType) else vars(sys.modules[self._home])
         self._field = field
         self._done: set[str] = set()
+        self._taken: dict[str, str] = {}
+        """Module next to the program → its text, each before those that import it."""
         self.imports: list[str] = []
         self.constants: list[str] = []
         self.definitions: list[str] = []
@@ -89,7 +109,11 @@ class _Module:
             self.define(name, value)
 
     def text(self) -> str:
-        return HEAD + "\n".join((*self.imports, *self.constants, *self.definitions))
+        head = HEAD
+        if self._taken:
+            modules = "".join(f"\n_take_along({name!r}, {text!r})" for name, text in self._taken.items())
+            head += f"{TAKE_ALONG}\n{modules}\n"
+        return head + "\n".join((*self.imports, *self.constants, *self.definitions))
 
     def define(self, name: str, value: FunctionType | type) -> None:
         """Adds a function or a class, and before it what it uses."""
@@ -108,14 +132,37 @@ class _Module:
                 self._add(used, self._names[used])
         self.definitions.append(f"\n\n{text.rstrip()}")
 
-    def _check_installed(self, name: str, module: str) -> None:
-        """Raises InvalidInput for what the process that runs the text can't import."""
-        if _is_next_to_program(module):
+    def _take_module(self, name: str, module: str) -> None:
+        """Takes the text of a module next to the program along; an installed one is left to be imported.
+
+        Args:
+            name: The name that the function uses of it.
+            module: The module.
+
+        Raises:
+            InvalidInput: It is a part of a package, or its text can't be read.
+        """
+        if module in self._taken or not _is_next_to_program(module):
+            return
+        if "." in module or hasattr(sys.modules[module], "__path__"):
             raise InvalidInput(
-                f"uses `{name}` of {module}, a module next to the program, which isn't there where the function runs",
+                f"uses `{name}` of {module}, a package next to the program, which isn't there where the function runs",
                 field=self._field,
-                cure="put the helper into the same file, or install it where the reward service runs",
+                cure=HELPER_CURE,
             )
+        try:
+            text = inspect.getsource(sys.modules[module])
+            imported = _imports_of(text)
+        except (OSError, TypeError, SyntaxError, ValueError) as error:
+            raise InvalidInput(
+                f"uses `{name}` of {module}, whose source cannot be read: {error}", field=self._field, cure=HELPER_CURE
+            ) from error
+        # One that imports this one in turn meets it as half done, as it does in the program.
+        self._taken[module] = text
+        for other in imported:
+            if other in sys.modules:
+                self._take_module(name, other)
+        self._taken[module] = self._taken.pop(module)
 
     def _add(self, name: str, value: Any) -> None:
         home = getattr(value, "__module__", None)
@@ -125,10 +172,10 @@ class _Module:
             return
         self._done.add(name)
         if isinstance(value, ModuleType):
-            self._check_installed(name, value.__name__)
+            self._take_module(name, value.__name__)
             self.imports.append(f"import {value.__name__} as {name}")
         elif there and home != "__main__" and getattr(sys.modules.get(home or ""), there, None) is value:
-            self._check_installed(name, home or "")
+            self._take_module(name, home or "")
             self.imports.append(f"from {home} import {there} as {name}")
         elif isinstance(value, re.Pattern):
             self._done.add("re")
@@ -142,6 +189,17 @@ class _Module:
                 field=self._field,
                 cure="make it within the function, or put both into a file of their own below the model root",
             )
+
+
+def _imports_of(text: str) -> list[str]:
+    """Returns the modules that a module imports by name, in its functions as well."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+            names.append(node.module)
+    return names
 
 
 def _is_next_to_program(module: str) -> bool:

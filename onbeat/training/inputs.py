@@ -149,7 +149,14 @@ def _file(rows: str | Path | Rows, key: str, put: Put, named: Mapping[str, Any])
     path = put(f"{key}.jsonl", b"\n".join(lines) + b"\n")
     # What a trainer would refuse of the file, here.
     table = convert({"type": "jsonl", "train_path": path, **named}, JsonlDataset)
-    load_dataset(table, num_evaluation=0, seed=0, model_root=SpecRoot(Path(path).parent), learns_given=True)
+    load_dataset(
+        table,
+        num_evaluation=0,
+        seed=0,
+        model_root=SpecRoot(Path(path).parent),
+        learns_given=True,
+        reads_references=False,  # the gateway knows the rewards, and refuses rows that lack what these read
+    )
     return path
 
 

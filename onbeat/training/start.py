@@ -64,9 +64,10 @@ def train(
     spec: a TOML file, a JobSpec, or a spec's keys. tables: further keys, as docs/configuration.md has them; a table
     changes the keys that it names. `model` may be a path alone.
 
-    reward: a function of this program, which gets those of prompt, completion, reference, task_entry and metadata that
-    it names; or a list of functions and components; or the table. dataset: rows of `prompt` and `reference` (dicts, a
-    function that makes them, a Hugging Face `Dataset`), a file (JSON lines, parquet), or the table, with rows as paths.
+    reward: a function of this program, which gets those of prompt, completion, reference, task_entry, metadata and the
+    columns of the rows that it names; or a list of functions and components; or the table. dataset: rows of `prompt`
+    and `reference` (dicts, a function that makes them, a Hugging Face `Dataset`), a file (JSON lines, parquet), or the
+    table, with rows as paths.
 
     environment: a class of this program with `reset` and `step`, or the table, whose `name` may be one. tools:
     functions of this program, and names of built-in tools; their table is changed by `environment`.

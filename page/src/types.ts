@@ -770,6 +770,7 @@ export interface PluginReward {
   entry_point: string;
   file: string;
   source: string;
+  arguments?: string[];
   package?: string;
 }
 

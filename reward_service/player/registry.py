@@ -53,7 +53,7 @@ def factory_of(table: EnvironmentTable) -> tuple[EnvironmentClass, str]:
         BaseException: A foreign module may raise anything while it is imported.
     """
     if table.source:
-        return defined_in(table.source, table.name), file_version(table.name, table.source)
+        return defined_in(table.source, table.name, file=f"{table.name}.py"), file_version(table.name, table.source)
     built_in = BUILT_IN.get(table.name)
     if built_in is not None:
         _check_offered_once(table.name)

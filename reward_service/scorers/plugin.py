@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,14 @@ from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
 from contracts.encoding.arrays import unpack_int32
+from contracts.reward_arguments import (
+    ARGUMENTS,
+    COMPLETIONS,
+    GROUP_ARGUMENTS,
+    GROUP_SIZE,
+    columns_among,
+    known_arguments,
+)
 from contracts.rewards import NO_NUMBER, PluginReward, RewardItem
 from onbeat.base.process.entry_points import (
     UnknownEntryPoint,
@@ -26,28 +35,37 @@ from onbeat.base.process.entry_points import (
 )
 
 GROUP = "onbeat.rewards"
-
-
-ARGUMENTS = ("prompt", "completion", "reference", "task_entry", "metadata", "finish_reason", "completion_ids")
-PLURALS = {"task_entry": "task_entries", "metadata": "metadata", "completion_ids": "completion_ids"}
-GROUP_ARGUMENTS = {PLURALS.get(name, f"{name}s"): name for name in ARGUMENTS}
-"""Argument of a function that scores whole groups → what the list has of each item; beside them, group_size."""
+MAX_FRAMES = 8
+"""Most calls of a traceback that are printed, the innermost."""
+MAX_SHOWN_CHARS = 300
+"""Most characters of each text of a completion that are printed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plugin:
-    """A user's function, and the names of the arguments that it is called with."""
+    """A user's function, and the arguments that it is called with.
+
+    `load` creates it once in each scorer process; `score` and `score_groups` read it.
+    """
 
     function: Callable[..., Any]
     argument_names: tuple[str, ...]
+    """Names of ours that it takes."""
+    columns: tuple[str, ...]
+    """Further names that it takes: columns of the data set. Those without a default come first."""
+    num_required: int
+    """How many of `columns` have no default."""
+    takes_all: bool
+    """True where it has `**kwargs`, and gets every column of the metadata."""
     sees_groups: bool
-    """Whether it names `completions`: it is called once for whole groups."""
+    """True where it names `completions`: it is called once for whole groups."""
 
 
 def score(component: PluginReward, item: RewardItem) -> float:
     """Returns what the function does, as a float. Raises UnknownEntryPoint, TypeError, and what the function raises."""
     plugin = load(component)
     arguments = {name: _argument(item, name) for name in plugin.argument_names}
+    arguments |= {name: values[0] for name, values in _columns(plugin, component, [item]).items()}
     with _imports_reported(component):
         value = plugin.function(**arguments)
     return _number(component, value)
@@ -56,10 +74,17 @@ def score(component: PluginReward, item: RewardItem) -> float:
 def score_groups(component: PluginReward, items: Sequence[RewardItem], group_size: int) -> list[float]:
     """Calls the function once, for the items of whole groups; raises as `score` does."""
     plugin = load(component)
-    lists = {plural: [_argument(item, name) for item in items] for plural, name in GROUP_ARGUMENTS.items()}
-    arguments: dict[str, object] = {**lists, "group_size": group_size}
+    arguments: dict[str, object] = {}
+    for name in plugin.argument_names:
+        if name == GROUP_SIZE:
+            arguments[name] = group_size
+        else:
+            # In lists the singular of a name means the same.
+            part = GROUP_ARGUMENTS.get(name, name)
+            arguments[name] = [_argument(item, part) for item in items]
+    arguments |= _columns(plugin, component, items)
     with _imports_reported(component):
-        values = plugin.function(**{name: arguments[name] for name in plugin.argument_names})
+        values = plugin.function(**arguments)
     try:
         scores = [_number(component, value) for value in values]
     except TypeError as error:
@@ -77,6 +102,44 @@ def _argument(item: RewardItem, name: str) -> object:
     if name == "completion_ids":
         return unpack_int32(item.token_ids or b"")
     return getattr(item, name) or ""
+
+
+def print_failure(component: PluginReward, error: Exception, item: RewardItem) -> None:
+    """Prints the traceback and the completion to the standard error, from where the service's log has them.
+
+    Args:
+        component: The component whose function raised.
+        error: What it raised.
+        item: The completion, or the first of those that the function was called for.
+    """
+    lines = [f"`{component.entry_point}` can't score a completion:\n"]
+    lines += traceback.TracebackException.from_exception(error, limit=-MAX_FRAMES).format()
+    for name in ("prompt", "completion", "reference"):
+        lines.append(f"{name}: {getattr(item, name)[:MAX_SHOWN_CHARS]!r}\n")
+    sys.stderr.write("".join(lines))
+
+
+def _columns(plugin: Plugin, component: PluginReward, items: Sequence[RewardItem]) -> dict[str, list[object]]:
+    """Returns column → its value of each item, for the columns that the function takes and the items have.
+
+    Raises UnknownEntryPoint for a column that it needs and an item doesn't have: no completion cures that.
+    """
+    if not plugin.columns and not plugin.takes_all:
+        return {}
+    rows = [json.loads(item.metadata or "{}") for item in items]
+    for column in plugin.columns[: plugin.num_required]:
+        if not all(column in row for row in rows):
+            raise UnknownEntryPoint(
+                f"`{component.entry_point}` can't be called: it needs `{column}`",
+                field="entry_point",
+                cure=f"{_given(plugin.sees_groups)}; name a column in dataset.metadata_columns, or give the argument a "
+                "default",
+            )
+    there = [column for column in rows[0] if all(column in row for row in rows)]
+    if not plugin.takes_all:
+        there = [column for column in there if column in plugin.columns]
+    known = known_arguments(sees_groups=plugin.sees_groups)
+    return {column: [row[column] for row in rows] for column in there if column not in known}
 
 
 def load(component: PluginReward) -> Plugin:
@@ -109,7 +172,7 @@ def _unimportable(name: str, file: str, error: BaseException) -> UnknownEntryPoi
     cure = f"fix {file or 'the package'}"
     if isinstance(error, ModuleNotFoundError):
         cure = "put the helper into the same file, or install it where the reward service runs"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == f"{name}.py"]
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     if isinstance(error, SyntaxError) and error.lineno:
         lines.append(error.lineno)
     place = f"{file or 'its package'}{f', line {lines[-1]}' if lines and file else ''}"
@@ -124,11 +187,16 @@ def _number(component: PluginReward, value: object) -> float:
     return float(value)
 
 
+def _given(sees_groups: bool) -> str:
+    names = (*GROUP_ARGUMENTS, GROUP_SIZE) if sees_groups else ARGUMENTS
+    return f"it is given those of {', '.join(names)} that it names"
+
+
 @functools.cache
 def _load(name: str, file: str, source: str, package: str) -> Plugin:
     if file:
         try:
-            function = defined_in(source, name)
+            function = defined_in(source, name, file=file)
         # A file may raise anything while it is imported, or ask to exit.
         except (Exception, SystemExit) as error:
             raise _unimportable(name, file, error) from error
@@ -138,17 +206,31 @@ def _load(name: str, file: str, source: str, package: str) -> Plugin:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of a function that isn't written in Python
-        return Plugin(function=function, argument_names=ARGUMENTS, sees_groups=False)
+        return Plugin(
+            function=function, argument_names=ARGUMENTS, columns=(), num_required=0, takes_all=False, sees_groups=False
+        )
     named = signature.parameters
-    sees_groups = "completions" in named
-    known = (*GROUP_ARGUMENTS, "group_size") if sees_groups else ARGUMENTS
+    sees_groups = COMPLETIONS in named
+    known = known_arguments(sees_groups=sees_groups)
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values())
     argument_names = known if takes_all else tuple(argument for argument in known if argument in named)
+    by_name = [
+        parameter
+        for parameter in named.values()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    required = columns_among(tuple(part.name for part in by_name if part.default is part.empty), sees_groups)
+    optional = columns_among(tuple(part.name for part in by_name if part.default is not part.empty), sees_groups)
     try:
-        signature.bind(**dict.fromkeys(argument_names, ""))
+        signature.bind(**dict.fromkeys((*argument_names, *required), ""))
     except TypeError as error:
-        cure = f"it is given those of {', '.join(ARGUMENTS)} that it names"
-        if sees_groups or "completion" not in named:
-            cure += f"; with `completions` those of {', '.join(GROUP_ARGUMENTS)} and group_size"
-        raise UnknownEntryPoint(f"`{name}` can't be called: {error}", field="entry_point", cure=cure) from error
-    return Plugin(function=function, argument_names=argument_names, sees_groups=sees_groups)
+        problem = f"`{name}` can't be called: {error}"
+        raise UnknownEntryPoint(problem, field="entry_point", cure=_given(sees_groups)) from error
+    return Plugin(
+        function=function,
+        argument_names=argument_names,
+        columns=(*required, *optional),
+        num_required=len(required),
+        takes_all=takes_all,
+        sees_groups=sees_groups,
+    )

@@ -201,6 +201,8 @@ def score_component(name: str, component: RewardComponent, item: RewardItem) -> 
     try:
         value = float(scorer_of(component).score(component, item))
     except Exception as error:
+        if isinstance(component, PluginReward):
+            plugin.print_failure(component, error, item)
         return _unscorable(name, error)
     return outcome_of(name, value)
 
@@ -219,6 +221,7 @@ def score_groups(component: Any, items: Sequence[RewardItem], group_size: int) -
     try:
         return plugin.score_groups(component, items, group_size)
     except Exception as error:
+        plugin.print_failure(component, error, items[0])
         return _unscorable(component.name, error)
 
 

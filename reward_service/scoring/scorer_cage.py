@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from contracts import rewards
 from contracts.encoding.wire import decode, encode
@@ -21,6 +21,8 @@ class ScorerCage(CagedProcess):
 
     module = "reward_service.scoring.scorer_process"
     noun = "the scorer"
+    on_printed: Callable[[str], None] | None = None
+    """Takes what the scorer process prints; the scoring thread sets it. None drops it."""
     _warm: frozenset[str] = frozenset()
 
     def warm_up(self, components: tuple[RewardComponent, ...], *, keys: frozenset[str]) -> Unscorable | None:
@@ -113,7 +115,10 @@ class ScorerCage(CagedProcess):
     def _receive(self, deadline_s: float, *, doing: str) -> ScorerAnswer:
         assert self.child is not None
         with self.heard(doing):
-            return decode(self.child.receive(deadline_s=deadline_s), ScorerAnswer)
+            answer = decode(self.child.receive(deadline_s=deadline_s), ScorerAnswer)
+        if self.on_printed is not None:
+            self.on_printed(answer.printed)
+        return answer
 
 
 def _deadline_in_words(limit_s: float, first_s: float | None) -> str:

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 
 from msgspec import field
+from msgspec.structs import replace
 
 from contracts.encoding.wire import Record, decode, encode
 from contracts.rewards import Outcome, Result, RewardComponent, RewardItem, Unscorable
 from onbeat.base.cage import nursery
 from onbeat.base.cage.frames import Frames, Gone
 from reward_service.scorers import rubric
+from reward_service.scoring.printed import Printed
 
 MAX_TASK_BYTES = 256 * 1024 * 1024
 
@@ -41,6 +44,8 @@ class ScorerAnswer(Record, frozen=True, kw_only=True):
     see_groups: tuple[str, ...] = ()
     """Warmed up: breakdown names of the plug-ins that are called for whole groups."""
     scores: list[float] = field(default_factory=list)
+    printed: str = ""
+    """What was printed since the answer before, MAX_PRINTED_CHARS and a note at most."""
 
 
 def main(control: int, rules: str) -> None:
@@ -55,11 +60,13 @@ def _warm_up(payload: bytes) -> bytes:
 def serve(connection: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     frames = Frames(connection, max_bytes=MAX_TASK_BYTES)
+    printed = Printed()
+    sys.stdout = sys.stderr = printed
     try:
         while True:
             task = decode(frames.receive(), ScorerTask)
             for answer in _answers(task):
-                frames.send(encode(answer))
+                frames.send(encode(replace(answer, printed=printed.take())))
     except Gone:
         return
 

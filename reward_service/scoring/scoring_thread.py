@@ -23,6 +23,7 @@ from contracts.rewards import Outcome, Result, RewardComponent, RewardItem, Unsc
 from onbeat.base.cage.caged_process import ChildDied, ChildLate
 from reward_service.cages import Asked, Cages, CageThread
 from reward_service.scorers import rubric
+from reward_service.scoring.printed import PrintLog
 from reward_service.scoring.scorer_cage import ScorerCage
 
 Results = tuple[Result, ...]
@@ -173,6 +174,7 @@ class ScoringThread(CageThread[Work, ScorerCage]):
         self._put_back = put_back
         self._on_loss = on_loss
         self._first_call_s = first_call_s
+        self._print_log = PrintLog()
         self._starters: OrderedDict[str, _Starter] = OrderedDict()
         """Job → what its first calls were like; of the jobs that came last."""
         self._work: Work | None = None
@@ -360,7 +362,7 @@ class ScoringThread(CageThread[Work, ScorerCage]):
             if name in work.outcomes_of(place):
                 outcome = work.outcomes_of(place)[name]
             elif rubric.needs_isolation((component,)):
-                outcome = self._component_outcome(work, component, place)
+                outcome = rubric.outcome_of(name, self._component_outcome(work, component, place))
             else:
                 outcome = rubric.score_component(name, component, item)
             outcomes.append(outcome)
@@ -382,6 +384,9 @@ class ScoringThread(CageThread[Work, ScorerCage]):
         key = work.cage_key
         try:
             cage = self._cage(key)
+            cage.on_printed = None
+            if work.has_plugins:
+                cage.on_printed = partial(self._print_log.write, work.owner)
             self._check_turn()
             built_in = rubric.without_plugins(work.components)
             refusal = cage.warm_up(built_in, keys=rubric.warm_up_keys(built_in))

@@ -106,7 +106,7 @@ def test_a_stopped_trainer_saves_and_its_successor_goes_on_without_a_replay(pipe
     ("changes", "reason"),
     [
         ({"model__path": "no/such/model"}, "model.path: no folder"),
-        ({"reward__components": [{"type": "plugin", "entry_point": "absent"}]}, "is dead after"),
+        ({"reward__components": [{"type": "plugin", "entry_point": "absent"}]}, "is dead, after"),
         (
             {"trainer__mismatch_alarm": 1e-30, "trainer__on_mismatch": "fail"},
             "mismatch_k3: in iteration 0 trainer and generator log-probs differ",

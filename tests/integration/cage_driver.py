@@ -37,9 +37,9 @@ CALLS = ("shmget", "msgget", "semget", "mq_open", "memfd_create", "mount", "chro
 MADE_UP = (
     '{"reward": 1.0, "breakdown": {}}',
     '{"reward": 1.0, "breakdown": {"another": 1.0}}',
-    '{"reward": 1.0, "breakdown": {"plugin": float("nan")}}',
-    '{"reward": 1e308, "breakdown": {"plugin": 1.0}}',
-    '{"reward": 1.0, "breakdown": {"plugin": 1.0}, "unscorable": {"plugin": "timeout"}}',
+    '{"reward": 1.0, "breakdown": {"hostile": float("nan")}}',
+    '{"reward": 1e308, "breakdown": {"hostile": 1.0}}',
+    '{"reward": 1.0, "breakdown": {"hostile": 1.0}, "unscorable": {"hostile": "timeout"}}',
 )
 READABLE = (json.__file__, "/proc/self/status", "/etc/passwd")
 """What code needs: libraries, and what the kernel and the system tell."""
@@ -164,7 +164,10 @@ class Tries:
         if isinstance(result, Scored):
             return str(result.reward)
         assert isinstance(result, Unscorable)
-        return result.detail.removeprefix("Told: ") if result.reason == "raised" else result.reason
+        if result.reason != "raised":
+            return result.reason
+        # The line of the plug-in that raised it follows.
+        return result.detail.removeprefix("Told: ").rpartition(", at hostile_rewards.py:")[0]
 
 
 def main(folder: Path) -> dict[str, object]:

@@ -193,7 +193,7 @@ async def test_what_a_long_request_meets_is_said_with_its_key_before_the_request
             words = (client.service.seen.tries_again or {})["job-1"]
             scoring.cancel()
             await asyncio.wait({scoring})
-    assert "timeout in component plugin: scoring the item took more than 1 s" in words
+    assert "reward `sleeps` timed out: scoring the item took more than 1 s" in words
     assert "raise reward.item_timeout_s, 1 s a completion now, load what is slow when the file is imported" in words
     fence = FenceState(state="open", committed=-1, versions={}, trainer_epoch=1, lease_until_s=0.0)
     live = [GeneratorSeen(worker_id="generator-1", services=(client.service.seen,))]

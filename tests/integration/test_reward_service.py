@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import signal
@@ -45,6 +46,7 @@ from reward_service.app import create_app
 from reward_service.scoring import pool as scorer_pool
 from reward_service.scoring import scoring_thread
 from reward_service.scoring.pool import ScorerPool
+from reward_service.scoring.printed import MAX_CHARS_A_MINUTE
 from tests.served import serving
 
 KEY = "reward-key"
@@ -203,7 +205,7 @@ def test_hanging_and_dying_scorers_cost_only_their_own_items(plugins: Path, num_
     assert reasons(results) == ["scored", "timeout", "scored", "crashed", "scored", "crashed", "raised", "scored"]
     assert [result.reward for result in results if isinstance(result, Scored)] == [1.0, 2.0, 3.0, 4.0]
     lost = {index: result for index, result in enumerate(results) if isinstance(result, Unscorable)}
-    assert {result.component for result in lost.values()} == {"plugin"}
+    assert {result.component for result in lost.values()} == {"hostile"}
     assert "2 s" in lost[1].detail
     assert "SIGKILL" in lost[3].detail
     assert "exit code 3" in lost[5].detail
@@ -224,8 +226,89 @@ def test_a_function_of_a_file_is_called_with_what_it_names_and_two_files_of_one_
             submit(pool, rubric, (item,), item_timeout_s=10.0, job_id="job-1").result()[0]
             for rubric in ((counts, names), (raises,))
         )
-    assert both == Scored(reward=9.0, breakdown={"plugin": 2.0, "plugin_2": 7.0})
-    assert "no attribute 'no_such_thing'" in str(raised)
+    assert both == Scored(reward=9.0, breakdown={"reward": 2.0, "reward_2": 7.0})
+    assert isinstance(raised, Unscorable)
+    line = "rewards.py:2 in reward: return completion.no_such_thing"
+    assert raised.detail == f"AttributeError: 'str' object has no attribute 'no_such_thing', at {line}"
+
+
+TALKS = """
+def talks(completion):
+    print("look at", completion)
+    print("\\x1b[31mred", end="")
+    return 1.0 / len(completion)
+"""
+
+
+def test_what_a_reward_prints_is_in_the_log_with_the_traceback_and_the_completion_where_it_raises(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    talks = PluginReward(entry_point="talks", file="folder/mine.py", source=TALKS)
+    item = RewardItem(prompt="how?", completion="so", reference="r")
+    with open_pool() as pool, caplog.at_level(logging.INFO):
+        scored = submit(pool, (talks,), (item,), item_timeout_s=10.0, job_id="job-1").result()
+        assert rewards(scored) == [0.5]
+        lines = [record.getMessage() for record in caplog.records if " prints: " in record.getMessage()]
+        assert lines == ["job-1 prints: look at so", "job-1 prints: \\x1b[31mred"]
+        caplog.clear()
+        (raised,) = submit(pool, (talks,), items_of(""), item_timeout_s=10.0, job_id="job-1").result()
+    assert isinstance(raised, Unscorable)
+    assert (
+        raised.detail
+        == "ZeroDivisionError: float division by zero, at mine.py:5 in talks: return 1.0 / len(completion)"
+    )
+    for line in (
+        'File "folder/mine.py", line 5, in talks',
+        "ZeroDivisionError: float division by zero",
+        "completion: ''",
+    ):
+        assert f"job-1 prints: {line}" in caplog.text.replace("prints:   ", "prints: ")
+
+
+def test_a_reward_that_prints_without_end_costs_its_own_lines_alone(caplog: pytest.LogCaptureFixture) -> None:
+    source = "def floods(completion):\n    for _ in range(10_000):\n        print('x' * 100)\n    return 1.0\n"
+    floods = PluginReward(entry_point="floods", file="floods.py", source=source)
+    with open_pool(num_threads=1) as pool, caplog.at_level(logging.INFO):
+        result = submit(pool, (floods,), items_of(*"abcdefghijklmno"), item_timeout_s=10.0, job_id="job-1").result()
+    assert rewards(result) == [1.0] * 15
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("job-1 prints")]
+    assert sum(map(len, lines)) < 2 * MAX_CHARS_A_MINUTE
+    assert "more characters)" in caplog.text
+    assert lines[-1] == f"job-1 prints more than {MAX_CHARS_A_MINUTE} characters a minute; the rest is left out"
+
+
+OF_TRL = """
+def right(completions, prompts, solution, level=1, **kwargs):
+    assert set(kwargs) >= {"completion_ids", "hint"} and not {"solution", "level"} & set(kwargs)
+    assert level == [2, 3] and prompts == ["p", "p"]
+    return [float(text == answer) for text, answer in zip(completions, solution)]
+
+
+def alone(completion, solution):
+    return float(completion == solution)
+"""
+
+
+def test_a_function_of_trls_signature_gets_the_columns_that_it_names_as_lists() -> None:
+    def of_file(name: str) -> PluginReward:
+        return PluginReward(entry_point=name, file="rewards.py", source=OF_TRL)
+
+    rows = ('{"solution": "4", "level": 2, "hint": "even"}', '{"solution": "5", "level": 3, "hint": "odd"}')
+    items = tuple(RewardItem(prompt="p", completion="4", reference="", metadata=row) for row in rows)
+    with open_pool() as pool:
+        rubric = (of_file("right"), of_file("alone"))
+        results = submit(pool, rubric, items, group_size=2, item_timeout_s=10.0, job_id="job-1").result()
+        assert results == (
+            Scored(reward=2.0, breakdown={"right": 1.0, "alone": 1.0}),
+            Scored(reward=0.0, breakdown={"right": 0.0, "alone": 0.0}),
+        )
+        without = (RewardItem(prompt="p", completion="4", reference="", metadata='{"level": 2, "hint": ""}'),)
+        for name in ("right", "alone"):
+            refused = submit(pool, (of_file(name),), without, item_timeout_s=10.0, job_id="job-2").result()[0]
+            assert isinstance(refused, Unscorable)
+            assert (refused.reason, refused.component) == ("unknown_entry_point", name)
+            assert f"`{name}` can't be called: it needs `solution`" in refused.detail
+            assert "name a column in dataset.metadata_columns" in refused.detail
 
 
 SHARES = """
@@ -260,12 +343,12 @@ def test_a_function_that_names_completions_is_called_once_for_whole_groups(plugi
         assert rewards(results) == [100.5, 100.5, 100 + 2 / 7], "of one call, with those that are not asked for"
         hung = submit(pool, rubric, items("hang"), **options).result()
         assert reasons(hung) == ["crashed", "timeout", "timeout", "timeout"]
-        assert {one.component for one in hung[1:]} == {"plugin_2"}
+        assert {one.component for one in hung[1:]} == {"share"}
         assert "scoring 6 items in one call took more than 2 s" in hung[1].detail
         stated = (replace(share, on_unscorable=-3.0), LengthReward(target_chars=2, max_chars=9))
         settled = submit(pool, stated, items("hang"), **options, settles=True).result()
-        assert [one.breakdown["plugin"] for one in settled] == [-3.0] * 4
-        assert [one.unscorable for one in settled] == [{"plugin": "timeout"}] * 4
+        assert [one.breakdown["share"] for one in settled] == [-3.0] * 4
+        assert [one.unscorable for one in settled] == [{"share": "timeout"}] * 4
 
 
 def test_plugin_that_dies_at_import_fails_its_request_and_not_the_next(plugins: Path) -> None:
@@ -418,10 +501,10 @@ def test_what_hangs_gets_the_score_that_is_stated_for_it_once_nobody_will_ask_ag
         assert reasons((ask(False, hanging),)) == ["timeout"]
         assert ask(True, hanging) == Scored(
             reward=-2.0 + 1.0 + 51.0,
-            breakdown={"regex": -1.0, "format": 1.0, "plugin": 51.0},
+            breakdown={"regex": -1.0, "format": 1.0, "hostile": 51.0},
             unscorable={"regex": "timeout"},
         )
-        assert ask(True, "aa") == Scored(reward=5.0, breakdown={"regex": 1.0, "format": 1.0, "plugin": 2.0})
+        assert ask(True, "aa") == Scored(reward=5.0, breakdown={"regex": 1.0, "format": 1.0, "hostile": 2.0})
         assert reasons((ask(True, "raise"),)) == ["raised"], "the plug-in states no score"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,12 +10,15 @@ import pytest
 from msgspec.structs import replace
 
 from contracts.encoding.digests import content_digest
+from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
 from contracts.rewards import ExactReward, PluginReward, source_digests
 from contracts.settings import StackSettings
+from contracts.spec.datasets import JsonlDataset
 from contracts.spec.environment import EnvironmentSpec
 from contracts.spec.job import JobSpec
-from gateway.submission import MAX_SOURCE_BYTES, check_plugins, with_packages, with_sources
+from gateway.submission import MAX_SOURCE_BYTES, check_plugins, check_rows, with_columns, with_packages, with_sources
+from onbeat.data.datasets.loading import job_examples
 from onbeat.stack.ports import free_port
 from reward_service.app import create_app
 from tests.builders import job_spec
@@ -130,11 +134,59 @@ def root(settings: StackSettings, tmp_path: Path) -> StackSettings:
 def test_a_job_keeps_what_the_file_of_its_reward_said_when_it_was_submitted(root: StackSettings) -> None:
     spec = with_sources(of_file(), root)
     check_plugins(spec, root)
-    assert spec.reward.components == (PluginReward(entry_point="signed", file="rewards.py", source=SOURCE),)
-    assert source_digests(spec.reward.components) == {"plugin": content_digest(SOURCE.encode())}
+    signed = PluginReward(entry_point="signed", file="rewards.py", source=SOURCE, arguments=("completion",))
+    assert spec.reward.components == (signed,)
+    assert source_digests(spec.reward.components) == {"signed": content_digest(SOURCE.encode())}
     assert with_sources(spec, root) == spec
     other = job_spec()
     assert with_sources(other, root) == other
+
+
+OF_TRL = """
+def right(completions, solution, **kwargs):
+    return [float(text == answer) for text, answer in zip(completions, solution)]
+
+
+def long(completion, level, factor=2.0):
+    return factor * level * len(completion)
+"""
+
+
+def rows_spec(*names: str, **dataset: object) -> JobSpec:
+    components = tuple(PluginReward(entry_point=name, file="trl.py") for name in names)
+    table = convert({"type": "jsonl", "train_path": "rows.jsonl", **dataset}, JsonlDataset)
+    return job_spec(dataset=table, reward__components=components, evaluation__num_prompts=1)
+
+
+def test_columns_that_a_reward_names_go_along_and_its_rows_need_no_reference(root: StackSettings) -> None:
+    folder = Path(root.model_root)
+    (folder / "trl.py").write_text(OF_TRL)
+    rows = ['{"prompt": "2+2=", "solution": "4", "level": 1}', '{"prompt": "2+3=", "solution": "5", "level": 2}']
+    (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    spec = with_columns(with_sources(rows_spec("right", "long", metadata_columns=["level"]), root))
+    assert isinstance(spec.dataset, JsonlDataset)
+    assert spec.dataset.metadata_columns == ("level", "solution")
+    check_rows(spec, root)
+    examples = job_examples(spec, root.spec_root)
+    assert [json.loads(example.metadata) for example in examples.train] == [{"level": 1, "solution": "4"}]
+    assert with_columns(spec) == spec
+
+    (folder / "rows.jsonl").write_text('{"prompt": "2+2=", "answer": "4"}\n' * 2)
+    with pytest.raises(InvalidInput, match=r"no column `solution`, which dataset\.metadata_columns or an argument"):
+        check_rows(with_columns(with_sources(rows_spec("right"), root)), root)
+    with pytest.raises(InvalidInput, match="there is no column `reference`"):
+        check_rows(rows_spec("right"), root)
+
+
+def test_an_argument_that_no_row_can_have_is_refused_by_name(root: StackSettings) -> None:
+    (Path(root.model_root) / "trl.py").write_text("def right(completions, trainer_state):\n    return [0.0]\n")
+    with pytest.raises(InvalidInput, match=r"`right` needs `trainer_state`, which is of TRL's trainer") as caught:
+        with_columns(with_sources(rows_spec("right"), root))
+    assert caught.value.field == "reward.components[0].entry_point"
+    (Path(root.model_root) / "trl.py").write_text("def right(completion, level):\n    return 0.0\n")
+    sums = job_spec(reward__components=(PluginReward(entry_point="right", file="trl.py"),))
+    with pytest.raises(InvalidInput, match="`right` needs `level`, and this data set's rows have no columns"):
+        with_columns(with_sources(sums, root))
 
 
 def test_what_an_installed_package_offers_has_no_source_and_stays_as_it_is(root: StackSettings) -> None:

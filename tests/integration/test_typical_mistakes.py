@@ -179,7 +179,7 @@ STACK = {
     ),
     "a reward with other arguments": (
         [*SUBMIT, "reward.components=[{type='plugin', entry_point='short'}]"],
-        r"reward\.components\[0\]\.entry_point: `short` can't be called: .*'text' \(it is given those of prompt, comp",
+        r"reward\.components\[0\]\.entry_point: `short` can't be called: it needs `text` \(it is given those of prompt",
     ),
     "a reward that returns None": (
         [*SUBMIT, "reward.components=[{type='plugin', entry_point='nothing'}]"],

@@ -206,7 +206,7 @@ def test_a_job_whose_trainers_die_fails_with_the_end_of_their_log(
     with reconciling() as (reconciler, _):
         until(lambda: jobs.state(job_id) is JobState.FAILED, "the job's failure", tick=reconciler.reconcile)
     reason = jobs.fields(job_id)["reason"].decode()
-    assert reason.startswith("2 trainers ended without committing a new iteration")
+    assert reason.startswith("cannot load the model; so 2 trainers ended without committing a new iteration")
     assert reason.endswith("cannot load the model")
     assert jobs.fields(job_id)["fault"] == b"stack"
     assert jobs.active_jobs() == []

@@ -288,7 +288,7 @@ class HostLauncher:
         if self._jobs.count_trainer_start(self._job_id) > limit:
             self._side.leave(group.formed, "too many starts")
             reason = f"{limit} groups of hosts ended without committing a new iteration (timeouts.max_trainer_starts)"
-            self._jobs.fail(self._job_id, f"{reason}; the last one: {group.reason}", fault=Fault.STACK)
+            self._jobs.fail(self._job_id, f"{group.reason}; so {reason}", fault=Fault.STACK)
             return TrainerExit.FAILED
         store = TCPStore(
             *(self._own.address, port),

@@ -6,6 +6,7 @@ A package says so in its pyproject.toml:  [project.entry-points."onbeat.losses"]
 from __future__ import annotations
 
 import ast
+import linecache
 import logging
 import sys
 from collections.abc import Iterable
@@ -122,14 +123,24 @@ def load(entry_point: EntryPoint, *, field: str, where: str) -> Any:
         ) from error
 
 
-def defined_in(source: str, name: str) -> Any:
+def defined_in(source: str, name: str, *, file: str) -> Any:
     """Runs a file's text as a module, and returns what it calls by the name: in place of an entry point.
 
-    Raises AttributeError, and whatever the text raises.
+    Args:
+        source: The text.
+        name: The name of a function or a class in it.
+        file: The path that a traceback names. Nothing is read there.
+
+    Raises:
+        AttributeError: The text defines no such name.
+        BaseException: The text may raise anything.
     """
     module = ModuleType(f"file_of_{name}")
+    module.__file__ = file
     sys.modules[module.__name__] = module  # where dataclasses look for their own module
-    exec(compile(source, f"{name}.py", "exec", dont_inherit=True), vars(module))
+    # Where tracebacks, and `inspect`, find the lines of a module: the file itself may not be readable here.
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    exec(compile(source, file, "exec", dont_inherit=True), vars(module))
     return getattr(module, name)
 
 

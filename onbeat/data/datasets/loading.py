@@ -30,8 +30,15 @@ def job_examples(spec: JobSpec, root: SpecRoot) -> ExampleSets:
         model_root=root,
         components=spec.reward.components,
         learns_given=spec.algorithm.learns_given,
+        reads_references=_reads_references(spec),
         sets=spec.evaluation.sets or (),
     )
+
+
+def _reads_references(spec: JobSpec) -> bool:
+    """Returns False where the job has nothing but rewards that read no reference; a stage or an environment may."""
+    components = spec.reward.components
+    return not components or bool(spec.stages or spec.environments) or rewards.reads_references(components)
 
 
 def load_dataset(
@@ -42,6 +49,7 @@ def load_dataset(
     model_root: SpecRoot,
     components: tuple[rewards.RewardComponent, ...] = (),
     learns_given: bool = False,
+    reads_references: bool = True,
     sets: Sequence[EvaluationSet] = (),
 ) -> ExampleSets:
     """Loads the training pool and `num_evaluation` held-out examples; equal arguments give equal sets.
@@ -53,6 +61,7 @@ def load_dataset(
         model_root: The folder at which relative paths of the spec start.
         components: The parts of the job's reward, which have to be able to score each example.
         learns_given: True where the training pool's completions are learnt as they are, so that nothing scores them.
+        reads_references: False where a row needs no reference, since nothing compares a completion with it.
         sets: Further data sets that are held out; their examples follow the job's own, with the sets' names as sources.
 
     Raises:
@@ -64,7 +73,9 @@ def load_dataset(
         tables[evaluation_set.name] = evaluation_set.dataset
     check_job(tables, components)
     room = DatasetRoom(model_root.dataset_mb)
-    request = Request(num_evaluation=num_evaluation, seed=seed, model_root=model_root, room=room)
+    request = Request(
+        num_evaluation=num_evaluation, seed=seed, model_root=model_root, reads_references=reads_references, room=room
+    )
     dataset = load_mixture(spec, request) if isinstance(spec, MixtureDataset) else load_source(spec, request)
     if sets:
         dataset = load_sets(sets, dataset, request)

@@ -67,7 +67,14 @@ def _read(spec: RowsTable, request: Request, read: Reader, *, name: str, field: 
         with reading_rows(path, name, spec.file_digests, field=field):
             for row in read(path, field):
                 origin = f"{name}:{row.place}"
-                example = example_of(row, spec, example_id=f"{pool}/{row.place}", origin=origin, field=field)
+                example = example_of(
+                    row,
+                    spec,
+                    example_id=f"{pool}/{row.place}",
+                    origin=origin,
+                    field=field,
+                    needs_reference=request.reads_references,
+                )
                 request.room.take(example.text_bytes, origin=origin, field=field)
                 examples.append(example)
     except OSError as error:
@@ -79,10 +86,12 @@ def _read(spec: RowsTable, request: Request, read: Reader, *, name: str, field: 
     return tuple(examples)
 
 
-def example_of(row: PlacedRow, spec: RowsTable, *, example_id: str, origin: str, field: str) -> Example:
+def example_of(
+    row: PlacedRow, spec: RowsTable, *, example_id: str, origin: str, field: str, needs_reference: bool = True
+) -> Example:
     """Makes an example of a row. Raises InvalidInput that names the row by its origin, the column and a cure."""
     try:
-        read = read_row(row, spec.columns or RowColumns())
+        read = read_row(row, spec.columns or RowColumns(), needs_reference=needs_reference)
         metadata = _metadata(row, spec)
         # Held-out rows have no order.
         difficulty = 0.0
@@ -111,7 +120,7 @@ def _metadata(row: PlacedRow, spec: RowsTable) -> str:
     metadata = {name: value_at(row.row, name) for name in spec.metadata_columns or ()}
     for name, value in metadata.items():
         if value is UNSET:
-            raise missing_further(name, key, row)
+            raise missing_further(name, f"{key} or an argument of a reward", row)
     try:
         written = msgspec.json.encode(metadata).decode() if metadata else ""
     except (TypeError, ValueError) as error:

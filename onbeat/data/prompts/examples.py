@@ -70,5 +70,7 @@ class Request:
     """Where files are found."""
     trains: bool = True
     """Whether the training pool is asked for, too; else it may be empty, and a file held out whole."""
+    reads_references: bool = True
+    """False where nothing compares a completion with a reference: then a row needs none."""
     room: DatasetRoom
     """The room that rows of files may take; all data sets of one job share it."""

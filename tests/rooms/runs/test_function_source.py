@@ -182,26 +182,55 @@ def test_a_class_within_a_function_is_refused() -> None:
 
 
 PROGRAM = """
+import json
 import helpers
+import parts.numbers
 from helpers import gold
 from onbeat.training.function_source import source_of
 
 def by_name(completion): return gold(completion)
 def by_module(completion): return helpers.gold(completion)
+def by_package(completion): return parts.numbers.one
 
-for function in (by_name, by_module):
+texts = []
+for function in (by_name, by_module, by_package):
     try:
-        print(source_of(function))
+        texts.append(source_of(function))
     except Exception as error:
-        print(error)
+        texts.append(str(error))
+print(json.dumps(texts))
+"""
+HELPERS = """import math
+from scale import SCALE
+
+
+def gold(completion):
+    return SCALE * math.sqrt(float(completion))
 """
 
 
-def test_a_function_that_uses_a_module_next_to_the_program_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    (tmp_path / "helpers.py").write_text("def gold(completion):\n    return 1.0\n")
-    (tmp_path / "program.py").write_text(PROGRAM)
-    ended = subprocess.run([sys.executable, str(tmp_path / "program.py")], capture_output=True, text=True, timeout=120)
-    first, second = ended.stdout.splitlines()
-    assert first.startswith("reward by_name: uses `gold` of helpers, a module next to the program")
-    assert second.startswith("reward by_module: uses `helpers` of helpers, a module next to the program")
-    assert first.endswith("(put the helper into the same file, or install it where the reward service runs)")
+def test_a_module_next_to_the_program_goes_along_with_what_it_imports_and_a_package_is_refused(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    (program / "parts").mkdir(parents=True)
+    (program / "parts" / "__init__.py").touch()
+    (program / "parts" / "numbers.py").write_text("one = 1.0\n")
+    (program / "scale.py").write_text("SCALE = 2.0\n")
+    (program / "helpers.py").write_text(HELPERS)
+    (program / "program.py").write_text(PROGRAM)
+    ended = subprocess.run([sys.executable, str(program / "program.py")], capture_output=True, text=True, timeout=120)
+    *sources, refusal = json.loads(ended.stdout)
+    assert refusal.startswith("reward by_package: uses `parts` of parts, a package next to the program")
+    assert refusal.endswith("(put the helper into the same file, or install it where the reward service runs)")
+    for name, source in zip(("by_name", "by_module"), sources, strict=True):
+        call = f"from onbeat.base.cage.fault_text import fault_text\ntry: {name}('-1')\n"
+        call += "except ValueError as error: print(fault_text(error.with_traceback(error.__traceback__.tb_next)))\n"
+        alone = subprocess.run(
+            [sys.executable, "-c", f"{source}\nprint({name}('4'))\n{call}"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        score, fault = alone.stdout.splitlines()
+        assert score == "4.0"
+        assert "at helpers.py:6 in gold: return SCALE * math.sqrt(float(completion))" in fault

@@ -50,12 +50,13 @@ class Row:
     task_entry: str
 
 
-def read_row(row: PlacedRow, columns: RowColumns) -> Row:
+def read_row(row: PlacedRow, columns: RowColumns, *, needs_reference: bool = True) -> Row:
     """Reads the columns that an example is made of; a column that is null counts as absent.
 
     Args:
         row: A row of a file.
         columns: What the columns are called in the file.
+        needs_reference: False where a row without a reference is as good, unless `columns` renames it.
 
     Raises:
         RowFault: The row lacks a column, or has something else in it than the column is for.
@@ -66,7 +67,8 @@ def read_row(row: PlacedRow, columns: RowColumns) -> Row:
         if value is not None and value is not UNSET:
             values[name] = value
     prompt, completion = _asked(values, columns, row)
-    if "reference" not in values and not completion:
+    needs_reference |= columns.reference != RowColumns().reference
+    if "reference" not in values and not completion and needs_reference:
         raise missing(
             "reference", columns, row, instead='; rows that loss = "sft" learns have a completion in its place'
         )

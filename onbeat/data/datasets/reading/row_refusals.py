@@ -38,7 +38,13 @@ def missing(name: str, columns: RowColumns, row: PlacedRow, *, instead: str = ""
 
 
 def missing_further(column: str, key: str, row: PlacedRow) -> RowFault:
-    """Returns the fault of a row that lacks a column which another key of the spec names."""
+    """Returns the fault of a row that lacks a column which another part of the spec names.
+
+    Args:
+        column: The column.
+        key: The key of the spec that names it, or keys with "or" between them.
+        row: The row, whose other columns the message shows.
+    """
     return RowFault(
         f"there is no column `{column}`, which {key} names{_shown_columns(row)}", f"correct {key}, or add the column"
     )

@@ -157,9 +157,11 @@ def test_hosts_that_are_too_few_are_named_with_those_that_were_refused_and_the_j
     assert codes == [TrainerExit.FAILED]
     assert pipeline.jobs.state(job_id) is JobState.FAILED
     reason = re.sub("a-[0-9a-f]{8}", "a", pipeline.jobs.fields(job_id)["reason"].decode())
-    assert reason.startswith("1 groups of hosts ended without committing a new iteration (timeouts.max_trainer_starts)")
+    assert reason.endswith(
+        "; so 1 groups of hosts ended without committing a new iteration (timeouts.max_trainer_starts)"
+    )
     refused = "b: it has another torch, c: it has another kind of CPU, whose bits may differ"
-    assert reason.endswith(f"1 of 2 hosts within 4 s (trainer.hosts.wait_s); offered: a; refused: {refused}")
+    assert reason.startswith(f"a: 1 of 2 hosts within 4 s (trainer.hosts.wait_s); offered: a; refused: {refused}; so ")
 
 
 class Deaf(HostsSide):

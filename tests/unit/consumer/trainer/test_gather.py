@@ -314,7 +314,7 @@ def test_a_batch_is_trained_with_its_columns_which_the_audit_record_will_name(fo
 
 def test_a_batch_that_died_in_a_stage_fails_the_job_by_its_name(folder: RunFolder) -> None:
     held = Played(folder, *IDS[1:], dead={IDS[0]: "stage brief: no such file"}, stages=[STAGE])
-    with pytest.raises(BatchFailed, match=r"^batch 0/train/0: is dead: stage brief: no such file"):
+    with pytest.raises(BatchFailed, match=r"^stage brief: no such file; so batch 0/train/0 is dead$"):
         gathered(held)
 
 
@@ -340,7 +340,7 @@ def test_synchronous_does_not_wait_for_a_batch_that_is_dead(folder: RunFolder) -
 
 def test_a_dead_batch_fails_the_job_by_its_reason_unless_the_spec_goes_on_without(folder: RunFolder) -> None:
     held = Played(folder, *IDS[1:], dead={IDS[0]: "no reward"})
-    with pytest.raises(BatchFailed, match=r"^batch 0/train/0: is dead after \d+ attempts: no reward"):
+    with pytest.raises(BatchFailed, match=r"^no reward; so batch 0/train/0 is dead, after \d+ attempts$"):
         gathered(held)
     assert [event.batch_id for event in held.told if isinstance(event, BatchDead)] == [IDS[0]]
     assert held.said == []
@@ -351,7 +351,7 @@ def test_a_batch_that_failed_twice_by_the_same_words_fails_the_job_without_a_num
 ) -> None:
     held = Played(folder, *IDS[1:], dead={IDS[0]: f"KeyError: 'layers'{SAME_WORDS}"})
     with pytest.raises(
-        BatchFailed, match=r"^batch 0/train/0: is dead: KeyError: 'layers' \(word for word as in an attempt before\)$"
+        BatchFailed, match=r"^KeyError: 'layers' \(word for word as in an attempt before\); so batch 0/train/0 is dead$"
     ):
         gathered(held)
 

@@ -20,9 +20,10 @@ from contracts.rewards import (
     RewardSpec,
     Scored,
     Unscorable,
+    UnscorableReason,
 )
 from onbeat.base.process.dependency import Dependency
-from onbeat.scoring.reward_client import RewardClient, tries_of
+from onbeat.scoring.reward_client import REASON_WORDS, RewardClient, tries_of
 from tests.builders import job_spec
 
 SPEC = RewardSpec(components=(ExactReward(),), max_attempts=3, item_timeout_s=2.0)
@@ -200,15 +201,17 @@ def test_only_what_has_no_score_yet_is_asked_again(reason: str) -> None:
 
 def test_a_completion_that_stays_unscorable_fails_the_batch_with_its_reason() -> None:
     service = Service(lambda request: answer([unscorable("timeout") for _ in request.places]))
-    with pytest.raises(BatchFailed, match="timeout in component exact: what happened"):
+    with pytest.raises(
+        BatchFailed, match='reward `exact` timed out: what happened, on 2 of 2 completions, the first: "aa"'
+    ):
         service.score("aa", "b")
     assert len(service.requests) == SPEC.max_attempts
 
 
 @pytest.mark.parametrize("reason", ["raised", "not_finite", "bad_reference", "unknown_entry_point"])
-def test_what_no_retry_can_cure_fails_the_batch_at_once(reason: str) -> None:
+def test_what_no_retry_can_cure_fails_the_batch_at_once(reason: UnscorableReason) -> None:
     service = Service(lambda request: answer([unscorable("timeout"), unscorable(reason)]))
-    with pytest.raises(BatchFailed, match=f"{reason} in component exact"):
+    with pytest.raises(BatchFailed, match=f"^reward `exact` {REASON_WORDS[reason]}what happened"):
         service.score("aa", "b")
     assert len(service.requests) == 1
 
@@ -253,7 +256,7 @@ def test_a_request_without_an_answer_is_no_failure_of_a_completion(no_answer: St
 def test_a_component_that_states_no_score_is_asked_no_more_often_than_before() -> None:
     both = RewardSpec(components=(ExactReward(), NumericReward(on_unscorable=0.0)), max_attempts=3)
     service = Service(until_it_settles("timeout"))
-    with pytest.raises(BatchFailed, match="timeout in component exact"):
+    with pytest.raises(BatchFailed, match="reward `exact` timed out"):
         service.score("aa", spec=both, tries=9)
     assert len(service.requests) == 3
 
@@ -281,14 +284,13 @@ def test_where_an_environment_alone_rewards_nothing_is_asked() -> None:
     ],
 )
 def test_what_could_not_be_scored_names_the_key_that_cures_it_and_is_said_while_it_is_tried_again(
-    reason: str, key: str
+    reason: UnscorableReason, key: str
 ) -> None:
     service = Service(lambda request: answer([unscorable(reason)]))
     with pytest.raises(BatchFailed) as caught:
         service.score("a")
-    assert f"1 completions could not be scored, the first: {reason} in component exact: what happened" in str(
-        caught.value
-    )
+    words = f'reward `exact` {REASON_WORDS[reason]}what happened, on 1 of 1 completions, the first: "a"'
+    assert str(caught.value).startswith(words)
     assert key in str(caught.value)
     clock_s = service.service.clock() + 6.0
     service.service.clock = lambda: clock_s
