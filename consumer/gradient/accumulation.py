@@ -17,12 +17,14 @@ from functools import partial
 from typing import ClassVar, Protocol, Self
 
 import torch
+from msgspec import UNSET
 from torch import Tensor, nn
 
 from consumer.gradient.losses.family import policy_loss
 from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.spec.job import JobSpec
 from contracts.spec.trainer import MOST_WIDER_BITS
+from onbeat.base.process.host_memory import zero_pages
 
 CHUNK_ITEMS = {"cpu": 1 << 16, "cuda": 1 << 24}
 """Items that are converted at a time, by device: on a CPU their temporaries stay in a core's own cache, on a GPU they
@@ -100,6 +102,69 @@ class OpenSums:
     """Micro-batches that this process has added."""
 
 
+class SumsMemory:
+    """The memory of an iteration's sums: there from their first use until they are let go.
+
+    An accumulator creates it, and those of its threads (`beside`) share it. New memory holds zeros.
+    """
+
+    def __init__(
+        self, sizes: Mapping[str, int], *, num_witnesses: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Describes the memory, and takes none.
+
+        Args:
+            sizes: Items of each parameter by its name, in the order of the sums.
+            num_witnesses: Rollout batches that leave a 1 in the sums.
+            dtype: The dtype of the sums.
+            device: Where they are.
+        """
+        self._sizes = dict(sizes)
+        self._num_witnesses = num_witnesses
+        self._dtype = dtype
+        self.device = device
+        self._flat: Tensor | None = None
+        self._parts: dict[str, Tensor] = {}
+        self._making = threading.Lock()
+
+    @property
+    def num_items(self) -> int:
+        """Returns N, the number of sums, those of witnesses included."""
+        return sum(self._sizes.values()) + self._num_witnesses
+
+    @property
+    def flat(self) -> Tensor:
+        """Returns all sums [N]: the parameters one behind the other, then the witnesses."""
+        # Two threads may come here at the same time, each with the first batch that it trains.
+        with self._making:
+            if self._flat is None:
+                flat = torch.zeros(self.num_items, dtype=self._dtype, device=self.device)
+                of_parameters = flat[: self.num_items - self._num_witnesses]
+                self._parts = dict(zip(self._sizes, of_parameters.split(list(self._sizes.values())), strict=True))
+                self._flat = flat
+            return self._flat
+
+    def of(self, name: str) -> Tensor:
+        """Returns the sums [items] of one parameter, a view of `flat`."""
+        _ = self.flat
+        return self._parts[name]
+
+    @property
+    def witnesses(self) -> Tensor:
+        """Returns a count for each rollout batch.
+
+        They are in the memory of the sums, so that what adds the sums of ranks adds both: a batch that is missing, or
+        there twice, shows.
+        """
+        return self.flat[self.num_items - self._num_witnesses :]
+
+    def let_go(self) -> None:
+        """Gives the memory back. All sums have to be 0: the next use starts with zeros."""
+        with self._making:
+            self._flat = None
+            self._parts = {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Piece:
     """Gradient values of one parameter, or of several that stand next to each other in the sums.
@@ -144,6 +209,7 @@ class GradientAccumulator(ABC):
         *,
         targets: Mapping[str, nn.Parameter] | None = None,
         num_witnesses: int = 0,
+        gives_back: bool = False,
     ) -> None:
         """Starts with zeros.
 
@@ -152,19 +218,20 @@ class GradientAccumulator(ABC):
             targets: The tensors that the optimizer steps, by the same names, where they are not the parameters;
                 gradients have their shapes and dtypes.
             num_witnesses: Rollout batches that leave a 1 in the sums, each in a place of its own.
+            gives_back: True where the memory of a parameter's sums goes back to the machine as soon as they are
+                stepped on, and comes again with the next batch.
         """
         self._parameters = dict(parameters)
         self._targets = dict(targets or parameters)
-        # In the order of the targets, which is the same on every rank: ranks add up by the place in the sums.
-        sizes = [target.numel() for target in self._targets.values()]
-        device = next(iter(self._targets.values())).device
-        self._flat = torch.zeros(sum(sizes) + num_witnesses, dtype=self.dtype, device=device)
-        """[N] the parameters one behind the other, then the witnesses."""
-        self._sums = dict(zip(self._targets, self._flat[: sum(sizes)].split(sizes), strict=True))
-        """[items] of each parameter, views of the above."""
-        # In the same memory as the sums, so that what adds the sums of ranks adds both: a batch that is missing, or
-        # there twice, shows.
-        self._witnesses = self._flat[sum(sizes) :]
+        self._gives_back = gives_back
+        # In the order of the targets, which is the same on every rank: ranks add up by the place in the sums. The sums
+        # are where passes leave the gradients, also where the stepped tensors are kept elsewhere.
+        self._memory = SumsMemory(
+            {name: target.numel() for name, target in self._targets.items()},
+            num_witnesses=num_witnesses,
+            dtype=self.dtype,
+            device=next(iter(self._parameters.values())).device,
+        )
         self.added: tuple[int, ...] | None = None
         """Rollout batch, by its number → how often the sums of the last step held its gradient; None of floats."""
         self._open = OpenSums()
@@ -182,7 +249,7 @@ class GradientAccumulator(ABC):
     @property
     def sums(self) -> Tensor | None:
         """The sums [N] of this rank, which ranks add up in place; None where they have done so."""
-        return self._flat
+        return self._memory.flat
 
     def open(self, sum_range: SumRange) -> None:
         """Sets where the point of the sums stands, before a batch is added and before they are stepped on.
@@ -226,6 +293,12 @@ class GradientAccumulator(ABC):
     def finish(self) -> None:
         """Ends the open sums, each of which was popped from `gradients`: the next update, or iteration, starts."""
 
+    def rest(self) -> None:
+        """Gives the memory of the sums back until the next batch is added; sums that are open stay."""
+        with self._lock:
+            if self._open.num_added == 0:
+                self._memory.let_go()
+
 
 @dataclass(frozen=True)
 class SummedGradients(Gradients):
@@ -257,10 +330,11 @@ class ExactAccumulator(GradientAccumulator):
         *,
         max_micro_batches: int,
         targets: Mapping[str, nn.Parameter] | None = None,
+        gives_back: bool = False,
     ) -> None:
-        super().__init__(parameters, targets=targets, num_witnesses=max_micro_batches)
+        super().__init__(parameters, targets=targets, num_witnesses=max_micro_batches, gives_back=gives_back)
         self._max_micro_batches = max_micro_batches
-        self._chunk_items = min(CHUNK_ITEMS[self._flat.device.type], self._flat.numel())
+        self._chunk_items = min(CHUNK_ITEMS[self._memory.device.type], self._memory.num_items)
         self._reached = 0.0
         """Largest magnitude that the passes of the open micro-batch can have added up to."""
         starts = itertools.accumulate((target.numel() for target in self._targets.values()), initial=0)
@@ -281,9 +355,10 @@ class ExactAccumulator(GradientAccumulator):
         # The passes of a batch together reach at most the sum of what each reached.
         self._reached += reached
         chunk = self._chunk_items
-        integers = torch.empty(chunk, dtype=torch.int64, device=self._flat.device)
+        integers = torch.empty(chunk, dtype=torch.int64, device=self._memory.device)
+        flat = self._memory.flat
         for piece in pieces:
-            place = self._flat.narrow(0, piece.start, piece.values.numel())
+            place = flat.narrow(0, piece.start, piece.values.numel())
             for values, into in zip(piece.values.split(chunk), place.split(chunk), strict=True):
                 addends = fixed_point(values, scale=sum_range.scale, out=integers[: values.numel()])
                 # Integer addition commutes: the order in which threads come here doesn't show in the sum.
@@ -293,7 +368,7 @@ class ExactAccumulator(GradientAccumulator):
             self._reached = 0.0
             with self._lock:
                 self._open.num_added += 1
-                self._witnesses[batch] += 1
+                self._memory.witnesses[batch] += 1
 
     def _pieces(self, gradients: Mapping[str, Tensor]) -> Iterator[Piece]:
         """Copies small gradients together, in the order of the sums; a large one is a piece by itself, and no copy."""
@@ -315,22 +390,27 @@ class ExactAccumulator(GradientAccumulator):
 
     def gradient(self, name: str, divisor: float, *, clears: bool) -> Tensor:
         target = self._targets[name]
-        gradient = torch.empty(target.numel(), dtype=target.dtype, device=target.device)
+        device = self._memory.device
+        gradient = torch.empty(target.numel(), dtype=target.dtype, device=device)
         chunk = min(self._chunk_items, target.numel())
-        doubles = torch.empty(chunk, dtype=torch.float64, device=self._flat.device)
-        for part, sums in zip(gradient.split(chunk or 1), self._sums[name].split(chunk or 1), strict=True):
+        doubles = torch.empty(chunk, dtype=torch.float64, device=device)
+        of_parameter = self._memory.of(name)
+        for part, sums in zip(gradient.split(chunk or 1), of_parameter.split(chunk or 1), strict=True):
             # int64 → float64 rounds only what is above 2**53, and rounds it alike on every rank.
             exact = doubles[: part.numel()].copy_(sums)
             # The sums are divided in float64, and rounded once to the parameter's dtype.
             part.copy_(exact.div_(self._open.range.scale * divisor))
-            if clears:
+            if clears and not self._gives_back:
                 # They are in cache now: clearing all of them later would read them once more.
                 sums.zero_()
+        if clears and self._gives_back:
+            give_back(of_parameter)
         return gradient.view(target.shape)
 
     def finish(self) -> None:
-        self.added = tuple(self._witnesses.tolist())
-        self._witnesses.zero_()
+        witnesses = self._memory.witnesses
+        self.added = tuple(witnesses.tolist())
+        witnesses.zero_()
         self._reached = 0.0
         self._open.num_added = 0
 
@@ -344,18 +424,24 @@ class FloatAccumulator(GradientAccumulator):
         gradients = take_gradients(self._parameters)
         check_range(gradients, limit=math.inf, sum_range=self._open.range)
         for name, gradient in gradients.items():
-            self._sums[name].add_(gradient)
+            self._memory.of(name).add_(gradient)
+        if not more:
+            self._open.num_added += 1
 
     def gradient(self, name: str, divisor: float, *, clears: bool) -> Tensor:
         target = self._targets[name]
         # Divided in float32, then rounded to the parameter's dtype.
-        gradient = (self._sums[name] / divisor).to(target.dtype).view(target.shape)
-        if clears:
-            self._sums[name].zero_()
+        sums = self._memory.of(name)
+        gradient = (sums / divisor).to(target.dtype).view(target.shape)
+        if clears and self._gives_back:
+            give_back(sums)
+        elif clears:
+            sums.zero_()
         return gradient
 
     def finish(self) -> None:
-        """Keeps nothing between two steps but the sums."""
+        """Keeps nothing between two steps but the memory of the sums."""
+        self._open.num_added = 0
 
 
 def make_accumulator(
@@ -371,7 +457,27 @@ def make_accumulator(
     make = FloatAccumulator
     if spec.trainer.accumulation == "exact":
         make = partial(ExactAccumulator, max_micro_batches=spec.rollout.batches_per_iteration)
-    return make(parameters, targets=targets)
+    return make(parameters, targets=targets, gives_back=spec.optimizer.offload is not UNSET)
+
+
+def give_back(sums: Tensor) -> None:
+    """Sets sums to 0, and gives the pages that they fill back to the machine, where its system takes them.
+
+    Memory of a GPU goes back whole, by `GradientAccumulator.rest`.
+
+    Args:
+        sums: [n] in memory of their own process, contiguous.
+    """
+    first, end = 0, 0
+    if sums.device.type == "cpu":
+        first, end = zero_pages(sums.data_ptr(), sums.nbytes)
+    if first == end:
+        sums.zero_()
+        return
+    # What lies on pages that others lie on, too.
+    raw = sums.view(torch.uint8)
+    raw[:first].zero_()
+    raw[end:].zero_()
 
 
 def fixed_point(values: Tensor, *, scale: float, out: Tensor | None = None) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from pathlib import Path
 from typing import Protocol, cast
 
 import torch
@@ -14,6 +15,7 @@ from transformers.modeling_utils import PreTrainedModel
 from consumer.gradient.accumulation import GradientAccumulator, make_accumulator
 from consumer.gradient.learner import ALONE, Learner, Lockstep, Place
 from consumer.gradient.losses.family import policy_loss
+from consumer.gradient.offloaded_state import offloaded_state
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.model.padded_trial import check_padded_rows
 from consumer.model.policy import LoadModel, Policy, load_policy, load_whole
@@ -80,6 +82,7 @@ def make_learner(
         reference=moved,
         mixup_alpha=spec.algorithm.ref_model_mixup_alpha or 1.0,
         critic=policy.critic_parameters(),
+        offload=offloaded_state(spec.optimizer, device, Path(settings.run_root)),
     )
     lockstep: Lockstep | None = None
     if sharding:

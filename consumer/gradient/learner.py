@@ -237,7 +237,8 @@ class Learner:
         return probe_logprobs(self.policy, rows, spec=self.spec)
 
     def rest(self) -> None:
-        """Gives the freed memory of torch and the C library back; weights, sums and optimizer state stay."""
+        """Gives the memory of the sums, of torch and of the C library back; weights and optimizer state stay."""
+        self.accumulator.rest()
         if self.policy.model.device.type == "cuda":
             # The allocator's cache alone: live tensors are not touched.
             torch.cuda.empty_cache()

@@ -37,6 +37,7 @@ from consumer.gradient.statistics import BatchStats, mismatch_over
 from consumer.gradient.terms.base import LossTerm, TermInputs, TermLoss, TokenOutputs, needs_every_row
 from consumer.gradient.terms.correction import Correction
 from consumer.gradient.terms.table import terms_of_job
+from consumer.model.offloaded_activations import activations_of_pass
 from consumer.model.policy import Policy
 from contracts.encoding.names import number_of
 from contracts.errors import TrainingDiverged
@@ -120,9 +121,7 @@ def train_micro_batch(
             # The rewards of an untrained batch went through no critic, and are no advantages.
             advantages = np.zeros_like(advantages)
         return replace(measured, advantages=flat_advantages(advantages, batch)), None
-    forward = functools.partial(
-        token_outputs, policy, terms=terms, reference=reference, temperature=spec.rollout.sampling.temperature
-    )
+    forward = functools.partial(_outputs, policy, terms=terms, reference=reference, spec=spec)
     train_pass = functools.partial(_train_pass, stats=measured, terms=terms, spec=spec, accumulator=accumulator)
     with torch.set_grad_enabled(accumulator is not None):
         # A batch of one pass goes through the models once, for credit and loss. The passes of a larger one go through
@@ -182,13 +181,7 @@ def train_kept_batch(
     terms = terms_of_job(spec)
     losses: list[PassLoss] = []
     for number, one_pass in enumerate(kept_batch.passes, start=1):
-        outputs = token_outputs(
-            policy,
-            one_pass.micro_batch,
-            terms=terms,
-            reference=None,
-            temperature=spec.rollout.sampling.temperature,
-        )
+        outputs = _outputs(policy, one_pass.micro_batch, terms=terms, reference=None, spec=spec)
         losses.append(
             _train_pass(
                 replace(outputs, old=one_pass.old_logprobs, reference=one_pass.reference_logprobs),
@@ -310,6 +303,22 @@ def _added(token_losses: Iterable[Tensor | None]) -> Tensor | None:
         # No 0.0 + first: the sum starts with the first itself.
         total = token_loss if total is None else total + token_loss
     return total
+
+
+def _outputs(
+    policy: Policy,
+    micro_batch: MicroBatch,
+    *,
+    terms: Sequence[LossTerm],
+    reference: PreTrainedModel | None,
+    spec: JobSpec,
+) -> TokenOutputs:
+    """Passes a micro-batch through the models: `token_outputs`, its activations where the job has them."""
+    models = [model for model in (policy.model, policy.critic) if model is not None]
+    with activations_of_pass(spec.trainer, models):
+        return token_outputs(
+            policy, micro_batch, terms=terms, reference=reference, temperature=spec.rollout.sampling.temperature
+        )
 
 
 def _train_pass(

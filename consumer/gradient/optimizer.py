@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from consumer.gradient.accumulation import Gradients
+from consumer.gradient.offloaded_state import OffloadedState, in_pages
 from consumer.gradient.optimizers.adamw import Adamw32bit
 from consumer.gradient.optimizers.adamw_8bit import Adamw8bit
 from consumer.gradient.optimizers.muon import MuonAndAdamw
@@ -139,10 +140,24 @@ class PolicyOptimizer:
         reference: Mapping[str, nn.Parameter] | None = None,
         mixup_alpha: float = 1.0,
         critic: Collection[str] = (),
+        offload: OffloadedState | None = None,
     ) -> None:
-        """embeddings: `Policy.embedding_names`; heads: `Policy.head_names`. reference: what `sync_reference` moves, by
-        the same names. critic: names of the parameters that a checkpoint has with the optimizer's state alone. Raises
-        InvalidInput where the optimizer's library isn't installed, and what `groups_of` does."""
+        """Creates the masters, and the moments with the first step.
+
+        Args:
+            parameters: The trained parameters, by name.
+            spec: The job's.
+            embeddings: `Policy.embedding_names`.
+            heads: `Policy.head_names`.
+            reference: The parameters that `sync_reference` moves, by the same names.
+            mixup_alpha: The policy's share in a moving reference.
+            critic: Names of the parameters that a checkpoint has with the optimizer's state alone.
+            offload: Where masters and moments are between two steps; None: on the parameters' device.
+
+        Raises:
+            InvalidInput: The optimizer's library isn't installed, and as `groups_of` does.
+            OnbeatError: There is no room for the state that is to be kept elsewhere.
+        """
         self._parameters = dict(parameters)
         self._reference = {f"reference.{name}": frozen for name, frozen in (reference or {}).items()}
         # A mixture of two bfloat16 that are near each other rounds back to where it was: float32 keeps what is left.
@@ -155,8 +170,17 @@ class PolicyOptimizer:
         self.beside = self._reference | {name: self._parameters[name] for name in critic}
         """What training moves beside the policy."""
         self._mixup_alpha = mixup_alpha
-        self.stepped = {name: _master(parameter) for name, parameter in self._parameters.items()}
+        self.stepped: dict[str, nn.Parameter] = {}
         """The tensors that are stepped: the masters, and the parameters that need none."""
+        self._offload = offload
+        if offload is not None:
+            offload.reserve(sum(_state_bytes(parameter) for parameter in self._parameters.values()))
+        for name, parameter in self._parameters.items():
+            master = _master(parameter)
+            if offload is not None and _needs_master(parameter):
+                # One by one: the masters of all parameters are never on the device together.
+                master.data = offload.put(f"master.{name}", master.data)
+            self.stepped[name] = master
         self._max_grad_norm = spec.max_grad_norm
         together: defaultdict[tuple[bool, float, float], list[nn.Parameter]] = defaultdict(list)
         for name, settings in groups_of(parameters, spec, embeddings=embeddings, critic=critic).items():
@@ -204,6 +228,7 @@ class PolicyOptimizer:
             group["lr"] = learning_rate * group["factor"]
         masters = self._masters()
         for group in groups:
+            self._fetch(group)
             for name in group:
                 # Each gradient is let go when its group is stepped.
                 self.stepped[name].grad = ready.pop(name) if name in ready else gradients.pop(name)
@@ -221,7 +246,42 @@ class PolicyOptimizer:
                         # float32 → the parameter's dtype: the one rounding of a step.
                         local_rows(self._parameters[name]).copy_(masters[name])
                 on_stepped(name)
+            self._put(group)
         return grad_norm
+
+    def _fetch(self, group: Collection[str]) -> None:
+        """Brings the masters and moments of a group to the device, where they are kept elsewhere."""
+        if self._offload is None:
+            return
+        for name in group:
+            stepped = self.stepped[name]
+            optimizer = self._moments.of(stepped)
+            # Before the first step a parameter has no moments; looking them up would make an empty entry.
+            if stepped in optimizer.state:
+                state = optimizer.state[stepped]
+                for state_name, tensor in state.items():
+                    state[state_name] = self._offload.fetch(tensor)
+            if _needs_master(self._parameters[name]):
+                stepped.data = self._offload.fetch(stepped.data)
+
+    def _put(self, group: Collection[str]) -> None:
+        """Takes the masters and moments of a group back to where they are between two steps."""
+        if self._offload is None:
+            return
+        for name in group:
+            stepped = self.stepped[name]
+            state = self._moments.of(stepped).state[stepped]
+            for state_name, tensor in state.items():
+                # The number of steps is a scalar, which the kernel reads on the device.
+                if tensor.dim() > 0:
+                    state[state_name] = self._offload.put(f"{state_name}.{name}", tensor)
+            if _needs_master(self._parameters[name]):
+                stepped.data = self._offload.put(f"master.{name}", stepped.data)
+
+    def release(self) -> None:
+        """Has a state that is kept in a file stay without this process's memory, after a checkpoint has read it."""
+        if self._offload is not None:
+            self._offload.release()
 
     @torch.no_grad()
     def sync_reference(self) -> None:
@@ -233,9 +293,13 @@ class PolicyOptimizer:
             # The average stays in float32; the reference's parameter is its rounding.
             if name in self._reference_masters:
                 master = self._reference_masters[name]
-                rows.copy_(master.lerp_(local_rows(self.stepped[trained]), self._mixup_alpha))
+                of_policy = local_rows(self.stepped[trained])
+                if self._offload is not None:
+                    of_policy = self._offload.fetch(of_policy)
+                rows.copy_(master.lerp_(of_policy, self._mixup_alpha))
             else:
                 rows.lerp_(local_rows(self._parameters[trained]), self._mixup_alpha)
+        self.release()
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Returns `{state}.{parameter}`, and where there is one `reference.{parameter}`, of an averaged one in float32,
@@ -271,9 +335,12 @@ class PolicyOptimizer:
             if {state_name: tuple(tensor.shape) for state_name, tensor in state.items()} != shapes:
                 raise ContractViolation("the optimizer state has another shape than its parameter", field=name)
             self._moments.load(parameter, state)
+            with torch.no_grad():
+                if _needs_master(self._parameters[name]):
+                    parameter.copy_(tensors[f"master.{name}"])
+            # One by one, as they were made.
+            self._put([name])
         with torch.no_grad():
-            for name, master in self._masters().items():
-                master.copy_(tensors[f"master.{name}"])
             for name, parameter in self.beside.items():
                 if name in tensors:
                     local_rows(parameter).copy_(tensors[name])
@@ -290,7 +357,9 @@ class PolicyOptimizer:
         groups: list[list[str]] = [[]]
         num_bytes = 0
         for name, stepped in self.stepped.items():
-            if groups[-1] and num_bytes + stepped.nbytes > GROUP_BYTES[stepped.device.type]:
+            # Masters that are kept elsewhere are stepped where their parameters are.
+            device = self._parameters[name].device
+            if groups[-1] and num_bytes + stepped.nbytes > GROUP_BYTES[device.type]:
                 groups.append([])
                 num_bytes = 0
             groups[-1].append(name)
@@ -319,9 +388,21 @@ class PolicyOptimizer:
 def _master(parameter: nn.Parameter) -> nn.Parameter:
     """Returns the tensor that is stepped for a parameter: its float32 copy, this rank's rows, or the parameter."""
     rows = local_rows(parameter)
-    if parameter.dtype not in (torch.float32, torch.float64):
+    if _needs_master(parameter):
         # Below float32: the master, of which the parameter is the rounding.
         return nn.Parameter(rows.float())
     if isinstance(parameter, DTensor):
         return nn.Parameter(rows)
     return parameter
+
+
+def _needs_master(parameter: nn.Parameter) -> bool:
+    return parameter.dtype not in (torch.float32, torch.float64)
+
+
+def _state_bytes(parameter: nn.Parameter) -> int:
+    """Returns the room that a parameter's master and moments take at most, each in whole pages: 12 bytes an item."""
+    rows = local_rows(parameter)
+    # Muon has one of the two moments.
+    num_tensors = 3 if _needs_master(parameter) else 2
+    return num_tensors * in_pages(max(4, rows.dtype.itemsize) * rows.numel())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from consumer.gradient.optimizer import PolicyOptimizer
@@ -26,6 +26,7 @@ def save_state(folder: Path, policy: Policy, optimizer: PolicyOptimizer, *, rank
         save_tensors(tensors, folder / file_of_rank(file, rank, num_ranks))
         if file == MODEL_FILE:
             reach("consumer.writing_checkpoint")
+    optimizer.release()
 
 
 def rank_files(
@@ -45,6 +46,24 @@ def rank_files(
     yield OPTIMIZER_FILE, state
 
 
+class RankState(Mapping[str, Tensor]):
+    """This rank's rows of a stored optimizer state, each read at its look-up: never all of it has memory."""
+
+    def __init__(self, stored: Mapping[str, Tensor], trained: Mapping[str, nn.Parameter]) -> None:
+        self._stored = stored
+        self._trained = trained
+
+    def __getitem__(self, name: str) -> Tensor:
+        # A state's name is `{state}.{parameter}`, and it is sharded as its parameter is.
+        return stored_rows(self._stored, name, like=self._trained.get(name.partition(".")[2]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+
 def restore_state(checkpoint: Checkpoint, policy: Policy, optimizer: PolicyOptimizer) -> None:
     """Puts weights, optimizer state and random state back; each rank reads its rows.
 
@@ -59,12 +78,7 @@ def restore_state(checkpoint: Checkpoint, policy: Policy, optimizer: PolicyOptim
             cure="put the folder back that the job was started with",
         )
     policy.load_state_tensors(checkpoint.model_tensors)
-    trained = policy.trained_parameters()
-    stored = checkpoint.optimizer_tensors
-    # A state's name is `{state}.{parameter}`, and it is sharded as its parameter is.
-    optimizer.load_state_tensors(
-        {name: stored_rows(stored, name, like=trained.get(name.partition(".")[2])) for name in stored}
-    )
+    optimizer.load_state_tensors(RankState(checkpoint.optimizer_tensors, policy.trained_parameters()))
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(checkpoint.state.torch_random_state), dtype=torch.uint8))
 
 

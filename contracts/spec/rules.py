@@ -1035,7 +1035,23 @@ RULES: tuple[Rule, ...] = (
         says='"muon" trains whole matrices, and trainer.lora trains none',
         cure='set "adamw", or leave trainer.lora out',
     ),
+    Rule(
+        field="optimizer.offload",
+        when=lambda spec: spec.optimizer.offload is not UNSET and spec.optimizer.type == "adamw_8bit",
+        says='needs another optimizer.type than "adamw_8bit", whose library keeps its moments on the device',
+        cure='leave it out, or set type = "adamw"',
+    ),
     # trainer
+    Rule(
+        field="trainer.offload_activations",
+        when=lambda spec: (
+            spec.trainer.offload_activations is not UNSET
+            and spec.trainer.offload_activations
+            and spec.trainer.sharding == "fsdp"
+        ),
+        says='needs trainer.sharding = "none": gathered weights would go to the host with the activations',
+        cure='set trainer.sharding = "none", or gradient_checkpointing = true in its place',
+    ),
     Rule(
         field="trainer.sharding",
         when=lambda spec: (

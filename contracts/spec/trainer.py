@@ -93,6 +93,10 @@ class OptimizerSpec(Record, frozen=True, kw_only=True):
     """Decoupled weight decay of matrices: linear layers, an untied head, LoRA's A and B."""
     max_grad_norm: Annotated[float, Meta(gt=0.0, le=1e12)] = 1.0
     """Global gradient norm is clipped to this."""
+    offload: Literal["host", "disk"] | UnsetType = UNSET
+    """Where the float32 weights and the moments are between two steps, instead of a GPU's memory. host: in the host's
+    memory, without effect on a CPU; disk: in a file of the run root that ends with the process. A step brings them
+    group by group, to the same weights; left out: they stay."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
     """Decay of the learning rate after the warm-up, to min_learning_rate; wsd (warm-up, stable, decay): linear, in the
     last decay_iterations alone."""
@@ -181,6 +185,9 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     none. What broke before a resume doesn't end it again."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""
+    offload_activations: bool | UnsetType = UNSET
+    """Has the activations of a pass on a GPU wait in the host's memory for the backward pass, to the same weights;
+    without effect on a CPU. With gradient_checkpointing those are the inputs of layers. Left out: false."""
     lora: LoraSpec | None = None
     """Trains adapters instead of the model; none: every parameter."""
     external: bool = False

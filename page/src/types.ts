@@ -722,6 +722,7 @@ export interface OptimizerSpec {
   epsilon: number;
   weight_decay: number;
   max_grad_norm: number;
+  offload?: ("disk" | "host");
   schedule: ("constant" | "cosine" | "linear" | "wsd");
   warmup_iterations: number;
   decay_iterations?: number;
@@ -1260,6 +1261,7 @@ export interface TrainerSpec {
   entropy_alarm?: number;
   stop_on?: ("completions_cut" | "completions_unscorable" | "entropy_gone" | "gradient_dead" | "groups_equal" | "kl_high" | "lag_too_large" | "mismatch_high" | "mismatch_unusual" | "reward_collapsed" | "score_collapsed" | "truncations_rising")[];
   gradient_checkpointing: boolean;
+  offload_activations?: boolean;
   lora: (LoraSpec | null);
   external: boolean;
 }

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from consumer.gradient.accumulation import ExactAccumulator, OpenSums, check_range, fixed_point
+from consumer.gradient.accumulation import ExactAccumulator, OpenSums, SumsMemory, check_range, fixed_point
 from contracts.errors import ContractViolation
 
 
@@ -29,13 +29,27 @@ class SummingReduceScatter:
     """
 
     def __init__(
-        self, name: str, parts: Sequence[tuple[int, Tensor]], *, open_sums: OpenSums, max_micro_batches: int
+        self,
+        name: str,
+        parts: Sequence[tuple[int, str]],
+        *,
+        memory: SumsMemory,
+        open_sums: OpenSums,
+        max_micro_batches: int,
     ) -> None:
-        """parts: of each parameter the items of a rank's share, which has as many rows as the first rank's, and the
-        sums [items] int64 of this rank's rows. open_sums: of the accumulator.
+        """Takes the place of FSDP2's own for one layer.
+
+        Args:
+            name: The layer's.
+            parts: Of each parameter the items of a rank's share, which has as many rows as the first rank's, and the
+                name by which the sums have this rank's rows.
+            memory: The accumulator's.
+            open_sums: The accumulator's.
+            max_micro_batches: The most rollout batches that are added to the sums.
         """
         self._name = name
         self._parts = parts
+        self._memory = memory
         self._open = open_sums
         self._max_micro_batches = max_micro_batches
         self.reached = 0.0
@@ -68,7 +82,8 @@ class SummingReduceScatter:
         if summed.numel() != sum(padded_items):
             problem = "another number of the layer's parameters has a gradient than the trial pass reached"
             raise ContractViolation(problem, field=self._name)
-        for (_, sums), items in zip(self._parts, summed.split(padded_items), strict=True):
+        for (_, parameter), items in zip(self._parts, summed.split(padded_items), strict=True):
+            sums = self._memory.of(parameter)
             # Padding stands behind the rows.
             sums.add_(items[: sums.numel()])
         # FSDP2 puts it into `.grad`, where nothing must be left: the sums are here.
@@ -85,9 +100,10 @@ class ShardedAccumulator(ExactAccumulator):
         *,
         targets: Mapping[str, nn.Parameter],
         max_micro_batches: int,
+        gives_back: bool = False,
     ) -> None:
         """targets: this rank's rows by the parameters' names."""
-        super().__init__(parameters, max_micro_batches=max_micro_batches, targets=targets)
+        super().__init__(parameters, max_micro_batches=max_micro_batches, targets=targets, gives_back=gives_back)
         self._layers = self._take_over(model)
 
     @property
@@ -107,11 +123,12 @@ class ShardedAccumulator(ExactAccumulator):
             # Behind the last pass of a batch the next batch begins at 0.
             layer.reached = layer.reached if more else 0.0
         # True is 1: counted once a batch, at its last pass.
-        self._witnesses[batch] += not more
+        self._memory.witnesses[batch] += not more
+        self._open.num_added += not more
 
     def finish(self) -> None:
         """Each rank calls it at the same time: its sums were complete, and its witnesses those of its own batches."""
-        dist.all_reduce(self._witnesses)
+        dist.all_reduce(self._memory.witnesses)
         super().finish()
 
     def _take_over(self, model: nn.Module) -> list[SummingReduceScatter]:
@@ -125,14 +142,18 @@ class ShardedAccumulator(ExactAccumulator):
                     # Rows rounded up, times the items of a row: FSDP2 gives each rank a share of equal length, the last
                     # ones padded.
                     -(-parameter.shape[0] // dist.get_world_size()) * math.prod(parameter.shape[1:]),
-                    self._sums[names[parameter]],
+                    names[parameter],
                 )
                 for parameter in layer_parameters(cast(nn.Module, module))
                 # FSDP2 leaves a parameter out of its layer's reduce-scatter that has no gradient.
                 if parameter in names
             ]
             layer = SummingReduceScatter(
-                name or "the root", parts, open_sums=self._open, max_micro_batches=self._max_micro_batches
+                name or "the root",
+                parts,
+                memory=self._memory,
+                open_sums=self._open,
+                max_micro_batches=self._max_micro_batches,
             )
             module.set_custom_reduce_scatter(layer)  # pyright: ignore[reportArgumentType]
             layers.append(layer)

@@ -10,6 +10,7 @@ import functools
 from typing import cast
 
 import torch
+from msgspec import UNSET
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
@@ -64,5 +65,11 @@ class Fsdp:
             sums = make_accumulator(spec, parameters, optimizer.stepped)
             return sums, Lockstep(policy.model, None, mute=lambda _: None, adapters=policy.adapters)
         num_batches = spec.rollout.batches_per_iteration
-        rows = ShardedAccumulator(policy.model, parameters, targets=optimizer.stepped, max_micro_batches=num_batches)
+        rows = ShardedAccumulator(
+            policy.model,
+            parameters,
+            targets=optimizer.stepped,
+            max_micro_batches=num_batches,
+            gives_back=spec.optimizer.offload is not UNSET,
+        )
         return rows, Lockstep(policy.model, reference, mute=rows.mute)

@@ -755,7 +755,19 @@ EXAMPLES: tuple[Example, ...] = (
         LORA | {"optimizer__type": "muon"},
         {"trainer__lora": OUT},
     ),
+    Example(
+        "optimizer.offload",
+        "keeps its moments on the device",
+        {"optimizer__type": "adamw_8bit", "optimizer__offload": "host"},
+        {"optimizer__type": "adamw"},
+    ),
     # trainer
+    Example(
+        "trainer.offload_activations",
+        'needs trainer.sharding = "none"',
+        FSDP | {"trainer__offload_activations": True},
+        {"trainer__sharding": "none"},
+    ),
     Example(
         "trainer.sharding",
         "needs trainer.world_size above 1",
