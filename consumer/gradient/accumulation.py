@@ -17,7 +17,6 @@ from functools import partial
 from typing import ClassVar, Protocol, Self
 
 import torch
-from msgspec import UNSET
 from torch import Tensor, nn
 
 from consumer.gradient.losses.family import policy_loss
@@ -209,7 +208,7 @@ class GradientAccumulator(ABC):
         *,
         targets: Mapping[str, nn.Parameter] | None = None,
         num_witnesses: int = 0,
-        gives_back: bool = False,
+        frees: bool = False,
     ) -> None:
         """Starts with zeros.
 
@@ -218,12 +217,12 @@ class GradientAccumulator(ABC):
             targets: The tensors that the optimizer steps, by the same names, where they are not the parameters;
                 gradients have their shapes and dtypes.
             num_witnesses: Rollout batches that leave a 1 in the sums, each in a place of its own.
-            gives_back: True where the memory of a parameter's sums goes back to the machine as soon as they are
-                stepped on, and comes again with the next batch.
+            frees: `trainer.free_gradients`: a gradient is added as soon as a backward pass has it, and sums give their
+                memory back as they are stepped on.
         """
         self._parameters = dict(parameters)
         self._targets = dict(targets or parameters)
-        self._gives_back = gives_back
+        self._frees = frees
         # In the order of the targets, which is the same on every rank: ranks add up by the place in the sums. The sums
         # are where passes leave the gradients, also where the stepped tensors are kept elsewhere.
         self._memory = SumsMemory(
@@ -237,6 +236,8 @@ class GradientAccumulator(ABC):
         self._open = OpenSums()
         self._lock = threading.Lock()
         """Held while the sums, or what is counted of them, change: several threads add to them."""
+        if frees:
+            self._watch()
 
     def beside(self, parameters: Mapping[str, nn.Parameter]) -> Self:
         """Returns an accumulator by which another thread adds the gradients of its own parameters to the same sums."""
@@ -244,7 +245,32 @@ class GradientAccumulator(ABC):
         # are its own.
         other = copy.copy(self)
         other._parameters = dict(parameters)
+        if self._frees:
+            other._watch()
         return other
+
+    def _watch(self) -> None:
+        """Has each parameter's gradient taken as soon as a backward pass has all of it."""
+        for name, parameter in self._parameters.items():
+            # Torch calls it once in a backward pass, also for a parameter that is used in several places.
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._take(name))
+
+    def _take(self, name: str) -> None:
+        """Adds the gradient of one parameter, inside the backward pass, and lets go of it.
+
+        An error leaves the sums with a part of a batch, and ends the trainer: no step is made of them.
+
+        Raises:
+            TrainingDiverged: As `add`.
+        """
+        parameter = self._parameters[name]
+        gradients = take_gradients({name: parameter})
+        if gradients:
+            self._add_gradients(gradients)
+
+    @abstractmethod
+    def _add_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Adds flat gradients of a pass, by the names of their parameters. Raises TrainingDiverged as `add`."""
 
     @property
     def sums(self) -> Tensor | None:
@@ -330,21 +356,34 @@ class ExactAccumulator(GradientAccumulator):
         *,
         max_micro_batches: int,
         targets: Mapping[str, nn.Parameter] | None = None,
-        gives_back: bool = False,
+        frees: bool = False,
     ) -> None:
-        super().__init__(parameters, targets=targets, num_witnesses=max_micro_batches, gives_back=gives_back)
+        super().__init__(parameters, targets=targets, num_witnesses=max_micro_batches, frees=frees)
         self._max_micro_batches = max_micro_batches
         self._chunk_items = min(CHUNK_ITEMS[self._memory.device.type], self._memory.num_items)
         self._reached = 0.0
-        """Largest magnitude that the passes of the open micro-batch can have added up to."""
+        """Largest magnitude that the finished passes of the open micro-batch can have added up to."""
+        self._reached_in_pass = 0.0
+        """Largest magnitude of the gradients of the pass that is under way."""
         starts = itertools.accumulate((target.numel() for target in self._targets.values()), initial=0)
         self._starts = dict(zip(self._targets, starts, strict=False))
 
     def add(self, batch: int = 0, *, more: bool = False) -> None:
         if self._open.num_added == self._max_micro_batches:
             raise ContractViolation(f"more than {self._max_micro_batches} micro-batches in one iteration")
-        # Clears `.grad` before the checks, so that the next batch begins without what may be refused here.
-        gradients = take_gradients(self._parameters)
+        # Clears `.grad` before the checks, so that the next batch begins without what may be refused here. What was
+        # added inside the backward pass is there no more.
+        self._add_gradients(take_gradients(self._parameters))
+        # The passes of a batch together reach at most the sum of what each reached.
+        self._reached += self._reached_in_pass
+        self._reached_in_pass = 0.0
+        if not more:
+            self._reached = 0.0
+            with self._lock:
+                self._open.num_added += 1
+                self._memory.witnesses[batch] += 1
+
+    def _add_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         pieces = list(self._pieces(gradients))
         sum_range = self._open.range
         limit = sum_range.limit(self._max_micro_batches)
@@ -352,8 +391,7 @@ class ExactAccumulator(GradientAccumulator):
         # Written so that a NaN is out of range: NaN < x is False.
         if not self._reached + reached < limit:
             check_range(gradients, limit=limit, reached=self._reached, sum_range=sum_range)
-        # The passes of a batch together reach at most the sum of what each reached.
-        self._reached += reached
+        self._reached_in_pass = max(self._reached_in_pass, reached)
         chunk = self._chunk_items
         integers = torch.empty(chunk, dtype=torch.int64, device=self._memory.device)
         flat = self._memory.flat
@@ -364,11 +402,6 @@ class ExactAccumulator(GradientAccumulator):
                 # Integer addition commutes: the order in which threads come here doesn't show in the sum.
                 with self._lock:
                     into.add_(addends)
-        if not more:
-            self._reached = 0.0
-            with self._lock:
-                self._open.num_added += 1
-                self._memory.witnesses[batch] += 1
 
     def _pieces(self, gradients: Mapping[str, Tensor]) -> Iterator[Piece]:
         """Copies small gradients together, in the order of the sums; a large one is a piece by itself, and no copy."""
@@ -400,10 +433,10 @@ class ExactAccumulator(GradientAccumulator):
             exact = doubles[: part.numel()].copy_(sums)
             # The sums are divided in float64, and rounded once to the parameter's dtype.
             part.copy_(exact.div_(self._open.range.scale * divisor))
-            if clears and not self._gives_back:
+            if clears and not self._frees:
                 # They are in cache now: clearing all of them later would read them once more.
                 sums.zero_()
-        if clears and self._gives_back:
+        if clears and self._frees:
             give_back(of_parameter)
         return gradient.view(target.shape)
 
@@ -412,6 +445,7 @@ class ExactAccumulator(GradientAccumulator):
         self.added = tuple(witnesses.tolist())
         witnesses.zero_()
         self._reached = 0.0
+        self._reached_in_pass = 0.0
         self._open.num_added = 0
 
 
@@ -421,19 +455,21 @@ class FloatAccumulator(GradientAccumulator):
     dtype: ClassVar[torch.dtype] = torch.float32
 
     def add(self, batch: int = 0, *, more: bool = False) -> None:
-        gradients = take_gradients(self._parameters)
+        self._add_gradients(take_gradients(self._parameters))
+        if not more:
+            self._open.num_added += 1
+
+    def _add_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         check_range(gradients, limit=math.inf, sum_range=self._open.range)
         for name, gradient in gradients.items():
             self._memory.of(name).add_(gradient)
-        if not more:
-            self._open.num_added += 1
 
     def gradient(self, name: str, divisor: float, *, clears: bool) -> Tensor:
         target = self._targets[name]
         # Divided in float32, then rounded to the parameter's dtype.
         sums = self._memory.of(name)
         gradient = (sums / divisor).to(target.dtype).view(target.shape)
-        if clears and self._gives_back:
+        if clears and self._frees:
             give_back(sums)
         elif clears:
             sums.zero_()
@@ -457,7 +493,7 @@ def make_accumulator(
     make = FloatAccumulator
     if spec.trainer.accumulation == "exact":
         make = partial(ExactAccumulator, max_micro_batches=spec.rollout.batches_per_iteration)
-    return make(parameters, targets=targets, gives_back=spec.optimizer.offload is not UNSET)
+    return make(parameters, targets=targets, frees=spec.trainer.frees_gradients)
 
 
 def give_back(sums: Tensor) -> None:

@@ -16,7 +16,6 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from msgspec import UNSET
 from torch import Tensor, nn
 
 from contracts.spec.trainer import TrainerSpec
@@ -48,7 +47,7 @@ def activations_of_pass(
         models: The models of the pass, whose weights stay where they are.
         device_type: Tensors of this type of device are taken to the host; tests let a CPU play the GPU.
     """
-    if trainer.offload_activations is UNSET or not trainer.offload_activations:
+    if not trainer.offloads_activations:
         yield
         return
     parameters = [parameter for model in models for parameter in model.parameters()]

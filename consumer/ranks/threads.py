@@ -72,6 +72,9 @@ def passes_at_once(settings: StackSettings, spec: JobSpec) -> Passes:
     # What foreign code does to torch's settings, until it returns, would be in the passes beside it.
     if settings.device != "cpu" or has_plugin or trainer.accumulation != "exact" or trainer.lora is not None:
         return ONE_BY_ONE
+    if trainer.frees_gradients and settings.max_passes == 0:
+        # Such a job has no memory for the gradients of a further thread.
+        return ONE_BY_ONE
     named = min(settings.max_passes, spec.rollout.batches_per_iteration)
     if named > 0:
         return Passes(while_sampled=named, then=named)

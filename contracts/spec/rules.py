@@ -1044,11 +1044,7 @@ RULES: tuple[Rule, ...] = (
     # trainer
     Rule(
         field="trainer.offload_activations",
-        when=lambda spec: (
-            spec.trainer.offload_activations is not UNSET
-            and spec.trainer.offload_activations
-            and spec.trainer.sharding == "fsdp"
-        ),
+        when=lambda spec: spec.trainer.offloads_activations and spec.trainer.sharding == "fsdp",
         says='needs trainer.sharding = "none": gathered weights would go to the host with the activations',
         cure='set trainer.sharding = "none", or gradient_checkpointing = true in its place',
     ),

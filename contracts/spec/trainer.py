@@ -185,6 +185,9 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     none. What broke before a resume doesn't end it again."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""
+    free_gradients: bool | UnsetType = UNSET
+    """Lets go of the gradient of each parameter as soon as a backward pass has added it to the sums, and on a CPU of
+    the sums' memory as they are stepped on; slower where a model has many small parameters. Left out: false."""
     offload_activations: bool | UnsetType = UNSET
     """Has the activations of a pass on a GPU wait in the host's memory for the backward pass, to the same weights;
     without effect on a CPU. With gradient_checkpointing those are the inputs of layers. Left out: false."""
@@ -200,6 +203,14 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
             return 0
         # The newest entry that has begun holds.
         return next((sums.bits for sums in reversed(self.wider_sums) if sums.first_iteration <= iteration), 0)
+
+    @property
+    def frees_gradients(self) -> bool:
+        return self.free_gradients is True
+
+    @property
+    def offloads_activations(self) -> bool:
+        return self.offload_activations is True
 
     @property
     def over_hosts(self) -> HostsSpec | None:

@@ -100,15 +100,18 @@ class ShardedAccumulator(ExactAccumulator):
         *,
         targets: Mapping[str, nn.Parameter],
         max_micro_batches: int,
-        gives_back: bool = False,
+        frees: bool = False,
     ) -> None:
         """targets: this rank's rows by the parameters' names."""
-        super().__init__(parameters, max_micro_batches=max_micro_batches, targets=targets, gives_back=gives_back)
+        super().__init__(parameters, max_micro_batches=max_micro_batches, targets=targets, frees=frees)
         self._layers = self._take_over(model)
 
     @property
     def sums(self) -> None:
         """None: the ranks have added up already."""
+
+    def _watch(self) -> None:
+        """Needs nothing: a layer's gradient is added, and gone, before that of the next one is there."""
 
     def mute(self, is_muted: bool) -> None:
         """Sets whether this rank's passes add zeros, as an idle rank's do."""

@@ -10,7 +10,6 @@ import functools
 from typing import cast
 
 import torch
-from msgspec import UNSET
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
@@ -70,6 +69,6 @@ class Fsdp:
             parameters,
             targets=optimizer.stepped,
             max_micro_batches=num_batches,
-            gives_back=spec.optimizer.offload is not UNSET,
+            frees=spec.trainer.frees_gradients,
         )
         return rows, Lockstep(policy.model, reference, mute=rows.mute)

@@ -5,17 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
+from consumer.gradient.accumulation import SumRange
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner, OptimizerStep
 from consumer.gradient.saved_state import adapter_state, restore_state
 from consumer.model import offloaded_activations
 from consumer.model.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from consumer.model.offloaded_activations import Waiting, activations_of_pass
-from contracts.errors import OnbeatError
+from consumer.ranks.threads import passes_at_once
+from contracts.errors import OnbeatError, TrainingDiverged
 from contracts.settings import StackSettings
 from contracts.spec.trainer import TrainerSpec
 from onbeat.base.process.host_memory import zero_pages
@@ -24,6 +27,7 @@ from tests.builders import job_spec, rollout_batch, tiny_model_folder
 
 NUM_BATCHES = 3
 DISK: dict[str, Any] = {"optimizer__offload": "disk"}
+FREED: dict[str, Any] = {"trainer__free_gradients": True}
 JOBS: dict[str, dict[str, Any]] = {
     "bfloat16": {"model__dtype": "bfloat16"},
     "float32": {},
@@ -76,10 +80,13 @@ def saved(learner: Learner, folder: Path) -> Checkpoint:
     return read_checkpoint(target)
 
 
+@pytest.mark.parametrize("switches", [DISK, FREED, DISK | FREED], ids=["on disk", "freed", "both"])
 @pytest.mark.parametrize("job", JOBS)
-def test_a_state_on_disk_steps_to_the_weights_of_one_in_memory(job: str, settings: StackSettings) -> None:
+def test_a_job_with_a_switch_steps_to_the_weights_of_one_without(
+    job: str, switches: dict[str, Any], settings: StackSettings
+) -> None:
     plain = make_learner(settings, job_spec(**JOBS[job]))
-    offloaded = make_learner(settings, job_spec(**JOBS[job], **DISK))
+    offloaded = make_learner(settings, job_spec(**JOBS[job], **switches))
     before = state(plain)
     for iteration in range(3):
         for learner in (plain, offloaded):
@@ -203,6 +210,61 @@ def test_on_a_cpu_activations_stay(settings: StackSettings, caplog: pytest.LogCa
     train(learner, 0)
     train(learner, 1)
     assert caplog.text.count("trainer.offload_activations has no effect on a CPU") == 1
+
+
+@pytest.mark.parametrize("job", ["bfloat16", "adapters", "float sums"])
+@pytest.mark.parametrize("max_tokens", [8192, 24])
+def test_a_gradient_is_gone_before_the_next_parameters_has_come(
+    job: str, max_tokens: int, settings: StackSettings
+) -> None:
+    limit = {"trainer__max_tokens_per_micro_batch": max_tokens}
+    plain = make_learner(settings, job_spec(**JOBS[job], **limit))
+    freeing = make_learner(settings, job_spec(**JOBS[job], **limit, **FREED))
+    parameters = freeing.policy.trained_parameters()
+    num_gradients: list[int] = []
+
+    def count(_: Tensor) -> None:
+        num_gradients.append(sum(parameter.grad is not None for parameter in parameters.values()))
+
+    for parameter in parameters.values():
+        # Behind the hook that takes the gradient.
+        parameter.register_post_accumulate_grad_hook(count)
+    for learner in (plain, freeing):
+        train(learner, 0)
+    assert len(num_gradients) >= NUM_BATCHES * len(parameters)
+    assert max(num_gradients) == 0
+    assert_same_bits(state(plain), state(freeing))
+
+
+def test_a_gradient_out_of_range_ends_the_backward_pass_by_its_name(settings: StackSettings) -> None:
+    learner = make_learner(settings, job_spec(**FREED))
+    learner.accumulator.open(SumRange())
+    weight = learner.policy.trained_parameters()["model.embed_tokens.weight"]
+    with pytest.raises(TrainingDiverged, match=r"model\.embed_tokens\.weight: a gradient of 1e\+30 is beyond"):
+        (weight * 1e30).sum().backward()
+    with pytest.raises(TrainingDiverged, match=r"model\.embed_tokens\.weight: a gradient is not finite"):
+        (weight * float("nan")).sum().backward()
+
+
+def test_threads_that_free_their_gradients_add_to_one_sum(settings: StackSettings) -> None:
+    spec = job_spec(**FREED)
+    alone, first = (make_learner(settings, spec) for _ in range(2))
+    second = first.beside(1)
+    batches = [rollout_batch(seed=number, batch_id=f"0/train/{number}") for number in range(2)]
+    for batch in batches:
+        alone.train(batch)
+    first.train(batches[0])
+    second.train(batches[1])
+    step = OptimizerStep(iteration=0, divisor=7.0, learning_rate=0.01, is_last=True)
+    for learner in (alone, first):
+        learner.step(step)
+    assert_same_bits(state(alone), state(first))
+
+
+def test_a_job_that_frees_gradients_trains_one_batch_at_a_time_unless_it_is_told(settings: StackSettings) -> None:
+    one_thread = msgspec.structs.replace(settings, threads=1)
+    assert passes_at_once(one_thread, job_spec(**FREED)).then == 1
+    assert passes_at_once(msgspec.structs.replace(one_thread, max_passes=2), job_spec(**FREED)).then == 2
 
 
 def test_at_rest_the_sums_have_no_memory_and_the_next_batch_starts_at_zero(settings: StackSettings) -> None:
