@@ -197,6 +197,14 @@ class ObjectsUnavailable(Unavailable):
     """The object store did not answer within the deadline, or broke off whatever it was asked."""
 
 
+class HubFetching(Unavailable):
+    """The gateway fetches what a spec names from the hub, and goes on while the client asks again."""
+
+    FIELD: ClassVar[str] = "hub"
+    """The field by which a client knows this answer."""
+    retry_after_s = 1
+
+
 class EngineUnavailable(Unavailable):
     """The inference engine is gone, or does not answer; its generator gives back what it holds, and ends."""
 

@@ -51,6 +51,7 @@ SECRETS = frozenset(
         "cache_key",
         "judge_key",
         "metrics_key",
+        "hub_token",
     }
 )
 """Settings that may come as a file: ONBEAT_API_KEY_FILE names the one with the value of ONBEAT_API_KEY."""
@@ -107,6 +108,18 @@ class StackSettings(Record, frozen=True, kw_only=True):
     extra_roots: str = ""
     """More folders below which specs may name models and data by absolute paths, separated as in PATH. Run root, weight
     root and what is hidden stay closed."""
+    hub_root: str = ""
+    """Folder of the models and data sets that were fetched from the Hugging Face hub; "": `onbeat` in HF_HOME, which is
+    ~/.cache/huggingface unless it is set. Hosts that share it fetch once."""
+    hub_fetch: Literal["", "none", "operator", "all"] = ""
+    """The keys for which the gateway fetches a name of the hub that a spec has and its host hasn't. none: no key, only
+    `onbeat fetch` does. operator: ONBEAT_API_KEY alone. all: those of ONBEAT_KEYS_FILE, too. "": operator, or none
+    where HF_HUB_OFFLINE is set, as in the images."""
+    hub_mb: Annotated[int, Meta(ge=1, le=2**30)] = 262_144
+    """MiB that this folder may take; what doesn't fit isn't fetched."""
+    hub_token: str = ""
+    """Token of the hub, for models and data sets that are gated or private; "": HF_TOKEN, or that of `hf auth login`.
+    It stands in no spec, no log and no error."""
     dataset_mb: Annotated[int, Meta(ge=1, le=2**24)] = DATASET_MB
     """MiB that the rows of a job's data files may take in a trainer's memory, counted while they are read: their texts,
     and 1 KiB a row. A job beyond it is refused by the file's key."""
@@ -280,7 +293,18 @@ class StackSettings(Record, frozen=True, kw_only=True):
         """Roots below which a spec's model and data may lie."""
         extra = [Path(folder) for folder in self.extra_roots.split(os.pathsep) if folder]
         closed = tuple(map(Path, self.own_folders))
-        return SpecRoot(Path(self.model_root), extra=extra, closed=closed, dataset_mb=self.dataset_mb)
+        return SpecRoot(
+            Path(self.model_root), extra=extra, closed=closed, dataset_mb=self.dataset_mb, hub=self.hub_root_path
+        )
+
+    @property
+    def hub_root_path(self) -> Path:
+        """Folder of what was fetched from the hub."""
+        if self.hub_root:
+            return Path(self.hub_root).resolve()
+        caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        home = os.environ.get("HF_HOME") or f"{caches}/huggingface"
+        return Path(os.path.expandvars(os.path.expanduser(home)), "onbeat").resolve()
 
     def environment(self) -> dict[str, str]:
         """Returns the variables that make another process read these settings."""

@@ -105,6 +105,7 @@ async def _close_at_the_end(app: FastAPI) -> AsyncIterator[None]:
     looking.add_done_callback(_end_if_died)
     yield
     services.closing.set()
+    services.hub.close()
     await looking
     services.broker.close()
 

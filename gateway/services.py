@@ -20,6 +20,7 @@ from contracts.errors import Unavailable
 from contracts.run_folder import RunFolder
 from contracts.settings import OPERATOR, StackSettings
 from gateway.event_stream import KEEP_ALIVE_S
+from gateway.hub_fetches import HubFetches
 from gateway.requests import GatewayMetrics
 from gateway.run_files import DiskUse
 from onbeat.base.http.access import CALLER, Caller
@@ -55,11 +56,13 @@ class Services:
     """Name of a key → its open event streams. The event loop's thread alone touches it."""
 
     disk: DiskUse = field(init=False)
+    hub: HubFetches = field(init=False)
     asks_again_s: float = 0.0
     """When a store that was away is asked again, by the monotonic clock."""
 
     def __post_init__(self) -> None:
         self.disk = DiskUse(self.settings)
+        self.hub = HubFetches(self.settings)
         self._files_of = lru_cache(maxsize=64)(self._run_files)
         self._waiting = BoundedSemaphore(MOST_WAITING)
 

@@ -27,6 +27,7 @@ from broker.job_store import JobStore
 from contracts.encoding.json_lines import open_plain
 from contracts.encoding.wire import KEY_IN_PROBLEM, changed, decode_json, encode_json
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput, NotFound, Refusal, SpecRefused
+from contracts.hub_names import hub_cure
 from contracts.jobs import ResumeRequest
 from contracts.monitor import GeneratorSeen
 from contracts.reward_arguments import ARGUMENTS, COMPLETIONS, OF_TRL, arguments_of, columns_among
@@ -59,6 +60,7 @@ from contracts.spec.fork import fork_problem, unusable_fork
 from contracts.spec.job import JobSpec
 from contracts.spec.reading import spec_of_json
 from contracts.spec.serving import check_engines
+from gateway.hub_fetches import HubFetches
 from gateway.named_files import with_file_digests, with_fork_digest
 from onbeat.audit.folder import read_spec as read_spec_of
 from onbeat.base.http.asker import asker_headers
@@ -68,8 +70,11 @@ from onbeat.base.http.problems import Problem
 from onbeat.base.machine_kernels import matmul_of_machine
 from onbeat.data.datasets.loading import job_examples
 from onbeat.data.datasets.references import check_job
+from onbeat.data.named_files import files_of_rows
 from onbeat.data.prompts.environment_prompts import check_determinism
 from onbeat.data.prompts.environment_service import EnvironmentService
+from onbeat.hub.spec_names import hub_requests
+from onbeat.hub.spec_names import with_commits as spec_with_commits
 from onbeat.scoring.patterns import takes_re2
 from onbeat.weights.base_model.folder_check import check_files
 
@@ -168,6 +173,32 @@ def with_matmul(spec: JobSpec, settings: StackSettings) -> JobSpec:
     return changed(spec, model=changed(spec.model, matmul=matmul))
 
 
+def with_commits(spec: JobSpec, hub: HubFetches, *, who: str, begins: bool = True) -> JobSpec | None:
+    """Returns the spec with a commit in place of each revision of the hub, once all that it names is on this host.
+
+    Args:
+        spec: A spec that the judge takes.
+        hub: The fetches of this gateway.
+        who: The name of the caller's key.
+        begins: False fetches nothing.
+
+    Returns:
+        The spec; None where something isn't there that would be fetched.
+
+    Raises:
+        SpecRefused: A name can't be fetched, or not for this key.
+        Unavailable: It isn't there yet.
+    """
+    requests = hub_requests(spec)
+    if not requests:
+        return spec
+    try:
+        commits = hub.commits(requests, who=who, begins=begins)
+    except InvalidInput as error:
+        raise SpecRefused([Refusal.of(error)]) from error
+    return spec_with_commits(spec, commits) if commits is not None else None
+
+
 def ask_stack(
     spec: JobSpec,
     refusals: list[Refusal],
@@ -256,14 +287,21 @@ def check_model_files(spec: JobSpec, settings: StackSettings) -> None:
 def check_data_file(table: SourceDataset, path: str, settings: StackSettings, *, field: str) -> None:
     """Raises InvalidInput for a file of rows that isn't there. field: the key that names it."""
     place = settings.spec_root.find(path, field=field)
-    # Of a folder's files `folder/train` are some: the trainer finds out whether there are any.
-    is_there = place.parent.is_dir() if table.has_folders else place.is_file()
+    try:
+        # Of a folder's files `folder/train` are some. Which splits a folder has, the trainer finds out.
+        is_there = place.is_dir() or bool(files_of_rows(place, path)) if table.has_folders else place.is_file()
+    except OSError:
+        is_there = False  # there is no folder around it
     if is_there:
         return
-    cure = "name a file of JSON lines that the stack can read; Onbeat downloads nothing"
+    cure = "name a file of JSON lines that the stack can read"
     if table.has_folders:
-        cure = "name a file or folder that hf download or save_to_disk wrote there; Onbeat downloads nothing"
-    raise InvalidInput(f"there is no file {path} under the model root, {settings.model_root}", field=field, cure=cure)
+        cure = "name a parquet or arrow file, or a folder of them"
+    if hub_cure(path):
+        name = path.removeprefix("datasets/")
+        cure += f'; of the hub it is dataset = {{ type = "huggingface", path = "hub:{name}" }}'
+    what = "file or folder" if table.has_folders else "file"
+    raise InvalidInput(f"there is no {what} {path} under the model root, {settings.model_root}", field=field, cure=cure)
 
 
 def check_rows(spec: JobSpec, settings: StackSettings) -> None:

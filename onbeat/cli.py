@@ -115,6 +115,13 @@ def _export() -> Command:
     return export
 
 
+def _fetch() -> Command:
+    """Fetch models and data sets of the Hugging Face hub: jobs of this host then find them without a network."""
+    from onbeat.commands.fetch import fetch
+
+    return fetch
+
+
 def _init() -> Command:
     """Write a project that runs: spec, reward with its test, ten rows, a small model, a program."""
     from onbeat.projects.command import init
@@ -191,6 +198,7 @@ COMMANDS: dict[str, Callable[[], Command]] = {
     "doctor": _doctor,
     "down": _down,
     "export": _export,
+    "fetch": _fetch,
     "init": _init,
     "jobs": _jobs,
     "key": _key,

@@ -6,13 +6,16 @@ relies on another: a spec that breaks one rule is asked for all of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
 from msgspec import UNSET, structs
 
+from contracts.errors import InvalidInput
 from contracts.experience.columns import BASE_COLUMNS, MAX_COLUMN_NAME, Column
 from contracts.experience.graph import circle, stages_before
+from contracts.hub_names import HubKind, is_hub_name, read_hub_name
 from contracts.rewards import (
     LengthReward,
     OverlongReward,
@@ -25,7 +28,9 @@ from contracts.spec.algorithm import AlgorithmSpec
 from contracts.spec.datasets import (
     DifficultyPools,
     EnvironmentDataset,
+    HuggingFaceDataset,
     MixtureDataset,
+    RowsTable,
     SourceDataset,
     sources_of,
 )
@@ -44,6 +49,7 @@ from contracts.spec.stages import (
     ExternalStage,
     JudgingStage,
     LlmJudgeStage,
+    RewardModelStage,
     TeacherStage,
     read_columns,
     reward_weights,
@@ -84,6 +90,59 @@ def data_sets(spec: JobSpec) -> Iterator[tuple[str, str, SourceDataset]]:
     yield from trained_sets(spec)
     for place, held_out in enumerate(spec.evaluation.sets or ()):
         yield f"evaluation.sets[{place}].dataset", held_out.name, held_out.dataset
+
+
+def tables_of_rows(spec: JobSpec) -> Iterator[tuple[str, RowsTable]]:
+    """Yields (field, table) of each data set of rows."""
+    for field, _, table in data_sets(spec):
+        if isinstance(table, RowsTable):
+            yield field, table
+
+
+def saved_sets(spec: JobSpec) -> Iterator[tuple[str, HuggingFaceDataset]]:
+    """Yields (field, table) of each data set of the type `huggingface`."""
+    for field, table in tables_of_rows(spec):
+        if isinstance(table, HuggingFaceDataset):
+            yield field, table
+
+
+def hub_names_as_files(spec: JobSpec) -> Iterator[Values]:
+    """Yields each key of a file of rows that has a name of the hub."""
+    for field, table in tables_of_rows(spec):
+        for key in ("train_path", "evaluation_path"):
+            path = getattr(table, key)
+            if is_hub_name(path):
+                yield {"dataset": field, "key": key, "name": path}
+
+
+def unreadable_hub_names(spec: JobSpec) -> Iterator[Values]:
+    """Yields each name of the hub that isn't of the form of one."""
+    models = {"model.path": spec.model.path}
+    for stage in spec.stages:
+        if isinstance(stage, (TeacherStage, RewardModelStage)):
+            models |= {f"stages.{stage.name}.{key}": path for key, path in stage.files().items()}
+    sets = {f"{field}.path": table.path for field, table in saved_sets(spec) if table.path}
+    for field, path in models.items():
+        if is_hub_name(path) and not _is_readable(path, "model"):
+            yield {"field": field, "path": path[:200]}
+    for field, path in sets.items():
+        if not _is_readable(path, "dataset"):
+            yield {"field": field, "path": path[:200]}
+
+
+def _is_readable(path: str, kind: HubKind) -> bool:
+    try:
+        read_hub_name(path, kind=kind, field="")
+    except InvalidInput:
+        return False
+    return True
+
+
+def names_a_column(template: str) -> bool:
+    """Returns True for a template with a column in braces, in which each other brace is written twice."""
+    rest = re.sub(r"\{\{|\}\}", "", template)
+    columns = re.findall(r"\{[^{}]+\}", rest)
+    return bool(columns) and not set("{}") & set(re.sub(r"\{[^{}]+\}", "", rest))
 
 
 def environments(spec: JobSpec) -> Iterator[tuple[str, str, EnvironmentSpec]]:

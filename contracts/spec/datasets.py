@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 from contracts.encoding.wire import FilePath, FilePathOrNone, Iterations, Line, Record, Table, Text, changed
 from contracts.errors import InvalidInput
 from contracts.file_digests import FileDigests
+from contracts.hub_names import DATASETS, DEFAULT_CONFIG, SCHEME, HubPart
 from contracts.spec.environment import EnvironmentSpec, Params
 
 if TYPE_CHECKING:
@@ -137,6 +138,9 @@ class RowsTable(DrawnTable, frozen=True, kw_only=True):
     message of theirs replaces chat.system_prompt."""
     columns: RowColumns | UnsetType = UNSET
     """Names of columns; no other column is read."""
+    prompt_template: Text | UnsetType = UNSET
+    """A prompt made of several columns, in place of `columns.prompt`: "Question: {question}\\nAnswer:" puts the row's
+    column `question` in; `{{` and `}}` are braces."""
     metadata_columns: Annotated[tuple[Line, ...], Meta(max_length=64)] | UnsetType = UNSET
     """Further columns, which rewards of type "plugin" get as `metadata`: 64 KiB of JSON a row."""
     curriculum: CurriculumSpec | UnsetType = UNSET
@@ -145,7 +149,14 @@ class RowsTable(DrawnTable, frozen=True, kw_only=True):
     """Digest of each file that the paths name. The gateway reads them when the job is submitted; a trainer that finds
     other bytes refuses the file by name."""
 
+    @property
+    def held_out_key(self) -> str:
+        """The key that names held-out rows of their own."""
+        return "evaluation_path"
+
     def files(self) -> dict[str, str]:
+        """Returns the paths that it names below the stack's model root, by their keys, the one that is trained
+        first."""
         named = {"train_path": self.train_path, "evaluation_path": self.evaluation_path}
         return {name: path for name, path in named.items() if path}
 
@@ -161,6 +172,35 @@ class HuggingFaceDataset(RowsTable, tag="huggingface", frozen=True, kw_only=True
     `folder/train` are its files `train-*`. It needs the extra `huggingface`."""
 
     has_folders: ClassVar[bool] = True
+    train_path: FilePathOrNone = ""
+    """Training prompts; relative paths start at the stack's model root. Left out where `path` names them."""
+    path: FilePath | UnsetType = UNSET
+    """A data set of the hub, in place of `train_path`: "hub:openai/gsm8k", or "hub:openai/gsm8k@REVISION" for another
+    revision than main. The job's record has the commit that it stands for."""
+    config: HubPart | UnsetType = UNSET
+    """The configuration of `path`; left out: the only one, or the one called default."""
+    split: HubPart | UnsetType = UNSET
+    """The split of `path` that is trained; left out: train."""
+    evaluation_split: HubPart | UnsetType = UNSET
+    """The split of `path` that is held out; left out: the last `evaluation.num_prompts` rows of `split`."""
+
+    @property
+    def hub_splits(self) -> tuple[str, ...]:
+        """The splits that it names of a data set of the hub: the one that is trained, and the one that is held out."""
+        held_out = (self.evaluation_split,) if self.evaluation_split else ()
+        return (self.split or "train", *held_out)
+
+    @property
+    def held_out_key(self) -> str:
+        return "evaluation_split" if self.path else super().held_out_key
+
+    def files(self) -> dict[str, str]:
+        if not self.path:
+            return super().files()
+        name = self.path.removeprefix(SCHEME).removeprefix(DATASETS)
+        folder = f"{SCHEME}{DATASETS}{name}/{self.config or DEFAULT_CONFIG}"
+        keys = ("path", "evaluation_split")
+        return {key: f"{folder}/{split}" for key, split in zip(keys, self.hub_splits, strict=False)}
 
 
 class EnvironmentDataset(DrawnTable, tag="environment", frozen=True, kw_only=True):

@@ -6,16 +6,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from contracts.errors import InvalidInput
+from contracts.hub_names import is_hub_name, place_of_files
 
 DATASET_MB = 4096
 """Default of ONBEAT_DATASET_MB: four million short rows, or half a million with 8 KiB of text each."""
 
 
 class SpecRoot:
-    """The one door from a path in a spec to a path on this machine; links are followed before it is judged."""
+    """The one door from a path in a spec to a path on this machine; links are followed before it is judged.
+
+    A name of the hub is a path, too: it leads into the folder of what was fetched.
+    """
 
     def __init__(
-        self, folder: Path, *, extra: Sequence[Path] = (), closed: Sequence[Path] = (), dataset_mb: int = DATASET_MB
+        self,
+        folder: Path,
+        *,
+        extra: Sequence[Path] = (),
+        closed: Sequence[Path] = (),
+        dataset_mb: int = DATASET_MB,
+        hub: Path | None = None,
     ) -> None:
         """folder: where relative paths start. extra: other folders that absolute paths may lead into.
 
@@ -23,13 +33,23 @@ class SpecRoot:
         keys, logs and the server's password. One of the roots may lie in a closed folder: that is the operator's word.
 
         dataset_mb: MiB that the rows of a job's data files may take in memory once they are read.
+
+        hub: the folder of what was fetched from the hub; None where nothing was.
         """
         self.dataset_mb = dataset_mb
         self._roots = tuple(root.resolve() for root in (folder, *extra))
         self._closed = tuple(root.resolve() for root in closed)
+        self._hub = hub.resolve() if hub is not None else None
+
+    @property
+    def hub(self) -> Path | None:
+        """The folder of what was fetched from the hub; None where nothing was."""
+        return self._hub
 
     def find(self, path: str, *, field: str) -> Path:
         """Returns the path that a path of a spec leads to. Raises InvalidInput that names the field."""
+        if is_hub_name(path):
+            return self._find_fetched(path, field)
         try:
             resolved = (self._roots[0] / path).resolve()
         except (OSError, ValueError, RuntimeError) as error:
@@ -59,6 +79,29 @@ class SpecRoot:
             pass  # the caller knows what should be there
         except OSError as error:  # a part that is too long, a folder that may not be searched
             raise _no_path(error, field) from error
+        return resolved
+
+    def _find_fetched(self, path: str, field: str) -> Path:
+        """Returns the folder of a name at a commit. Raises InvalidInput where it isn't there."""
+        place = place_of_files(path)
+        if place is None or self._hub is None:
+            raise InvalidInput(
+                f"`{path}` isn't at a commit, so it names no files yet",
+                field=field,
+                cure="submit the job to a gateway, which puts the commit there",
+            )
+        try:
+            resolved = (self._hub / place).resolve()
+            is_there = resolved.exists()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise _no_path(error, field) from error
+        is_hidden = any(part.startswith(".") for part in Path(place).parts)
+        if is_hidden or not resolved.is_relative_to(self._hub):
+            raise InvalidInput("leads out of the folder of what was fetched", field=field, cure="name a split of it")
+        if not is_there:
+            raise InvalidInput(
+                f"`{path}` isn't fetched on this host, into {self._hub}", field=field, cure=f"onbeat fetch {path}"
+            )
         return resolved
 
 

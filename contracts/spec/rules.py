@@ -202,7 +202,81 @@ RULES: tuple[Rule, ...] = (
         says='has no effect with dtype = "float32"',
         cure=LEAVE_OUT,
     ),
+    Rule(
+        field="{field}",
+        when=conditions.unreadable_hub_names,
+        says="`{path}` is no name of the hub",
+        cure="write it as hub:OWNER/NAME, or hub:OWNER/NAME@REVISION",
+    ),
     # dataset
+    Rule(
+        field="{dataset}.train_path",
+        when=lambda spec: (
+            {"dataset": field}
+            for field, table in conditions.saved_sets(spec)
+            if not table.path and not table.train_path
+        ),
+        says="is required",
+        cure='name a file or folder, or a data set of the hub by path = "hub:OWNER/NAME"',
+    ),
+    Rule(
+        field="{dataset}.{key}",
+        when=lambda spec: (
+            {"dataset": field, "key": key}
+            for field, table in conditions.saved_sets(spec)
+            for key in ("train_path", "evaluation_path")
+            if table.path and getattr(table, key)
+        ),
+        says="and path both name rows",
+        cure="leave it out: split and evaluation_split name those of path",
+    ),
+    Rule(
+        field="{dataset}.{key}",
+        when=lambda spec: (
+            {"dataset": field, "key": key}
+            for field, table in conditions.saved_sets(spec)
+            for key in ("config", "split", "evaluation_split")
+            if not table.path and getattr(table, key)
+        ),
+        says="has no effect without path, which names a data set of the hub",
+        cure='leave it out, or write path = "hub:OWNER/NAME" in place of train_path',
+    ),
+    Rule(
+        field="{dataset}.evaluation_split",
+        when=lambda spec: (
+            {"dataset": field}
+            for field, table in conditions.saved_sets(spec)
+            if table.path and len(set(table.hub_splits)) < len(table.hub_splits)
+        ),
+        says="is the split that is trained, too",
+        cure="name another one, or leave it out to hold out the last evaluation.num_prompts rows",
+    ),
+    Rule(
+        field="{dataset}.{key}",
+        when=conditions.hub_names_as_files,
+        says="is a name of the hub, and a file or folder is named here",
+        cure='write type = "huggingface", path = "{name}", split = "train" in its place',
+    ),
+    Rule(
+        field="{dataset}.prompt_template",
+        when=lambda spec: (
+            {"dataset": field}
+            for field, table in conditions.tables_of_rows(spec)
+            if table.prompt_template and table.columns and table.columns.prompt != "prompt"
+        ),
+        says="and columns.prompt both say what the prompt is",
+        cure="leave one of them out",
+    ),
+    Rule(
+        field="{dataset}.prompt_template",
+        when=lambda spec: (
+            {"dataset": field}
+            for field, table in conditions.tables_of_rows(spec)
+            if table.prompt_template is not UNSET and not conditions.names_a_column(table.prompt_template)
+        ),
+        says="names no column, or has a brace that is open",
+        cure='write the column in braces, as "Question: {{question}}"; a brace itself is written twice',
+    ),
     Rule(
         field="dataset.sources[{place}].name",
         when=lambda spec: (

@@ -27,6 +27,7 @@ from gateway import openapi, submission
 from gateway.named_files import check_named_files
 from gateway.services import HasCaller, HasServices, KnownJob, OwnJob, Services
 from onbeat.base.http.bodies import json_answer
+from onbeat.hub.spec_names import hub_requests
 
 MAX_LISTED = 1000
 EXAMPLE_JOB = {
@@ -78,10 +79,13 @@ async def submit(request: Request, services: HasServices, caller: HasCaller) -> 
 
 
 @router.post("/check", **CHECK)
-async def check(request: Request, services: HasServices) -> Response:
-    """Check a JobSpec as a submission does, and create nothing: what that would refuse is refused here too."""
+async def check(request: Request, services: HasServices, caller: HasCaller) -> Response:
+    """Check a JobSpec as a submission does, and create nothing: what that would refuse is refused here too.
+
+    Of a name of the hub that a submission would fetch first, nothing is fetched, and nothing more is checked.
+    """
     spec = await submission.read_spec(request, max_bytes=services.max_body_bytes)
-    await run_in_threadpool(_checked, services, spec)
+    await run_in_threadpool(_checked, services, spec, who=caller.name, begins=False)
     return json_answer(SpecCheck(valid=True))
 
 
@@ -131,7 +135,7 @@ async def resume(request: Request, job_id: OwnJob, services: HasServices, caller
 def _create(services: Services, spec: JobSpec, key: str, owner: str) -> tuple[JobStatus, bool]:
     """Returns the job's status, and True if it is new. Raises Problem, InvalidInput, Conflict or Unavailable."""
     settings = services.settings
-    accepted = submission.with_matmul(_checked(services, spec), settings)
+    accepted = submission.with_matmul(_checked(services, spec, who=owner), settings)
     job_id, is_new = services.jobs.create(
         accepted,
         owner=owner,
@@ -149,12 +153,27 @@ def _create(services: Services, spec: JobSpec, key: str, owner: str) -> tuple[Jo
     return job_status(services.broker, job_id), is_new
 
 
-def _checked(services: Services, spec: JobSpec) -> JobSpec:
-    """Returns the spec as a job has it: with texts and digests of the files that it names.
+def _checked(services: Services, spec: JobSpec, *, who: str, begins: bool = True) -> JobSpec:
+    """Returns the spec as a job has it: with the commits of names of the hub, and texts and digests of its files.
 
-    Raises SpecRefused, with the refusals of the judge and of the stack, or Unavailable.
+    Args:
+        services: The gateway's.
+        spec: As the client sent it.
+        who: The name of the client's key.
+        begins: False fetches nothing from the hub.
+
+    Raises:
+        SpecRefused: The judge or the stack refuses it, with all refusals.
+        Unavailable: A service doesn't answer, or what it names is being fetched.
     """
     refusals = judge(spec)
+    if refusals and hub_requests(spec):
+        # Nothing is fetched for it, and without its files the stack can't say more.
+        raise SpecRefused(refusals)
+    whole = submission.with_commits(spec, services.hub, who=who, begins=begins)
+    if whole is None:
+        return spec
+    spec = whole
     accepted = submission.ask_stack(
         spec,
         refusals,
@@ -170,7 +189,10 @@ def _checked(services: Services, spec: JobSpec) -> JobSpec:
 def _resume(services: Services, job_id: str, change: ResumeRequest, who: str) -> JobStatus:
     """Queues a job again and returns its status. Raises NotFound, Conflict, InvalidInput or Unavailable."""
     if services.jobs.state(job_id).is_final:
-        check_named_files(services.jobs.spec(job_id), services.settings)
+        spec = services.jobs.spec(job_id)
+        # Its names are at commits, so that what was removed meanwhile comes back as it was.
+        submission.with_commits(spec, services.hub, who=who)
+        check_named_files(spec, services.settings)
     changes = services.jobs.resume(job_id, change, by=who)
     log.info("job %s is queued again by %s: %s", job_id, who, "; ".join(changes) or "its spec stays")
     return job_status(services.broker, job_id)

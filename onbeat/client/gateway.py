@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args
 
@@ -21,6 +21,7 @@ from contracts.errors import (
     Conflict,
     ContractViolation,
     DeadlineExceeded,
+    HubFetching,
     InvalidInput,
     NotFound,
     OnbeatError,
@@ -105,12 +106,25 @@ class GatewayClient:
         except ValueError as error:
             raise ContractViolation("the answer is not JSON", field=f"{method} {path}") from error
 
-    def submit(self, spec: JobSpec, *, idempotency_key: str) -> JobStatus:
-        """Submits a job. It may be repeated with the same key: the gateway answers the same job."""
+    def submit(self, spec: JobSpec, *, idempotency_key: str, fetching: Callable[[str], None] = log.info) -> JobStatus:
+        """Submits a job. It may be repeated with the same key: the gateway answers the same job.
+
+        Args:
+            spec: The job.
+            idempotency_key: The key.
+            fetching: Takes how far the gateway is that fetches a name of the hub first, again and again. The gateway
+                ends a fetch in which nothing comes.
+        """
         headers = {"Idempotency-Key": idempotency_key, "Content-Type": "application/json"}
-        # The gateway reads the model's weights when it meets them first.
-        answer = self.ask("POST", "/v1/jobs", content=encode_json(spec), headers=headers, timeout=ANSWER_S)
-        return convert(answer, JobStatus)
+        while True:
+            try:
+                # The gateway reads the model's weights when it meets them first.
+                answer = self.ask("POST", "/v1/jobs", content=encode_json(spec), headers=headers, timeout=ANSWER_S)
+            except HubFetching as error:
+                fetching(error.problem)
+                time.sleep(error.retry_after_s)
+            else:
+                return convert(answer, JobStatus)
 
     def jobs(self, *, limit: int | None = None, states: Sequence[JobState] = (), name: str = "") -> list[JobStatus]:
         """Returns the newest jobs, newest first.
@@ -379,6 +393,8 @@ def problem_of(answer: httpx.Response) -> OnbeatError:
     kinds: dict[int, type[OnbeatError]] = {404: NotFound, 409: Conflict}
     if refusals := _refusals_in(problem):
         return SpecRefused(refusals)
+    if answer.status_code == HubFetching.status and field == HubFetching.FIELD:
+        return HubFetching(detail, field=field, cure=cure)
     kind = kinds.get(answer.status_code, InvalidInput if answer.is_client_error else Unavailable)
     return kind(detail, field=field, cure=cure)
 

@@ -33,8 +33,10 @@ TEMPLATE_FOLDER = "additional_chat_templates"
 WEIGHTS_SUFFIX = ".safetensors"
 WEIGHTS_INDEX_SUFFIX = ".safetensors.index.json"
 TABLE_SUFFIXES = (".parquet", ".arrow")
+LISTED_SUFFIXES = (*TABLE_SUFFIXES, ".jsonl", ".csv")
+"""Ends of the names of the files that a folder with SAVED_STATE lists."""
 SAVED_STATE = "state.json"
-"""Names the files of a folder that `Dataset.save_to_disk` wrote."""
+"""Names the files of a folder that `Dataset.save_to_disk` wrote, or that were fetched from the hub."""
 BLOCK_BYTES = 16 * 2**20
 """Read at a time: large enough that several threads hash it."""
 KEPT_BYTES = 2**20
@@ -61,11 +63,17 @@ def model_files(folder: Path, *, weights: bool) -> list[str]:
     names = [path.name for path in folder.iterdir()]
     if templates.is_dir():
         names += [f"{TEMPLATE_FOLDER}/{path.name}" for path in templates.iterdir()]
-    return sorted(name for name in names if _is_read(name, weights=weights) and (folder / name).is_file())
+    return sorted(name for name in names if is_read_of_model(name, weights=weights) and (folder / name).is_file())
 
 
-def _is_read(name: str, *, weights: bool) -> bool:
-    if name.startswith("."):
+def is_read_of_model(name: str, *, weights: bool) -> bool:
+    """Returns True for the name of a file that a reader of a model's folder looks for.
+
+    Args:
+        name: Its name in the folder; of a chat template with the folder of those before it.
+        weights: True where weights are read, too.
+    """
+    if name.startswith(".") or ("/" in name and PurePosixPath(name).parent != PurePosixPath(TEMPLATE_FOLDER)):
         return False
     if _is_of_weights(name):
         return weights
@@ -91,10 +99,10 @@ def rows_digests(location: Path, path: str, *, field: str) -> dict[str, Digest]:
     location: the file or folder to which the path leads. Raises InvalidInput with the field.
     """
     with _legible(path, field):
-        return _digests(_files_of_rows(location, path), field)
+        return _digests(files_of_rows(location, path), field)
 
 
-def _files_of_rows(location: Path, path: str) -> dict[str, Path]:
+def files_of_rows(location: Path, path: str) -> dict[str, Path]:
     """Returns path as the spec would write it → file.
 
     A folder has its tables; `folder/train` may stand for `train-*`.
@@ -102,7 +110,8 @@ def _files_of_rows(location: Path, path: str) -> dict[str, Path]:
     if location.is_file():
         return {path: location}
     if location.is_dir():
-        inside = [file for file in location.iterdir() if file.suffix in TABLE_SUFFIXES or file.name == SAVED_STATE]
+        suffixes = LISTED_SUFFIXES if (location / SAVED_STATE).is_file() else TABLE_SUFFIXES
+        inside = [file for file in location.iterdir() if file.suffix in suffixes or file.name == SAVED_STATE]
         return {f"{path}/{file.name}": file for file in sorted(inside)}
     parent = PurePosixPath(path).parent
     name = location.name
@@ -153,7 +162,7 @@ def check_rows(location: Path, path: str, digests: Digests, *, field: str) -> No
     if digests is UNSET:
         return
     with _legible(path, field):
-        there = _files_of_rows(location, path)
+        there = files_of_rows(location, path)
         # Another path of the table names other files.
         own = [path] if path in digests else [name for name in digests if _stands_for(path, name)]
         for name in sorted({*there, *own}):

@@ -19,6 +19,7 @@ from contracts.settings import PREFIX, StackSettings, is_service_link, settings_
 from contracts.spec.job import JobSpec
 from contracts.spec.stages import ExternalStage, LlmJudgeStage
 from onbeat.base.process.launcher import NUMERIC_THREADS, THREADS_BY_LOAD
+from onbeat.hub.fetching import TOKENS, is_offline
 from onbeat.stack.profile import StackProfile
 
 REDIS_ROLES = {
@@ -32,7 +33,7 @@ REDIS_ROLES = {
 """Service → its user in Redis (broker/connection/roles.py)."""
 SECRETS: Mapping[str, frozenset[str]] = {
     "reward_service": frozenset({"metrics_key", "reward_key", "mcp_servers"}),
-    "gateway": frozenset({"metrics_key", "redis_url", "celery_url", "api_key", "reward_key"}),
+    "gateway": frozenset({"metrics_key", "redis_url", "celery_url", "api_key", "reward_key", "hub_token"}),
     "consumer": frozenset({"metrics_key", "redis_url", "reward_key", "cache_key"}),
     "generator": frozenset({"metrics_key", "redis_url", "reward_key", "cache_key"}),
     "stage": frozenset({"metrics_key", "redis_url", "judge_key"}),
@@ -151,12 +152,19 @@ def stage_workers_for(spec: JobSpec, chosen: int | None, settings: StackSettings
 
 
 def stack_settings(environment: Mapping[str, str]) -> StackSettings:
-    """Reads the ONBEAT_ variables of a stack. Raises InvalidInput for one that the stack decides itself."""
+    """Reads the ONBEAT_ variables of a stack, and those of huggingface_hub for whom fetches from the hub.
+
+    Raises InvalidInput for one that the stack decides itself.
+    """
     for name, reason in DECIDED.items():
         variable = _variable(name)
         if environment.get(variable) and not is_service_link(variable, environment[variable]):
             raise InvalidInput(f"cannot be set for a stack: {reason}", field=variable, cure="unset it")
-    return settings_from(environment)
+    settings = settings_from(environment)
+    # The libraries of all processes of a stack are offline: whether and how the gateway fetches stands in its settings.
+    fetches = settings.hub_fetch or ("none" if is_offline(environment) else "operator")
+    token = settings.hub_token or next((environment[name] for name in TOKENS if environment.get(name)), "")
+    return replace(settings, hub_fetch=fetches, hub_token=token)
 
 
 def threads_from(environment: Mapping[str, str], flag: int | None) -> int | None:
@@ -178,7 +186,9 @@ def child_environment(inherited: Mapping[str, str], settings: StackSettings, *, 
     Each child computes with as many threads as it is told, whatever else runs (I7).
     """
     environment = {
-        name: value for name, value in inherited.items() if not name.startswith(PREFIX) and name != THREADS_BY_LOAD
+        name: value
+        for name, value in inherited.items()
+        if not name.startswith(PREFIX) and name not in (THREADS_BY_LOAD, *TOKENS)
     }
     environment |= dict.fromkeys(NUMERIC_THREADS, str(settings.threads))
     environment |= {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

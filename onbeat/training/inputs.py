@@ -20,6 +20,7 @@ import msgspec
 from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
+from contracts.hub_names import hub_cure, is_hub_name
 from contracts.spec.datasets import JsonlDataset
 from contracts.spec.root import DATASET_MB, SpecRoot
 from onbeat.base.process.folders import make_private, written_whole
@@ -29,7 +30,7 @@ from onbeat.data.prompts.table_files import read_table
 from onbeat.training.function_source import name_of, source_of
 
 FILES = ("train_path", "evaluation_path")
-NAMING = ("columns", "metadata_columns", "curriculum")
+NAMING = ("columns", "prompt_template", "metadata_columns", "curriculum")
 Rows = Iterable[Mapping[str, Any]]
 TOOLS_NAME = "ToolsOfProgram"
 TOOLS = """
@@ -122,8 +123,10 @@ def tools_table(tools: Sequence[Callable[..., Any] | str], put: Put) -> dict[str
 
 
 def dataset_table(dataset: Any, put: Put) -> Any:
-    """Makes a spec's `dataset` of rows, or of a file of rows; in a table, of those that `train_path` and
-    `evaluation_path` have in place of a path."""
+    """Makes a spec's `dataset` of rows, of a file of rows or of a name of the hub; in a table, of the rows that
+    `train_path` and `evaluation_path` have in place of a path."""
+    if isinstance(dataset, str) and is_hub_name(dataset):
+        return {"type": "huggingface", "path": dataset}
     if isinstance(dataset, Mapping):
         named = {key: value for key, value in dataset.items() if key in NAMING}
         files = {key: _file(_rows_of(value), key, put, named) for key, value in dataset.items() if key in FILES}
@@ -175,7 +178,8 @@ def _bytes_of(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InvalidInput(f"{path}: {error.strerror}", field="dataset", cure="name a file of JSON lines") from error
+        cure = hub_cure(str(path)) or "name a file of JSON lines or a parquet file"
+        raise InvalidInput(f"{path}: {error.strerror}", field="dataset", cure=cure) from error
 
 
 def _table_lines(path: Path, field: str) -> list[bytes]:

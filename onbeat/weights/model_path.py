@@ -11,6 +11,7 @@ import msgspec
 from contracts.encoding.names import FileName
 from contracts.encoding.wire import decode_json
 from contracts.errors import InvalidInput
+from contracts.hub_names import hub_cure
 from contracts.spec.job import ModelSpec
 from contracts.spec.root import SpecRoot
 from onbeat.data.named_files import check_model, reading_model
@@ -60,7 +61,9 @@ def opened_model(model: ModelSpec, model_root: SpecRoot, *, weights: bool = Fals
 
 def find_model(model: ModelSpec, model_root: SpecRoot) -> Path:
     """Finds the folder and compares no file of it: for a reader that does so by itself, or has read it already."""
-    cure = "name a Hugging Face causal LM folder below the model root; nothing downloads one"
+    cure = hub_cure(model.path)
+    if not cure:
+        cure = 'name a Hugging Face causal LM folder below the model root, or a model of the hub as "hub:OWNER/NAME"'
     return folder_of_model(model_root, model.path, field=FIELD, cure=cure)
 
 

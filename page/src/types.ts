@@ -447,9 +447,14 @@ export interface HuggingFaceDataset {
   evaluation_path: string;
   chat: (ChatSpec | null);
   columns?: RowColumns;
+  prompt_template?: string;
   metadata_columns?: string[];
   curriculum?: CurriculumSpec;
   file_digests?: Record<string, string>;
+  path?: string;
+  config?: string;
+  split?: string;
+  evaluation_split?: string;
 }
 
 export interface IterationCommitted {
@@ -606,6 +611,7 @@ export interface JsonlDataset {
   evaluation_path: string;
   chat: (ChatSpec | null);
   columns?: RowColumns;
+  prompt_template?: string;
   metadata_columns?: string[];
   curriculum?: CurriculumSpec;
   file_digests?: Record<string, string>;

@@ -17,16 +17,18 @@ from contracts.errors import InvalidInput
 from contracts.spec.datasets import JsonlDataset, RowColumns, RowsTable
 from onbeat.data.datasets.held_out import check_held_out, disjoint
 from onbeat.data.datasets.reading.line_files import read_lines
-from onbeat.data.datasets.reading.row import READ_COLUMNS, read_row, value_at
+from onbeat.data.datasets.reading.prompt_template import columns_of_template
+from onbeat.data.datasets.reading.row import READ_COLUMNS, read_row
 from onbeat.data.datasets.reading.row_refusals import RowFault, missing_further, refused
 from onbeat.data.named_files import reading_rows
 from onbeat.data.prompts.examples import Example, ExampleSets, Request
-from onbeat.data.prompts.file_rows import PlacedRow
+from onbeat.data.prompts.file_rows import PlacedRow, value_at
 from onbeat.data.rendering.tool_calls import content_of
 
 Reader = Callable[[Path, str], Iterator[PlacedRow]]
 """(file or folder, field of the spec) → its rows in order. Raises InvalidInput, OSError."""
-TRAINED = "dataset.train_path"
+TRAIN = "train"
+"""The pool of what is trained."""
 MAX_METADATA_BYTES = 65_536
 """The most of one row: they go with each of its completions to the reward service."""
 
@@ -39,24 +41,24 @@ def load_jsonl(spec: JsonlDataset, request: Request) -> ExampleSets:
 def load_rows(spec: RowsTable, request: Request, read: Reader) -> ExampleSets:
     """Reads both files, or one file whose last `num_evaluation` rows are held out; rows keep their order."""
     num_evaluation = request.num_evaluation
-    train = _read(spec, request, read, name=spec.train_path, field=TRAINED, pool="train")
-    if spec.evaluation_path:
-        evaluation = _read(
-            spec, request, read, name=spec.evaluation_path, field="dataset.evaluation_path", pool="evaluation"
-        )
-        check_held_out(request, len(evaluation), f"{spec.evaluation_path} has {len(evaluation)}")
+    (train_key, train_path), *held_out_files = spec.files().items()
+    field = f"dataset.{train_key}"
+    train = _read(spec, request, read, name=train_path, field=field, pool=TRAIN)
+    for key, path in held_out_files:
+        evaluation = _read(spec, request, read, name=path, field=f"dataset.{key}", pool="evaluation")
+        check_held_out(request, len(evaluation), f"{path} has {len(evaluation)}")
         held_out = evaluation[:num_evaluation]
-        return disjoint(train, held_out, source=spec.train_path, field=TRAINED, trains=request.trains)
+        return disjoint(train, held_out, source=train_path, field=field, trains=request.trains)
     num_train = len(train) - num_evaluation
     if not request.trains:
-        check_held_out(request, len(train), f"{spec.train_path} has {len(train)}")
+        check_held_out(request, len(train), f"{train_path} has {len(train)}")
     elif train and num_train < 1:
         raise InvalidInput(
-            f"{num_evaluation} of the {len(train)} lines of {spec.train_path} are held out, none is left to train on",
+            f"{num_evaluation} of the {len(train)} lines of {train_path} are held out, none is left to train on",
             field="evaluation.num_prompts",
-            cure=f"use at most {len(train) - 1}, or name a dataset.evaluation_path",
+            cure=f"use at most {len(train) - 1}, or name a dataset.{spec.held_out_key}",
         )
-    return disjoint(train[:num_train], train[num_train:], source=spec.train_path, field=TRAINED, trains=request.trains)
+    return disjoint(train[:num_train], train[num_train:], source=train_path, field=field, trains=request.trains)
 
 
 def _read(spec: RowsTable, request: Request, read: Reader, *, name: str, field: str, pool: str) -> tuple[Example, ...]:
@@ -68,12 +70,7 @@ def _read(spec: RowsTable, request: Request, read: Reader, *, name: str, field: 
             for row in read(path, field):
                 origin = f"{name}:{row.place}"
                 example = example_of(
-                    row,
-                    spec,
-                    example_id=f"{pool}/{row.place}",
-                    origin=origin,
-                    field=field,
-                    needs_reference=request.reads_references,
+                    row, spec, pool=pool, origin=origin, field=field, needs_reference=request.reads_references
                 )
                 request.room.take(example.text_bytes, origin=origin, field=field)
                 examples.append(example)
@@ -87,21 +84,35 @@ def _read(spec: RowsTable, request: Request, read: Reader, *, name: str, field: 
 
 
 def example_of(
-    row: PlacedRow, spec: RowsTable, *, example_id: str, origin: str, field: str, needs_reference: bool = True
+    row: PlacedRow, spec: RowsTable, *, pool: str, origin: str, field: str, needs_reference: bool = True
 ) -> Example:
-    """Makes an example of a row. Raises InvalidInput that names the row by its origin, the column and a cure."""
+    """Makes an example of a row.
+
+    Args:
+        row: The row.
+        spec: The data set's table.
+        pool: "train", or "evaluation" of a held-out row.
+        origin: Its file and place, for messages.
+        field: The key that names the file.
+        needs_reference: False where a row without a reference is as good.
+
+    Raises:
+        InvalidInput: The row can't be read; it names the row by its origin, the column and a cure.
+    """
     try:
-        read = read_row(row, spec.columns or RowColumns(), needs_reference=needs_reference)
+        read = read_row(
+            row, spec.columns or RowColumns(), template=spec.prompt_template or "", needs_reference=needs_reference
+        )
         metadata = _metadata(row, spec)
         # Held-out rows have no order.
         difficulty = 0.0
-        if spec.curriculum and field == TRAINED:
+        if spec.curriculum and pool == TRAIN:
             difficulty = _difficulty(row, spec.curriculum.column)
     except RowFault as fault:
         raise refused(fault, origin=origin, field=field) from fault
     prompt = read.prompt
     return Example(
-        example_id=example_id,
+        example_id=f"{pool}/{row.place}",
         question=prompt if isinstance(prompt, str) else "\n".join(map(content_of, prompt)),
         messages=() if isinstance(prompt, str) else prompt,
         reference=read.reference,
@@ -140,6 +151,7 @@ def columns_of(spec: RowsTable) -> list[str]:
     columns = spec.columns or RowColumns()
     names = [*(getattr(columns, name) for name in READ_COLUMNS), *(spec.metadata_columns or ())]
     names += [spec.curriculum.column] if spec.curriculum else []
+    names += columns_of_template(spec.prompt_template or "")
     return sorted({*names, *(name.partition(".")[0] for name in names)})
 
 

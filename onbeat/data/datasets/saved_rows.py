@@ -2,6 +2,7 @@
 
     file.parquet, file.arrow                          the file
     folder with state.json (`Dataset.save_to_disk`)   the files that it names, in its order
+    hub:datasets/OWNER/NAME@COMMIT/CONFIG/SPLIT       likewise; files of JSON lines and CSV may be among them
     another folder                                    its files of one split, in the order of their names
     folder/train, where no such folder is             train-00000-of-00002.parquet and others of folder
 
@@ -23,12 +24,14 @@ from contracts.encoding.wire import decode_json
 from contracts.errors import InvalidInput
 from contracts.spec.datasets import HuggingFaceDataset
 from contracts.spec.root import SpecRoot
+from onbeat.data.datasets.reading.line_files import read_lines
 from onbeat.data.datasets.rows import columns_of, load_rows
 from onbeat.data.prompts.examples import ExampleSets, Request
 from onbeat.data.prompts.file_rows import PlacedRow
 from onbeat.data.prompts.table_files import read_table
 
 SUFFIXES = (".parquet", ".arrow")
+LINES = ".jsonl"
 SHARD = re.compile(r"(?P<split>.+)-\d+-of-\d+\.(?:parquet|arrow)")
 MAX_STATE_BYTES = 16 * 2**20
 """Longest `state.json`: the names of more than a hundred thousand files."""
@@ -54,9 +57,15 @@ def load_saved(spec: HuggingFaceDataset, request: Request) -> ExampleSets:
 def _rows(path: Path, field: str, *, root: SpecRoot, columns: list[str]) -> Iterator[PlacedRow]:
     """Yields each row with its number, which goes on from file to file."""
     numbers = itertools.count()
+    fetched = root.hub or path / "nothing"
     for shard in _shards(path, field):
-        # A shard may be a link, as in the hub's cache: where it leads is the root's to say.
-        for row in read_table(root.find(str(shard), field=field), field, columns=columns):
+        # A shard may be a link, as in the hub's cache: where it leads is the root's to say. What was fetched has none.
+        file = shard if shard.is_relative_to(fetched) else root.find(str(shard), field=field)
+        if file.suffix == LINES:
+            rows = read_lines(file, field, columns=columns)
+        else:
+            rows = read_table(file, field, columns=columns)
+        for row in rows:
             yield row._replace(place=str(next(numbers)))
 
 

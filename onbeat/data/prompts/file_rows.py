@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from msgspec import UNSET
+
 from contracts.errors import InvalidInput
 
 ROW_BYTES = 1024
@@ -25,6 +27,15 @@ class PlacedRow(NamedTuple):
     row: Mapping[str, Any]
     columns: Sequence[str]
     """Names of all columns that the row has, those that nothing reads among them."""
+
+
+def value_at(row: Mapping[str, Any], column: str) -> Any:
+    """Returns what stands in a column, UNSET where it isn't there; `a.b` leads into the table in `a`."""
+    if column in row:
+        return row[column]
+    first, _, rest = column.partition(".")
+    inner = row.get(first)
+    return value_at(inner, rest) if rest and isinstance(inner, Mapping) else UNSET
 
 
 class DatasetRoom:

@@ -1,4 +1,4 @@
-"""Rows of parquet and arrow files, decoded by a process of its own (table_process.py), whose memory has a bound.
+"""Rows of parquet, arrow and CSV files, decoded by a process of its own (table_process.py), whose memory has a bound.
 
 file ─▶ table_process.py ─ parts of a MiB ─▶ pipe ─▶ rows
           └─ refused by the kernel, or killed: the file is refused by its field

@@ -1,4 +1,4 @@
-"""`python -m onbeat.data.prompts.table_process FILE COLUMNS`: the rows of a parquet or arrow file, on stdout.
+"""`python -m onbeat.data.prompts.table_process FILE COLUMNS`: the rows of a parquet, arrow or CSV file, on stdout.
 
 COLUMNS is a JSON list of the columns that are read, `null` for all. stdout: TablePart after TablePart in MessagePack,
 each behind its length in four bytes, most significant first. The first one has the names of all columns, and the last
@@ -92,8 +92,17 @@ def parts_of(path: Path, columns: Sequence[str] | None) -> Iterator[TablePart]:
 
 def _opened(file: Any, suffix: str, columns: Sequence[str] | None) -> tuple[list[str], Iterator[Any]]:
     """(names of all columns, record batches of those that are read)."""
-    from pyarrow import ipc, parquet  # pyright: ignore[reportMissingImports]
+    from pyarrow import csv, ipc, parquet  # pyright: ignore[reportMissingImports]
 
+    if suffix == ".csv":
+        # A first reading finds the names of the columns. All are texts: 007 isn't 7, and no row changes a type.
+        parsed = csv.ParseOptions(newlines_in_values=True)
+        with csv.open_csv(file, parse_options=parsed) as table:
+            names = table.schema.names
+        file.seek(0)
+        texts = csv.ConvertOptions(column_types=dict.fromkeys(names, "string"), strings_can_be_null=False)
+        stream = csv.open_csv(file, parse_options=parsed, convert_options=texts)
+        return names, _slices(stream, _chosen(names, columns))
     if suffix == ".parquet":
         table = parquet.ParquetFile(file)
         names = table.schema_arrow.names

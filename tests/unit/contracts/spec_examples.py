@@ -13,6 +13,8 @@ Fields = dict[str, Any]
 """As `job_spec` of tests/builders.py takes them."""
 
 ROWS: Fields = {"type": "jsonl", "train_path": "rows.jsonl"}
+SAVED: Fields = {"type": "huggingface", "train_path": "rows"}
+OF_HUB: Fields = {"type": "huggingface", "path": "hub:openai/gsm8k", "config": "main"}
 GYM: Fields = {"type": "reasoning_gym", "task": "chain_sum"}
 LAG: Fields = {"schedule": "delayed", "max_policy_lag": 1}
 KL: Fields = {"algorithm__kl_coefficient": 0.1}
@@ -169,6 +171,58 @@ EXAMPLES: tuple[Example, ...] = (
         "`sums` is the name of another source",
         {"dataset": MIXTURE | {"sources": [MIXTURE["sources"][0]] * 2}},
         {"dataset": MIXTURE},
+    ),
+    Example(
+        "model.path", "`hub:gpt2` is no name of the hub", {"model__path": "hub:gpt2"}, {"model__path": "hub:a/gpt2@v1"}
+    ),
+    Example(
+        "stages.teacher.model",
+        "`hub:datasets/a/b` is no name of the hub",
+        TAUGHT | {"stages": [TEACHER | {"model": "hub:datasets/a/b"}]},
+        {"stages": [TEACHER | {"model": "hub:a/b"}]},
+    ),
+    Example(
+        "dataset.path",
+        "`openai/gsm8k` is no name of the hub",
+        {"dataset": OF_HUB | {"path": "openai/gsm8k"}},
+        {"dataset": OF_HUB},
+    ),
+    Example("dataset.train_path", "is required", {"dataset": {"type": "huggingface"}}, {"dataset": SAVED}),
+    Example(
+        "dataset.train_path",
+        "and path both name rows",
+        {"dataset": OF_HUB | {"train_path": "rows"}},
+        {"dataset": OF_HUB},
+    ),
+    Example(
+        "dataset.split",
+        "has no effect without path",
+        {"dataset": SAVED | {"split": "train"}},
+        {"dataset": OF_HUB | {"split": "train"}},
+    ),
+    Example(
+        "dataset.evaluation_split",
+        "is the split that is trained, too",
+        {"dataset": OF_HUB | {"evaluation_split": "train"}},
+        {"dataset": OF_HUB | {"evaluation_split": "test"}},
+    ),
+    Example(
+        "dataset.train_path",
+        "is a name of the hub, and a file or folder is named here",
+        {"dataset": ROWS | {"train_path": "hub:openai/gsm8k"}},
+        {"dataset": OF_HUB},
+    ),
+    Example(
+        "dataset.prompt_template",
+        "and columns.prompt both say what the prompt is",
+        {"dataset": ROWS | {"prompt_template": "{q}", "columns": {"prompt": "question"}}},
+        {"dataset": ROWS | {"prompt_template": "{q}", "columns": {"reference": "answer"}}},
+    ),
+    Example(
+        "dataset.prompt_template",
+        "names no column, or has a brace that is open",
+        {"dataset": ROWS | {"prompt_template": "{question"}},
+        {"dataset": ROWS | {"prompt_template": "{{{question}}}"}},
     ),
     Example(
         "dataset.curriculum",

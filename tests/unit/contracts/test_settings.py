@@ -38,7 +38,7 @@ def test_the_variables_of_a_service_called_onbeat_stop_no_process() -> None:
 
 
 def test_a_stack_of_ones_own_is_started_beside_them() -> None:
-    assert stack_settings(SERVICE_LINKS) == StackSettings()
+    assert stack_settings(SERVICE_LINKS) == StackSettings(hub_fetch="operator")
 
 
 def test_a_port_that_is_a_number_is_ours() -> None:

@@ -109,5 +109,6 @@ def test_a_split_of_a_folder_of_the_hub_names_no_file_and_is_the_trainers_to_rea
 def test_data_that_is_not_there_is_refused_by_its_field(kind: str, tmp_path: Path) -> None:
     stub_model(tmp_path)
     spec = job_spec(model__path=".", dataset={"type": kind, "train_path": "nowhere/train"})
-    with pytest.raises(InvalidInput, match=r"dataset\.train_path: there is no file nowhere/train under the model root"):
+    problem = r"dataset\.train_path: there is no file( or folder)? nowhere/train under the model root"
+    with pytest.raises(InvalidInput, match=problem):
         check_paths(spec, StackSettings(model_root=str(tmp_path)))

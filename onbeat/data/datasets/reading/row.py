@@ -18,8 +18,9 @@ from msgspec import UNSET
 
 from contracts.environments.messages import Message, Role, ToolCall
 from contracts.spec.datasets import RowColumns
+from onbeat.data.datasets.reading.prompt_template import filled_template
 from onbeat.data.datasets.reading.row_refusals import RowFault, missing
-from onbeat.data.prompts.file_rows import PlacedRow
+from onbeat.data.prompts.file_rows import PlacedRow, value_at
 from onbeat.data.rendering.tool_calls import content_of
 
 READ_COLUMNS = ("prompt", "messages", "reference", "completion", "task_entry")
@@ -50,13 +51,14 @@ class Row:
     task_entry: str
 
 
-def read_row(row: PlacedRow, columns: RowColumns, *, needs_reference: bool = True) -> Row:
+def read_row(row: PlacedRow, columns: RowColumns, *, template: str = "", needs_reference: bool = True) -> Row:
     """Reads the columns that an example is made of; a column that is null counts as absent.
 
     Args:
         row: A row of a file.
         columns: What the columns are called in the file.
         needs_reference: False where a row without a reference is as good, unless `columns` renames it.
+        template: Makes the prompt of several columns; "" where a column is the prompt.
 
     Raises:
         RowFault: The row lacks a column, or has something else in it than the column is for.
@@ -66,6 +68,8 @@ def read_row(row: PlacedRow, columns: RowColumns, *, needs_reference: bool = Tru
         value = value_at(row.row, getattr(columns, name))
         if value is not None and value is not UNSET:
             values[name] = value
+    if template:
+        values["prompt"] = filled_template(template, row)
     prompt, completion = _asked(values, columns, row)
     needs_reference |= columns.reference != RowColumns().reference
     if "reference" not in values and not completion and needs_reference:
@@ -78,15 +82,6 @@ def read_row(row: PlacedRow, columns: RowColumns, *, needs_reference: bool = Tru
         reference=_reference(values["reference"], columns) if "reference" in values else "",
         task_entry=_text_of(values.get("task_entry", ""), columns.task_entry),
     )
-
-
-def value_at(row: Mapping[str, Any], column: str) -> Any:
-    """Returns what stands in a column, UNSET where it isn't there; `a.b` leads into the table in `a`."""
-    if column in row:
-        return row[column]
-    first, _, rest = column.partition(".")
-    inner = row.get(first)
-    return value_at(inner, rest) if rest and isinstance(inner, Mapping) else UNSET
 
 
 def _asked(values: Mapping[str, Any], columns: RowColumns, row: PlacedRow) -> tuple[str | tuple[Message, ...], str]:
