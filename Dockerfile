@@ -24,7 +24,7 @@ ENV PATH=/opt/onbeat/bin:$PATH
 # vLLM's pins don't mix with the trainer's, so that its generators have an image of their own.
 ARG ENGINE=transformers
 # Every package by its pin and its hash. What is built from source fetches its build tools without one.
-ARG EXTRAS=lora
+ARG EXTRAS=lora,reasoning-gym
 COPY requirements /build/requirements
 RUN set -e; [ "$ENGINE" = transformers ] || exit 0; \
     files="-r /build/requirements/core.txt"; \

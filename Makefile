@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock audit sbom site page page-pictures demo up test test-fast test-compiled families setup-trl test-trl setup-verifiers test-verifiers bench-trl fuzz soak model mutants celery-defaults chaos lint types style imports bench setup-vllm demo-vllm test-vllm test-gpu
+.PHONY: setup lock audit sbom site page page-pictures demo up test test-fast test-compiled families wheel test-wheel setup-trl test-trl setup-verifiers test-verifiers bench-trl fuzz soak model mutants celery-defaults chaos lint types style imports bench setup-vllm demo-vllm test-vllm test-gpu
 
 setup: $(STAMP)
 
@@ -85,6 +85,15 @@ test: $(STAMP)
 families: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.family_runs; status=$$?; \
 		$(BIN)/python -m docs.make_models > docs/models.md && exit $$status
+
+# The wheel and the source distribution, in dist/.
+wheel: $(STAMP)
+	PYTHON=$(BIN)/python sh deploy/build-wheel.sh
+
+# The wheel, installed by pip into an empty environment, and what a reader does first with it, in an empty folder: some
+# minutes, of which most are pip's. `make test` runs the demo from the unpacked wheel.
+test-wheel: $(STAMP)
+	OMP_NUM_THREADS=1 TEST_WHEEL=1 $(BIN)/python -m pytest tests/e2e/test_wheel.py
 
 # TRL, in an environment of its own that sees the packages of the first: it is no dependency.
 setup-trl: $(STAMP)

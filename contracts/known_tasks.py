@@ -18,6 +18,9 @@ from contracts.spec.datasets import DatasetTable, ReasoningGymDataset
 VERSION = "0.1.25"
 """The version of reasoning-gym whose scorers were read."""
 
+INSTALL = "pip install 'onbeat[reasoning-gym]'"
+"""The command that installs this version: the package is optional."""
+
 SOURCE_DIGEST = "ecd3adb611015abb3483b0f9e9530af8"
 """BLAKE2b-128 over the paths and bytes of its Python files (`known_package.py` of the scorer)."""
 

@@ -9,7 +9,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 mkdir -p requirements
-EXTRAS="adamw8bit dev flower huggingface lora mcp mlflow objects renderers tensorboard wandb"
+EXTRAS="adamw8bit dev flower huggingface lora mcp mlflow objects reasoning-gym renderers tensorboard wandb"
 
 compile() {
   uv pip compile -q pyproject.toml -c constraints.txt --universal --python-version 3.11 --generate-hashes \

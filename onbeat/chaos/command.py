@@ -69,9 +69,9 @@ def chaos(
     ] = None,
 ) -> None:
     """Kill and pause processes at random; every run must end with the weights of the undisturbed one."""
-    root = options.model_root_or_default(model_root)
+    root = options.model_root_for(spec or CHAOS_SPEC, model_root)
     flags = flag_settings(schedule=schedule, max_policy_lag=max_policy_lag, correction=correction)
-    job_spec = load_spec(spec or root / CHAOS_SPEC, [*flags, *(settings or [])])
+    job_spec = load_spec(spec or CHAOS_SPEC, [*flags, *(settings or [])])
     if seed is None:
         seed = secrets.randbelow(2**31)
     stack_options = _options_of_stack(

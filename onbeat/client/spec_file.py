@@ -16,6 +16,7 @@ from contracts.errors import InvalidInput, SpecRefused
 from contracts.spec.job import JobSpec
 from contracts.spec.reading import spec_of_values
 from contracts.spec.rules import check_spec
+from onbeat.base.shipped import SPECS, own_or_shipped, shipped_root
 
 
 def load_spec(path: Path, settings: Sequence[str] = ()) -> JobSpec:
@@ -54,11 +55,15 @@ def _set_texts(values: dict[str, Any], settings: Sequence[str], error: SpecRefus
 
 
 def read_toml(path: Path) -> dict[str, Any]:
+    """Reads a spec's file, or the shipped one of the name `configs/…` where the working folder has none of it."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(own_or_shipped(path).read_text())
     except FileNotFoundError as error:
+        specs = shipped_root() / SPECS
         raise InvalidInput(
-            "does not exist", field=str(path), cure="the repository has example specs in configs/"
+            "does not exist",
+            field=str(path),
+            cure=f"`onbeat init` writes a project with one; those that come with Onbeat are in {specs}",
         ) from error
     except OSError as error:
         raise InvalidInput(f"cannot be read: {error.strerror}", field=str(path)) from error

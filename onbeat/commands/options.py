@@ -18,6 +18,7 @@ from contracts.rewards import OnUnscorable
 from contracts.settings import settings_from
 from contracts.spec.trainer import MOST_WIDER_BITS
 from onbeat.base.http.outgoing import make_client
+from onbeat.base.shipped import SPECS, is_shipped, shipped_root
 from onbeat.client.gateway import GatewayClient
 from onbeat.stack.access import GatewayAccess, gateway_access
 from onbeat.stack.profile import StackProfile, load_profile
@@ -94,9 +95,6 @@ ModelRoot = Annotated[
     Path | None, typer.Option("--model-root", metavar="DIR", help="Where relative model paths of a spec start.")
 ]
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-
-
 WITHIN_S = 1.0
 NUM_JOBS = 100
 
@@ -135,15 +133,30 @@ def stated_scores_from(texts: Sequence[str], flag: str, *, e_g: str) -> dict[str
 
 
 def model_root_or_default(chosen: Path | None) -> Path:
-    """Takes the flag, ONBEAT_MODEL_ROOT, the working directory if it has configs/, or the repository's root."""
+    """Takes the flag, ONBEAT_MODEL_ROOT, the working folder if it has configs/, or the root of the shipped files."""
     if chosen is not None:
         return chosen
-    if from_environment := os.environ.get("ONBEAT_MODEL_ROOT"):
+    from_environment = os.environ.get("ONBEAT_MODEL_ROOT")
+    if from_environment:
         return Path(from_environment)
     here = Path.cwd()
-    if (here / "configs").is_dir() or not (REPOSITORY / "configs").is_dir():
+    if (here / SPECS).is_dir():
         return here
-    return REPOSITORY
+    return shipped_root()
+
+
+def model_root_for(spec: Path, chosen: Path | None) -> Path:
+    """Returns the model root of a stack that is started for one job.
+
+    A shipped spec trains a shipped model, also in a folder that has a configs/ of its own without that model.
+
+    Args:
+        spec: The job's file, as it was named.
+        chosen: What --model-root says; None where it isn't given.
+    """
+    if chosen is None and not os.environ.get("ONBEAT_MODEL_ROOT") and is_shipped(spec):
+        return shipped_root()
+    return model_root_or_default(chosen)
 
 
 def profile_and_count(path: Path | None, generators: int | None) -> tuple[StackProfile | None, int | None]:

@@ -13,12 +13,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from contracts.settings import StackSettings
 from onbeat.base.machine_kernels import ProductSpeed, measured
-from onbeat.commands.options import REPOSITORY
+from onbeat.base.shipped import shipped_root
 from onbeat.doctor.finding import Finding, bad, gib, ok, warn
 
 DISTRIBUTION = "onbeat"
-PINS = REPOSITORY / "constraints.txt"
-"""What was tested; only a clone has it."""
+PINS = shipped_root() / "constraints.txt"
+"""The versions that were tested."""
 BIT_BY_BIT = ("torch", "transformers", "numpy", "tokenizers", "safetensors")
 """Packages of which another version may end in other weights."""
 DRIVER_TIMEOUT_S = 5.0
@@ -27,8 +27,7 @@ DRIVER_TIMEOUT_S = 5.0
 def look(settings: StackSettings) -> Iterator[Finding]:
     yield ok("onbeat", f"{metadata.version(DISTRIBUTION)}, Python {platform.python_version()}, {platform.platform()}")
     yield of_packages(metadata.requires(DISTRIBUTION) or [], installed)
-    if PINS.is_file():
-        yield of_pins(pins(PINS), installed)
+    yield of_pins(pins(PINS), installed)
     yield of_gpu(settings.device)
     if settings.device == "cpu":
         yield of_products(measured())
@@ -57,7 +56,9 @@ def of_packages(required: list[str], version_of: Callable[[str], str | None]) ->
         if version is None or not requirement.specifier.contains(version, prereleases=True):
             wrong.append(f"{requirement.name}{requirement.specifier} is needed, {version or 'none'} is there")
     if wrong:
-        return bad("packages", "; ".join(wrong), "make setup, or pip install -e . in an environment of its own")
+        return bad(
+            "packages", "; ".join(wrong), "pip install onbeat in an environment of its own; in a clone: make setup"
+        )
     return ok("packages", "all that Onbeat needs")
 
 
@@ -68,7 +69,7 @@ def of_pins(pinned: dict[str, str], version_of: Callable[[str], str | None]) -> 
         if name in pinned and version != pinned[name]:
             others.append(f"{name} {version or 'none'} for {pinned[name]}")
     if others:
-        cure = "make setup; digests of runs with other versions may differ"
+        cure = f"digests of runs with other versions may differ: pip install -c {PINS} onbeat; in a clone: make setup"
         return warn("constraints", f"not what was tested: {', '.join(others)}", cure)
     return ok("constraints", f"{', '.join(BIT_BY_BIT)} as tested")
 

@@ -112,7 +112,7 @@ BUILT_IN: Mapping[str, BuiltInEnvironment] = {
         is_only_imported=True,
         from_operator=_mcp_servers,
     ),
-    "reasoning_gym": BuiltInEnvironment(load=_reasoning_gym, distribution="reasoning-gym"),
+    "reasoning_gym": BuiltInEnvironment(load=_reasoning_gym, distribution="reasoning-gym", extra="reasoning-gym"),
     "secret_table": BuiltInEnvironment(load=_secret_table),
     "tools": BuiltInEnvironment(load=_tools),
     "trl": BuiltInEnvironment(load=_trl, is_only_imported=True, from_operator=_trl_modules),

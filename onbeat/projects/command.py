@@ -11,13 +11,14 @@ import typer
 
 from contracts.encoding.wire import encode_json
 from contracts.errors import InvalidInput
+from onbeat.base.shipped import shipped_root
 from onbeat.commands import options
 from onbeat.projects.template import FILES
 from onbeat.terminal.output import tell
 
 MODEL = Path("configs/models/two-digit-addition")
-"""The demo's, which comes with a clone: small enough to be copied, and it knows what the rows ask. It keeps its place,
-at which the page's templates and the examples of docs look for it."""
+"""The demo's, which is shipped: small enough to be copied, and it knows what the rows ask. It keeps its place, at which
+the page's templates and the examples of docs look for it."""
 NUM_ROWS = 10
 
 
@@ -26,9 +27,7 @@ def init(
     json_output: options.Json = False,
 ) -> None:
     """Write a project that runs: spec, reward with its test, ten rows, a small model, a program."""
-    source = options.REPOSITORY / MODEL
-    if not (source / "config.json").is_file():
-        raise InvalidInput(f"there is no {MODEL}", field="DIR", cure="its model comes with a clone of the repository")
+    source = shipped_root() / MODEL
     files: dict[str, bytes] = {name: text.lstrip("\n").encode() for name, text in FILES.items()}
     files["data/sums.jsonl"] = b"".join(encode_json(row) + b"\n" for row in rows())
     files |= {f"{MODEL}/{path.name}": path.read_bytes() for path in source.iterdir() if path.is_file()}

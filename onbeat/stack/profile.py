@@ -26,6 +26,7 @@ from contracts.engines import DEFAULT, ENGINES, Engine, engine_options
 from contracts.errors import InvalidInput
 from contracts.spec.job import JobSpec
 from contracts.spec.serving import check_engines
+from onbeat.base.shipped import own_or_shipped
 
 KEY_VARIABLE = "api_key_variable"
 """Key of an engine's table that names a variable of the launcher: a server's key doesn't belong into a file."""
@@ -130,7 +131,7 @@ class StackProfile(Record, frozen=True, kw_only=True):
 def load_profile(path: Path) -> StackProfile:
     """Raises InvalidInput that names the file, or the key."""
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(own_or_shipped(path).read_text())
     except OSError as error:
         raise InvalidInput(f"{path}: {error.strerror}", field="--profile") from error
     except (ValueError, RecursionError) as error:

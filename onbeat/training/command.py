@@ -43,12 +43,12 @@ def demo(
     flags = flag_settings(
         schedule=schedule, max_policy_lag=max_policy_lag, correction=correction, iterations=iterations, seed=seed
     )
-    job_spec = load_spec(spec or _shipped(DEMO_SPEC), [*flags, *(settings or [])])
+    job_spec = load_spec(spec or DEMO_SPEC, [*flags, *(settings or [])])
     stack_profile, num_generators = options.profile_and_count(profile, generators)
     stack_options = options_of_job(
         job_spec,
         run_root=run_dir or new_run_root("demo"),
-        model_root=model_root,
+        model_root=options.model_root_for(spec or DEMO_SPEC, model_root),
         generators=num_generators,
         stage_workers=stage_workers,
         profile=stack_profile,
@@ -101,10 +101,3 @@ def summary_panel(summary: DemoSummary) -> Panel:
         if summary.health:
             style = "yellow"
     return Panel(table, title=title, title_align="left", border_style=style, padding=(1, 2))
-
-
-def _shipped(path: Path) -> Path:
-    """Finds a file in the working directory, or in the repository."""
-    if path.exists() or not (options.REPOSITORY / path).exists():
-        return path
-    return options.REPOSITORY / path

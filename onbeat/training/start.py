@@ -22,6 +22,7 @@ from contracts.settings import PREFIX
 from contracts.spec.job import JobSpec
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import parse_spec, read_toml
+from onbeat.commands.options import model_root_for
 from onbeat.stack.access import GatewayAccess, gateway_access, inputs_below, read_stack_file, run_root_from, same_origin
 from onbeat.training.inputs import (
     TOOLS_NAME,
@@ -95,7 +96,7 @@ def train(
         options = options_of_job(
             job,
             run_root=run_root,
-            model_root=Path(model_root) if model_root is not None else None,
+            model_root=_root_of(spec, model_root),
             generators=generators,
             stage_workers=stage_workers,
             threads=threads,
@@ -127,6 +128,14 @@ def attach(
     with GatewayClient(access.url, access.key) as client:
         client.job(job_id)
     return Run(job_id, run_root=Path(access.run_root), access=access, model_root=root, shown=shown_for(progress))
+
+
+def _root_of(spec: Any, model_root: str | os.PathLike[str] | None) -> Path | None:
+    """Returns the model root of a stack of its own; None takes the default one."""
+    chosen = Path(model_root) if model_root is not None else None
+    if isinstance(spec, str | os.PathLike):
+        return model_root_for(Path(spec), chosen)
+    return chosen
 
 
 def _named_gateway(url: str, key: str, run_dir: str | os.PathLike[str] | None) -> GatewayAccess | None:

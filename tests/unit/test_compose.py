@@ -169,7 +169,9 @@ def test_on_gpus_a_service_is_the_one_whose_place_it_takes_but_for_its_image_and
     changed = dict(service["environment"].items() - on_a_cpu["environment"].items())
     assert changed == ({"ONBEAT_DEVICE": "cuda"} if name == "consumer_gpu" else {"ONBEAT_ENGINE": "vllm"})
     assert {key: interpolated(value) for key, value in service["build"]["args"].items()} == (
-        {"EXTRAS": "lora", "DEVICE": "cuda"} if name == "consumer_gpu" else {"ENGINE": "vllm", "DEVICE": "cuda"}
+        {"EXTRAS": "lora,reasoning-gym", "DEVICE": "cuda"}
+        if name == "consumer_gpu"
+        else {"ENGINE": "vllm", "DEVICE": "cuda"}
     )
 
 
@@ -368,7 +370,9 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-@pytest.mark.parametrize("extra", ["core", *(name for name in PROJECT["optional-dependencies"] if name != "vllm")])
+@pytest.mark.parametrize(
+    "extra", ["core", *(name for name in PROJECT["optional-dependencies"] if name not in ("vllm", "all"))]
+)
 def test_every_package_is_locked_by_its_pin_and_hashes(extra: str) -> None:
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line)
     pins = {_normal(name): version for name, version in pins.items()}

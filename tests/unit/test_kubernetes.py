@@ -127,7 +127,7 @@ def test_the_page_leads_from_an_empty_cluster_to_a_job_over_what_is_there() -> N
     assert FOLDER / "make-secrets.sh" in named
     for path in named:
         assert path.is_file() or (path / "kustomization.yaml").is_file(), path
-    (extras,) = re.findall(r"EXTRAS=([\w,]+)", commands)
+    (extras,) = re.findall(r"EXTRAS=([\w,-]+)", commands)
     assert all((ROOT / "requirements" / f"{extra}.txt").is_file() for extra in extras.split(","))
     images = {container_of(FOUND, app)["image"].partition(":")[0] for app in APPS}
     assert images == {*re.findall(r"localhost/[\w-]+", commands)}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
 from contracts.errors import InvalidInput
-from contracts.known_tasks import ITS_SCORERS, check_version
+from contracts.known_tasks import INSTALL, ITS_SCORERS, check_version
 from contracts.spec.datasets import ReasoningGymDataset
 from onbeat.data.prompts.examples import Example, ExampleSets, Request
 
@@ -28,7 +28,7 @@ CANDIDATES_PER_EVALUATION_PROMPT = 8
 
 def load_reasoning_gym(spec: ReasoningGymDataset, request: Request) -> ExampleSets:
     """Generates both sets; every question occurs once. Raises InvalidInput that names the field of the spec."""
-    check_version(version("reasoning_gym"))
+    _check_package()
     num_evaluation = request.num_evaluation
     seed = request.seed
     num_candidates = num_evaluation * CANDIDATES_PER_EVALUATION_PROMPT
@@ -56,6 +56,15 @@ def load_reasoning_gym(spec: ReasoningGymDataset, request: Request) -> ExampleSe
             cure="ask for more, lower evaluation.num_prompts, or widen dataset.params",
         )
     return ExampleSets(train=train, evaluation=tuple(evaluation))
+
+
+def _check_package() -> None:
+    """Raises InvalidInput where the package isn't installed, or is another version than the known one."""
+    try:
+        installed = version("reasoning_gym")
+    except PackageNotFoundError as error:
+        raise InvalidInput("the package reasoning-gym is not installed", field="dataset.type", cure=INSTALL) from error
+    check_version(installed)
 
 
 def _generate(spec: ReasoningGymDataset, *, size: int, seed: int) -> Iterator[Entry]:

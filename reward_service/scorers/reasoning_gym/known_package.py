@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from contracts.errors import InvalidInput
-from contracts.known_tasks import SOURCE_DIGEST, VERSION, check_version
+from contracts.known_tasks import INSTALL, SOURCE_DIGEST, VERSION, check_version
 
 NAME = "reasoning_gym"
 
@@ -20,7 +20,7 @@ def check_package() -> None:
     try:
         check_version(version(NAME))
     except PackageNotFoundError as error:
-        raise InvalidInput("is not installed", field=NAME, cure=f"install {NAME}=={VERSION}") from error
+        raise InvalidInput("is not installed where the reward service runs", field=NAME, cure=INSTALL) from error
     if source_digest(package_folder()) != SOURCE_DIGEST:
         raise InvalidInput(
             f"its source is not that of version {VERSION}, whose scorers are known to evaluate nothing",
@@ -33,7 +33,7 @@ def package_folder() -> Path:
     """Where the package lies; finding it doesn't import it."""
     package = importlib.util.find_spec(NAME)
     if package is None or package.origin is None:
-        raise InvalidInput("is not installed", field=NAME, cure=f"install {NAME}=={VERSION}")
+        raise InvalidInput("is not installed where the reward service runs", field=NAME, cure=INSTALL)
     return Path(package.origin).parent
 
 

@@ -14,6 +14,7 @@ from contracts.events import HealthChanged, IterationCommitted, Rewound, StateCh
 from contracts.jobs import HealthProblem, JobState
 from contracts.run_folder import RunFolder
 from onbeat.audit.folder import AuditFile
+from onbeat.base.shipped import shipped_root
 from onbeat.cli import run
 from onbeat.client.gateway import GatewayClient, parse_events
 from onbeat.client.progress import JobProgress
@@ -199,7 +200,8 @@ def test_an_event_stream_that_breaks_off_is_taken_up_after_its_last_event(gatewa
         (["watch", "../jobs"], "onbeat: job: `../jobs` is not a job id (`onbeat jobs` lists them)"),
         (
             ["submit", "absent.toml"],
-            "onbeat: absent.toml: does not exist (the repository has example specs in configs/)",
+            "onbeat: absent.toml: does not exist (`onbeat init` writes a project with one; those that come with Onbeat "
+            f"are in {shipped_root() / 'configs'})",
         ),
         (["nonsense"], "onbeat: No such command 'nonsense'. (onbeat --help)"),
     ],
