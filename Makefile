@@ -162,16 +162,12 @@ chaos: $(STAMP)
 	$(BIN)/onbeat chaos --rounds 30 --spec configs/chaos-stages.toml
 	$(BIN)/onbeat chaos --rounds 30 --tasks
 
-# vLLM's pins don't mix with the trainer's, so its generators have an environment of their own: vLLM for a CPU here, the
-# official `vllm` package on a GPU (docs/operate.md). Every package is listed, because its own list would bring in
-# torchvision and triton, which it can't have on a CPU.
+# vLLM for a CPU has an environment of its own; so has that for a GPU here, although it can stand in the trainer's, too
+# (docs/operate.md).
 setup-vllm: $(VLLM_STAMP)
 
-$(VLLM_STAMP): pyproject.toml constraints-vllm.txt constraints.txt
-	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install -q $(TORCH)
-	$(VLLM)/bin/python -m pip install -q --no-deps -r constraints-vllm.txt
-	$(VLLM)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
+$(VLLM_STAMP): pyproject.toml constraints-vllm.txt constraints.txt $(STAMP)
+	$(BIN)/onbeat setup vllm --dir $(VLLM)
 	touch $(VLLM_STAMP)
 
 # The demo, sampled by vLLM on the CPU.

@@ -164,6 +164,13 @@ def _restore() -> Command:
     return restore
 
 
+def _setup() -> Command:
+    """Make an environment in which generators sample with vLLM, and prove it by a short job."""
+    from onbeat.installing.command import setup
+
+    return setup
+
+
 def _streams() -> Command:
     """Show a job's batches and streams in Redis: lengths, ages, leases, rejections, bytes, and names of their keys."""
     from onbeat.commands.streams import streams
@@ -205,6 +212,7 @@ COMMANDS: dict[str, Callable[[], Command]] = {
     "plan": _plan,
     "replay": _replay,
     "restore": _restore,
+    "setup": _setup,
     "streams": _streams,
     "tasks": _tasks,
     "verify": _verify,

@@ -98,7 +98,7 @@ def of_gpu(device: str) -> Finding:
         if device != "cuda":
             return warn("gpu", f"{says}: unused", "ONBEAT_DEVICE=cuda")
         return ok("gpu", says)
-    driver = _driver()
+    driver = driver_version()
     if device == "cuda":
         why = "no driver answers (nvidia-smi)"
         if driver:
@@ -118,7 +118,7 @@ def of_products(speed: ProductSpeed) -> Finding:
     return ok("products", says)
 
 
-def _driver() -> str:
+def driver_version() -> str:
     """Returns the version of NVIDIA's driver; "" without one."""
     program = shutil.which("nvidia-smi")
     if program is None:

@@ -2,8 +2,7 @@
 
 [[generators]]
 count = 1
-python = ".venv-vllm/bin/python"                     # vLLM's pins don't mix with the trainer's
-engine = { type = "vllm", kv_cache_mb = 256 }
+engine = { type = "vllm", kv_cache_mb = 256 }        # in this Python, or in the environment of `onbeat setup vllm`
 
 [[generators]]
 engine = { type = "transformers" }
@@ -27,14 +26,33 @@ from contracts.errors import InvalidInput
 from contracts.spec.job import JobSpec
 from contracts.spec.serving import check_engines
 from onbeat.base.shipped import own_or_shipped
+from onbeat.stack.vllm_python import python_with_vllm
 
 KEY_VARIABLE = "api_key_variable"
 """Key of an engine's table that names a variable of the launcher: a server's key doesn't belong into a file."""
+
+VLLM = "vllm"
 
 Whole = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 Real = Annotated[float, Meta(ge=-1e15, le=1e15)]
 EngineTable = Annotated[dict[str, str | Whole | Real | bool], Meta(max_length=64)]
 """An engine's `type` and options, as they are written; `engine_options` says what each engine takes."""
+
+
+def python_for(engine: str, root: Path, *, field: str) -> str:
+    """Returns the interpreter of a generator for which none is named.
+
+    Args:
+        engine: The engine's name.
+        root: The model root.
+        field: The setting that names the engine.
+
+    Raises:
+        InvalidInput: The engine is vLLM, and no interpreter has it.
+    """
+    if engine == VLLM:
+        return python_with_vllm((Path.cwd(), root), field=field)
+    return sys.executable
 
 
 class GeneratorProfile(Record, frozen=True, kw_only=True):
@@ -43,7 +61,8 @@ class GeneratorProfile(Record, frozen=True, kw_only=True):
     count: Annotated[int, Meta(ge=1, le=1024)] = 1
     """How many."""
     python: str = ""
-    """Interpreter that runs them; relative paths start at the model root, "" is the launcher's own."""
+    """Interpreter that runs them; relative paths start at the model root. "" is the launcher's own, or for vLLM, where
+    that one has none, `.venv-vllm` in the working folder or the model root (`onbeat setup vllm` makes it)."""
     engine: EngineTable = msgspec.field(default_factory=lambda: {"type": DEFAULT})
     """What they sample with, and its options."""
 
@@ -83,12 +102,14 @@ class GeneratorProfile(Record, frozen=True, kw_only=True):
     def interpreter(self, root: Path) -> str:
         """Raises InvalidInput where there is none."""
         if not self.python:
-            return sys.executable
+            return python_for(self.name, root, field="generators.engine")
         # Not resolved: a virtual environment is found by the path of its link.
         path = root.resolve() / self.python
         if not os.access(path, os.X_OK):
             raise InvalidInput(
-                f"there is no interpreter {path}", field="generators.python", cure="run `make setup-vllm`"
+                f"there is no interpreter {path}",
+                field="generators.python",
+                cure="name one that is there, or leave the key out",
             )
         return str(path)
 

@@ -35,6 +35,7 @@ from msgspec.structs import replace
 
 from broker.connection.probe import probe
 from broker.connection.roles import CELERY, GATEWAY
+from contracts.engines import VARIABLE
 from contracts.errors import InvalidInput, OnbeatError, Unavailable
 from contracts.jobs import is_of_work
 from contracts.settings import StackSettings
@@ -49,6 +50,7 @@ from onbeat.stack.access import StackFile, inputs_below, write_stack_file
 from onbeat.stack.folder_lock import FolderLock
 from onbeat.stack.options import REDIS_ROLES, StackOptions, child_environment, settings_of
 from onbeat.stack.ports import HOST, free_port, is_free
+from onbeat.stack.profile import python_for
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.stack.supervision import PATIENT, RestartPolicy, Supervised, describe_exit
 from onbeat.stack.targets import MetricsTargets
@@ -294,7 +296,9 @@ class EmbeddedStack:
         service, _, number = name.partition("-")
         python = sys.executable
         engine = self.options.engine
-        if service == "generator" and self.options.profile is not None:
+        if service == "generator" and self.options.profile is None:
+            python = python_for(engine.name, self.options.model_root, field=VARIABLE)
+        elif service == "generator" and self.options.profile is not None:
             kind = self.options.profile.each[int(number) - 1]
             python = kind.interpreter(self.options.model_root)
             engine = kind.options(os.environ)

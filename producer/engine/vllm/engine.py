@@ -93,7 +93,7 @@ def library() -> Any:
         raise InvalidInput(
             f"this Python has no vllm: {error}",
             field="ONBEAT_ENGINE",
-            cure="pip install 'onbeat[vllm]' there; on a CPU, from a clone: make setup-vllm",
+            cure="pip install 'onbeat[vllm]' there; on a CPU: onbeat setup vllm",
         ) from error
 
 

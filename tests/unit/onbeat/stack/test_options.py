@@ -17,6 +17,7 @@ from contracts.settings import ENGINE_OPTIONS, PREFIX, StackSettings, engine_fro
 from onbeat.base.process.host_memory import TUNABLES
 from onbeat.chaos.command import chaos
 from onbeat.commands.stack import up
+from onbeat.stack import vllm_python
 from onbeat.stack.options import DECIDED, MAX_THREADS, SECRETS, StackOptions, child_environment, stage_workers_for
 from onbeat.stack.profile import GeneratorProfile, StackProfile, load_profile
 from onbeat.stack.stack import EmbeddedStack
@@ -182,6 +183,7 @@ def test_an_engines_option_reaches_the_generators_and_no_other_process(
 ) -> None:
     value, with_others = ENGINE_CHOSEN[name]
     set_in_environment(monkeypatch, {**with_others, f"engine_{name}": value})
+    monkeypatch.setattr(vllm_python, "has_vllm", lambda: True)
     environment_of = environments(command())
     options = engine_from(environment_of.pop("generator-1"))
     assert (options.name, getattr(options, name)) == (with_others["engine"], value)

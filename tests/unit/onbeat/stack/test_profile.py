@@ -34,7 +34,7 @@ def test_every_shipped_profile_gives_settings_that_a_generator_takes(path: Path)
 def test_the_mixed_profile_is_a_vllm_and_a_transformers_generator() -> None:
     mixed = load_profile(next(path for path in STACKS if path.stem == "mixed"))
     assert [(one.options({}).name, one.python) for one in mixed.each] == [
-        ("vllm", ".venv-vllm/bin/python"),
+        ("vllm", ""),
         ("transformers", ""),
     ]
     mixed.check(job_spec())
@@ -94,8 +94,8 @@ def test_an_interpreter_starts_at_the_model_root_and_must_be_there(tmp_path: Pat
     assert GeneratorProfile().interpreter(tmp_path) == sys.executable
     (tmp_path / "python").symlink_to(sys.executable)
     assert GeneratorProfile(python="python").interpreter(tmp_path) == str(tmp_path / "python")
-    with refusal_of("generators.python", match="make setup-vllm"):
-        GeneratorProfile(python=".venv-vllm/bin/python").interpreter(tmp_path)
+    with refusal_of("generators.python", match="there is no interpreter"):
+        GeneratorProfile(python="absent/bin/python").interpreter(tmp_path)
 
 
 def test_the_flags_name_a_profile_or_a_number_of_generators(tmp_path: Path) -> None:
