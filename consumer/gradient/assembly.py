@@ -15,8 +15,8 @@ from transformers.modeling_utils import PreTrainedModel
 from consumer.gradient.accumulation import GradientAccumulator, make_accumulator
 from consumer.gradient.learner import ALONE, Learner, Lockstep, Place
 from consumer.gradient.losses.family import policy_loss
-from consumer.gradient.offloaded_state import offloaded_state
 from consumer.gradient.optimizer import PolicyOptimizer
+from consumer.gradient.optimizers.offloaded_state import offloaded_state
 from consumer.model.padded_trial import check_padded_rows
 from consumer.model.policy import LoadModel, Policy, load_policy, load_whole
 from consumer.model.reached import out_of_reach

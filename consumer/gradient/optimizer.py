@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from consumer.gradient.accumulation import Gradients
-from consumer.gradient.offloaded_state import OffloadedState, in_pages
 from consumer.gradient.optimizers.adamw import Adamw32bit
 from consumer.gradient.optimizers.adamw_8bit import Adamw8bit
 from consumer.gradient.optimizers.muon import MuonAndAdamw
+from consumer.gradient.optimizers.offloaded_state import OffloadedState, in_pages
 from consumer.model.rows import local_rows, whole
 from contracts.errors import ContractViolation, InvalidInput, TrainingDiverged
 from contracts.spec.job import OptimizerSpec

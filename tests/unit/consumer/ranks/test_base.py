@@ -9,7 +9,7 @@ import pytest
 from consumer.ranks.base import Ranks
 from consumer.ranks.threads import ThreadedRank
 
-MEMBERS = {"begin", "close", "most_handed_out", "publish", "rest", "save", "step", "train", "train_again"}
+MEMBERS = {"begin", "close", "most_handed_out", "probe", "publish", "rest", "save", "step", "train", "train_again"}
 """Beside them is the learner, the policy and spec of rank 0."""
 
 
