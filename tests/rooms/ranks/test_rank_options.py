@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 from torch import Tensor
 from torch.distributed import PrefixStore
@@ -25,6 +27,7 @@ from consumer.ranks.processes.group import RankGroup
 from consumer.ranks.processes.orders import Exchange, join
 from consumer.ranks.processes.rank import Rank
 from consumer.ranks.processes.rank_learner import make_rank_learner
+from contracts.probes import FLOORS
 from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
 from onbeat.weights.hashing import tensors_digest
@@ -32,6 +35,7 @@ from tests.builders import CHANGED_LOGITS, job_spec, rollout_batch, tiny_model_f
 from tests.contract.test_distillation import taught
 from tests.rooms.ranks.two_ranks import run_two_ranks
 from tests.trajectories import ENVIRONMENT, played_batch
+from tests.unit.consumer.gradient.test_probe import ROWS, plain_logprobs
 
 DEADLINE_S = 300.0
 ITERATIONS = 2
@@ -112,8 +116,19 @@ def spec_of(variant: str, **changes: Any) -> JobSpec:
     return job_spec(**(fields | VARIANTS[variant] | changes))
 
 
-def digest_after_training(ranks: Ranks) -> str:
-    """The digest of the weights after some iterations on random batches."""
+class Trained(NamedTuple):
+    """What ranks hold after some iterations on random batches."""
+
+    digest: str
+    """Of the weights that they publish."""
+    measured: list[float]
+    """Their log-probs of a probe's rows."""
+    expected: list[float]
+    """Those of a plain forward of the weights that they publish."""
+
+
+def after_training(ranks: Ranks, folder: Path) -> Trained:
+    """Trains some iterations on random batches. folder: of the models."""
     ranks.begin(None)
     spec = ranks.learner.spec
     parts = range(spec.algorithm.num_mini_batches)
@@ -142,9 +157,13 @@ def digest_after_training(ranks: Ranks) -> str:
                     syncs_reference=is_last and spec.algorithm.syncs_reference_after(iteration),
                 )
             )
-    digest = digest_of(ranks)
+    measured = np.frombuffer(ranks.probe(ROWS), dtype="<f4").tolist()
+    weights: Any = Collected()
+    ranks.publish(weights)
+    expected = plain_logprobs(folder / spec.model.path, weights, ROWS, getattr(torch, spec.model.dtype)).tolist()
+    trained = Trained(digest=digest_of(ranks), measured=measured, expected=expected)
     ranks.close()
-    return digest
+    return trained
 
 
 class Collected(dict[str, Tensor]):
@@ -218,6 +237,7 @@ def be_rank(rank: int, folder: Path) -> None:
     first = spec_of(next(iter(VARIANTS)))
     member = join(first if rank == 0 else None, device="cpu")
     digests: dict[str, list[str]] = {}
+    probes: dict[str, list[list[float]]] = {}
     reads: list[int] = []
     count_reads(reads)
     for variant in VARIANTS:
@@ -235,8 +255,12 @@ def be_rank(rank: int, folder: Path) -> None:
         group = RankGroup(exchange, learner, answer_s=DEADLINE_S, patience_s=DEADLINE_S)
         one = Ranks(make_learner(settings, spec_of(variant, trainer__world_size=1, trainer__sharding="none")))
         before = digest_of(one)
-        digests[variant] = [before, digest_after_training(group), digest_after_training(one)]
+        of_two = after_training(group, folder)
+        of_one = after_training(one, folder)
+        digests[variant] = [before, of_two.digest, of_one.digest]
+        probes[variant] = [of_two.measured, of_one.measured, of_two.expected]
     if rank == 0:
+        (folder / "probes.json").write_text(json.dumps(probes))
         (folder / "digests.json").write_text(json.dumps(digests))
 
 
@@ -255,6 +279,16 @@ def test_two_ranks_end_with_the_weights_of_one(folder: Path, variant: str) -> No
     before, of_two, of_one = json.loads((folder / "digests.json").read_text())[variant]
     assert of_two == of_one
     assert of_one != before
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_log_probs_of_a_probe_are_those_of_a_plain_forward_of_the_published_weights(
+    folder: Path, variant: str
+) -> None:
+    of_two, of_one, expected = np.array(json.loads((folder / "probes.json").read_text())[variant])
+    floor = FLOORS[spec_of(variant).model.dtype]
+    for measured in (of_two, of_one):
+        assert np.max(np.abs(measured - expected) / (1 + np.abs(expected))) <= floor
 
 
 def test_a_rank_that_shares_the_model_reads_its_own_rows_and_nothing_else(folder: Path) -> None:
