@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 from contracts.encoding.wire import Record, encode_json
 from contracts.errors import Refusal
 from contracts.events import JobEvent
+from contracts.versions import PolicyVersion
 
 
 class SpecCheck(Record, frozen=True, kw_only=True):
@@ -106,6 +107,30 @@ class AuditVerdict(Record, frozen=True, kw_only=True):
     one."""
     notes: tuple[str, ...] = ()
     """What could not be looked at from where the check ran, a sentence each."""
+
+
+class ComputedProbe(Record, frozen=True, kw_only=True):
+    """A version's log-probs, computed again from weights on disk, next to those of the audit chain."""
+
+    version: PolicyVersion
+    source: str
+    """What holds the weights: "the model's folder", or a checkpoint below the run root."""
+    is_equal: bool
+    """Bit for bit."""
+    gap: float
+    """The largest gap: |now - then| / (1 + |then|)."""
+    row: int
+    """The row of that gap, from 0."""
+
+
+class ProbeCheck(Record, frozen=True, kw_only=True):
+    """The answer of the process that computes probes again (`onbeat verify --probe`)."""
+
+    versions: tuple[ComputedProbe, ...] = ()
+    gaps: tuple[str, ...] = ()
+    """What doesn't hold, a sentence each."""
+    notes: tuple[str, ...] = ()
+    """What could not be computed, a sentence each."""
 
 
 MEDIA_TYPE = "application/problem+json"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from consumer.model.policy import Policy
 from consumer.ranks.base import Ranks
 from contracts.probes import FLOORS, LIMITS, LogProbs, Probe, ProbeBounds, ProbeRow
+from contracts.rollouts import Prompt
 from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.data.probe_rows import plain_tokens, probe_rows
@@ -19,7 +23,7 @@ class VersionProbes:
     def __init__(self, spec: JobSpec, ranks: Ranks, prompt_batches: PromptBatches) -> None:
         self._spec = spec
         self._ranks = ranks
-        self._rows = _rows(spec, ranks, prompt_batches)
+        self._rows = rows_of(spec, ranks.learner.policy, prompt_batches.training_prompts)
         self._measured: tuple[int, LogProbs] | None = None
         """The newest version that was measured, with its log-probs."""
         self._before: tuple[int, LogProbs] | None = None
@@ -60,13 +64,19 @@ class VersionProbes:
         )
 
 
-def _rows(spec: JobSpec, ranks: Ranks, prompt_batches: PromptBatches) -> tuple[ProbeRow, ...]:
+def rows_of(spec: JobSpec, policy: Policy, prompts: Sequence[Prompt]) -> tuple[ProbeRow, ...]:
+    """Returns the rows of a job's probe; () in a job without probes.
+
+    Args:
+        spec: The job.
+        policy: Its model.
+        prompts: All training prompts of the job.
+    """
     if spec.rollout.version_probe.rows == 0:
         return ()
-    policy = ranks.learner.policy
     return probe_rows(
         spec.rollout.version_probe,
-        prompt_batches.training_prompts,
+        prompts,
         seed=spec.seed,
         tokens=plain_tokens(policy.tokenizer, vocabulary_tokens=policy.vocabulary_size),
         longest_tokens=min(policy.context_tokens, spec.longest_row),

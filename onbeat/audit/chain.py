@@ -304,8 +304,10 @@ def _check_columns(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -
 
 def _check_probes(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
     """Checks the probe of the version that the step made, and in iteration 0 that of the version before it."""
-    # Trainers of one's own publish versions without probes, and so does a last iteration that only evaluates none.
-    made = {"probe": record.probe} if record.next_weights_digest or record.probe else {}
+    if not record.next_weights_digest and record.probe:
+        walk.gaps.append(f"{name}: it has the probe of a version, and made none")
+        return
+    made = {"probe": record.probe} if record.next_weights_digest else {}
     if record.iteration == 0 or record.first_probe:
         made["first_probe"] = record.first_probe
     if not any(made.values()):
@@ -320,7 +322,9 @@ def _check_probes(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) ->
     digests = {"probe": record.next_weights_digest, "first_probe": record.weights_digest}
     for key, probe in made.items():
         if not probe:
-            walk.gaps.append(f"{name}: version {versions[key]} has no probe, and the other version of the record has one")
+            walk.gaps.append(
+                f"{name}: version {versions[key]} has no probe, and the other version of the record has one"
+            )
         elif key == "first_probe" and record.iteration:
             walk.gaps.append(f"{name}: it names the probe of version 0, which iteration 0 alone begins with")
         else:
@@ -333,7 +337,7 @@ def _check_probe(walk: _Walk, probe: ProbedVersion, spec: JobSpec, weights_diges
         walk.gaps.append(f"{name} has other rows than the first one of the chain")
         return
     asked = spec.rollout.version_probe
-    logprobs = _numbers(probe.logprobs)
+    logprobs = numbers_of(probe.logprobs)
     # A row is shorter than the spec says where the model takes, or the job samples, no longer one.
     num_scored = len(logprobs) / asked.rows
     if num_scored not in range(1, min(MAX_SCORED, asked.tokens // 2) + 1) or len(probe.logprobs) != len(first.logprobs):
@@ -342,13 +346,27 @@ def _check_probe(walk: _Walk, probe: ProbedVersion, spec: JobSpec, weights_diges
     if not all(math.isfinite(number) for number in logprobs):
         walk.gaps.append(f"{name} has log-probs that are not finite")
         return
-    known = _numbers(walk.logprobs.setdefault(weights_digest, probe.logprobs))
+    known = numbers_of(walk.logprobs.setdefault(weights_digest, probe.logprobs))
     if largest_gap(logprobs, known)[0] > FLOORS[spec.model.dtype]:
         walk.gaps.append(f"{name} has other log-probs than the same weights had before")
 
 
-def _numbers(logprobs: LogProbs) -> array[float]:
-    """float32, little-endian, as Python reads them on every machine that Onbeat runs on; the rest of a cut number goes."""
+def probes_of(entries: Sequence[AuditEntry]) -> dict[int, ProbedVersion]:
+    """Returns the probe of each version of the chain; of one that was made again after a rewind the newest."""
+    probes: dict[int, ProbedVersion] = {}
+    for record in (entry.record for entry in entries):
+        if record.kind == "rewind":
+            # Versions that it takes back are of the run no more.
+            probes = {version: probe for version, probe in probes.items() if version <= record.iteration}
+        if record.first_probe:
+            probes[0] = record.first_probe
+        if record.probe:
+            probes[record.policy_version + 1] = record.probe
+    return probes
+
+
+def numbers_of(logprobs: LogProbs) -> array[float]:
+    """Returns float32 numbers, whose bytes are little-endian as on all machines that Onbeat runs on, without a rest."""
     numbers = array("f")
     numbers.frombytes(logprobs[: len(logprobs) // numbers.itemsize * numbers.itemsize])
     return numbers
@@ -366,12 +384,12 @@ def _notes_on_probes(walk: _Walk, spec: JobSpec) -> tuple[str, ...]:
         return ()
     if walk.probe is not None:
         return (
-            f"{walk.num_without_probe} iterations were committed before the first probe: nothing shows what the engines "
-            "computed with their versions",
+            f"{walk.num_without_probe} iterations were committed before the first probe: nothing shows what the "
+            "engines computed with their versions",
         )
     return (
-        "no version of this run has a probe (its trainer is one's own, or of an Onbeat before probes): nothing shows what "
-        "the engines computed with them",
+        "no version of this run has a probe (its trainer is one's own, or of an Onbeat before probes): nothing shows "
+        "what the engines computed with them",
     )
 
 

@@ -22,7 +22,11 @@ VERIFY_WITHIN_S = 3600.0
 
 
 def write_audit(folder: RunFolder, status: JobStatus, entries: list[AuditEntry]) -> None:
-    folder.audit.write_bytes(encode_json(AuditFile(status=status, entries=tuple(entries))))
+    write_audit_at(folder.audit, status, entries)
+
+
+def write_audit_at(path: Path, status: JobStatus, entries: list[AuditEntry]) -> None:
+    path.write_bytes(encode_json(AuditFile(status=status, entries=tuple(entries))))
 
 
 def read_audit(folder: RunFolder) -> tuple[JobStatus, list[AuditEntry]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from msgspec import UNSET, to_builtins
@@ -15,8 +17,10 @@ from contracts.run_folder import RunFolder
 from onbeat.client.gateway import GatewayClient, result_of
 from onbeat.commands import options
 from onbeat.commands.exports.audit_file import read_audit, stands_alone, verify_at, verify_folder
+from onbeat.commands.exports.probe_process import weights_elsewhere, with_probes
 from onbeat.commands.options import Job
 from onbeat.stack.access import run_root_from
+from onbeat.stack.options import threads_from
 from onbeat.terminal.output import FAILED, console_for, tell
 from onbeat.terminal.task_view import ProgressView, follow_task
 from onbeat.terminal.words import one_line, plural
@@ -24,6 +28,15 @@ from onbeat.terminal.words import one_line, plural
 
 def verify(
     job: Job,
+    probe: Annotated[
+        bool,
+        typer.Option("--probe", help="Compute the log-probs of each version's probe again, from the weights on disk."),
+    ] = False,
+    threads: options.Threads = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", metavar="S", min=1.0, help="Longest wait for --probe.")
+    ] = 3600.0,
+    model_root: options.ModelRoot = None,
     json_output: options.Json = False,
     gateway: options.Gateway = None,
     api_key: options.ApiKey = None,
@@ -33,17 +46,32 @@ def verify(
 
     A run whose stack is gone is verified from the audit file of its folder: give the folder with --run-dir. Where the
     run folder isn't on this machine, a worker of the gateway's stack verifies what it sees; Ctrl-C cancels its task.
+    With --probe a process loads the job's model, and says of each version on disk whether it computes what the chain
+    says.
     """
+    probes = partial(
+        with_probes,
+        model_root=options.model_root_or_default(model_root),
+        threads=threads_from(os.environ, threads),
+        timeout_s=timeout_s,
+    )
     offline = RunFolder(run_root_from(os.environ, run_dir).resolve(), job)
     task_id = ""
     if stands_alone(offline, gateway, run_dir):
-        verdict = verify_folder(offline, *read_audit(offline))
+        chain = read_audit(offline)
+        verdict = verify_folder(offline, *chain)
+        if probe:
+            verdict = probes(verdict, offline, chain)
     else:
         access = options.access_from(gateway, api_key, run_dir, job=job)
         folder = RunFolder(Path(access.run_root), job)
         with options.client_for(access) as client:
             if folder.path.is_dir():
                 verdict = verify_at(client, folder)
+                if probe:
+                    verdict = probes(verdict, folder, (client.job(job), client.audit(job)))
+            elif probe:
+                raise weights_elsewhere(job)
             else:
                 task_id, verdict = _verify_by_task(client, job)
     shown = {**to_builtins(verdict), "task_id": task_id} if task_id else verdict
