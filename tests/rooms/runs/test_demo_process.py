@@ -81,7 +81,7 @@ def run_small_demo(run_dir: Path, *flags: str) -> dict[str, Any]:
 
 def test_a_short_demo_succeeds_is_verified_and_leaves_no_process(tmp_path: Path) -> None:
     run_dir = tmp_path / "runs"
-    summary = run_small_demo(run_dir, "--iterations", "3", "--generators", "1", "--seed", "5")
+    summary = run_small_demo(run_dir, "--iterations", "3", "--generators", "1", "--seed", "5", "--threads", "1")
 
     assert (summary["status"], summary["verified"], summary["gaps"]) == ("succeeded", True, [])
     assert (summary["schedule"], summary["iterations"], summary["seed"]) == ("periodic", 3, 5)
@@ -111,7 +111,19 @@ def test_a_short_demo_succeeds_is_verified_and_leaves_no_process(tmp_path: Path)
         check=True,
     )
     assert json.loads(verify.stdout)["verified"] is True
+    assert_probes_are_computed_again(folder)
     assert_exported_model_answers_as_the_policy(folder, summary, tmp_path / "model")
+
+
+def assert_probes_are_computed_again(folder: RunFolder) -> None:
+    """On the machine that trained the run, by its number of threads, the log-probs have the same bits."""
+    command = [sys.executable, "-m", "onbeat.cli", "verify", folder.job_id, "--run-dir", str(folder.run_root)]
+    flags = ["--probe", "--threads", "1", "--model-root", str(REPOSITORY), "--json"]
+    verdict = json.loads(subprocess.run([*command, *flags], capture_output=True, text=True, check=True).stdout)
+    assert verdict["verified"] is True
+    lines = [line for line in verdict["notes"] if line.startswith("version ")]
+    assert lines[0] == "version 0, from the model's folder: the same bits"
+    assert lines[-1].startswith(f"version 3, from {folder.job_id}/checkpoints/i000002: the same bits")
 
 
 def assert_exported_model_answers_as_the_policy(folder: RunFolder, summary: dict[str, Any], target: Path) -> None:
