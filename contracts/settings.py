@@ -241,6 +241,10 @@ class StackSettings(Record, frozen=True, kw_only=True):
     crash_at: str = ""
     """Crash point (docs/promises.md) at which a trainer, a generator, a stage worker or the environment
     service kills itself; for tests."""
+    wrong_numbers: str = ""
+    """Fault (docs/promises.md) with which a generator's transformers engine computes other numbers than its weights
+    give: `attention`, `layer` or `stale`, `NAME:N` from the Nth load on, `NAME:N:once` until the engine is made anew;
+    for tests."""
 
     def colocated_threads_each(self, num_processes: int = 1) -> int:
         """Returns the compute threads of each of the processes that have a turn together."""

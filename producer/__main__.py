@@ -27,6 +27,7 @@ from onbeat.scoring.reward_client import RewardClient, reward_http
 from onbeat.work.program import Serve, calls_of, run_worker, until_signal
 from producer import wiring
 from producer.active_jobs import ActiveJobs
+from producer.engine import wrong_numbers
 from producer.engine.factory import check_machine, engine_class
 from producer.generator import Generator
 
@@ -98,6 +99,7 @@ def prepare(settings: StackSettings) -> Serve:
     """Raises InvalidInput for an engine that this machine can't have, or a setting of it."""
     engine = engine_from(os.environ)
     check_machine(engine)
+    wrong_numbers.arm(settings.wrong_numbers)
     return lambda broker, generator_id, ending: serve(
         settings, engine, broker, generator_id=generator_id, ending=ending
     )

@@ -56,7 +56,7 @@ class RolloutSpec(Record, frozen=True, kw_only=True):
     hedge: bool = True
     """Whether an idle generator of a deterministic job samples a copy of a late batch; the first one counts."""
     probe: ProbeSpec | UnsetType = UNSET
-    """The log-probs that an engine shows of each version; left out: of 16 rows of 32 tokens."""
+    """The rows that an engine shows of each version; left out: 16 rows of 32 tokens."""
 
     @property
     def version_probe(self) -> ProbeSpec:

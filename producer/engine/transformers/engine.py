@@ -45,7 +45,7 @@ from onbeat.weights.model_folder import (
 )
 from onbeat.weights.model_path import opened_model
 from onbeat.work.failures import by_name
-from producer.engine import base
+from producer.engine import base, wrong_numbers
 from producer.engine.sampling import Ends
 from producer.engine.transformers import decode_loop
 from producer.engine.transformers.decoding import LoneDecoding
@@ -186,7 +186,9 @@ class TransformersEngine(base.GenerationEngine):
 
     def _load(self, manifest: WeightManifest) -> str:
         self._kept_rows.clear()
+        wrong_numbers.before_load(self._model)
         digest = self._weights.load(manifest)
+        wrong_numbers.after_load(self._model)
         self._judge()
         return digest
 

@@ -88,6 +88,7 @@ CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "judge_timeout_s": (12.5, {}),
     "stage_models": (2, {}),
     "crash_at": ("consumer.after_step:2", {}),
+    "wrong_numbers": ("layer:2", {}),
 }
 """Setting → a value that isn't its default, and what must be set for it to have an effect."""
 ENGINE_CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
