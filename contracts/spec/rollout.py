@@ -60,7 +60,7 @@ class RolloutSpec(Record, frozen=True, kw_only=True):
 
     @property
     def version_probe(self) -> ProbeSpec:
-        """The probe of each version, as the spec says it or by default."""
+        """The probe as the spec has it, or by default."""
         return self.probe or ProbeSpec()
 
     @property
