@@ -34,6 +34,7 @@ def samples_of(model: PreTrainedModel, claim: PromptClaim, prompt: int) -> list[
 
 with Producer(sys.argv[1]) as producer:
     network, words = producer.make_model(), AutoTokenizer.from_pretrained(producer.model_folder)
+    producer.proves(network)
     for claim in producer:
         digest = producer.load(claim, network)
         made = [samples_of(network, claim, prompt) for prompt in range(len(claim.prompts))]

@@ -43,11 +43,11 @@ from onbeat.base.telemetry.correlation import about_batch
 from onbeat.scoring.reward_client import RewardClient
 from onbeat.work.calls import BrokerCalls
 from onbeat.work.heartbeat import Board
+from onbeat.work.proof_failure import proof_failure
 from onbeat.work.worker import IDLE_POLL_S, Worker
 from producer.active_jobs import ActiveJobs
 from producer.activity import Activity
 from producer.background_receipt import Receipt
-from producer.proof_failure import proof_failure
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, HeldBatches, name_of
 from producer.rollout.carrier import Carrier
 from producer.served_model import LoadedModel, ServedModel

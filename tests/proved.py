@@ -23,7 +23,7 @@ from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
 from consumer.ranks.base import Ranks
-from consumer.trainer.probes import VersionProbes
+from consumer.trainer.probes import probes_of
 from contracts.engines import TransformersOptions
 from contracts.jobs import JobState
 from contracts.probes import LogProbs, ProbeRow, ProofVerdict
@@ -66,7 +66,7 @@ class ProvedJob(SequentialExecution):
         self.side = GeneratorSide(broker, job_id, "generator-1")
         ranks = CountedRanks(self.learner)
         self.ranks = ranks
-        self.probes = VersionProbes(spec, ranks, self._prompt_batches)
+        self.probes = probes_of(spec, ranks, self._prompt_batches)
         policy = self.learner.policy
         adapters = None
         if spec.trainer.lora is not None and spec.trainer.lora.publish == "adapter":

@@ -12,7 +12,7 @@ from broker.spans import SpanStream
 from consumer.gradient.losses.plugin import torch_kept
 from consumer.ranks.assembly import make_ranks
 from consumer.ranks.launching import is_rank
-from consumer.trainer.probes import VersionProbes
+from consumer.trainer.probes import probes_of
 from contracts.encoding.wire import changed
 from contracts.errors import WeightsUnfit
 from contracts.events import IterationMetrics, TimelineSpan
@@ -62,7 +62,7 @@ class HeldJob(TrainedJob):
         policy = self.ranks.learner.policy
         if policy.passes is not None:
             self.passes = str(policy.passes)
-        self.probes = VersionProbes(spec, self.ranks, prompt_batches)
+        self.probes = probes_of(spec, self.ranks, prompt_batches)
         self.window = Window(self.schedule, prompt_batches, last_iteration=spec.last_iteration)
         self.open_files()
         self.peak_flops = settings.peak_flops

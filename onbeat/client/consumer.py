@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,13 +32,16 @@ from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.client.connection import client_settings
+from onbeat.client.probed_tokens import LogProbsOf, packed_logprobs
 from onbeat.client.training.arrivals import TrainingIteration, require_taken
 from onbeat.client.training.files import TrainerFiles
 from onbeat.client.training.tenure import Tenure
+from onbeat.data.probe_rows import plain_tokens, probe_rows
 from onbeat.data.prompts.prompt_batches import PromptBatches
 from onbeat.data.rendering.pieces import Pieces
 from onbeat.loop.expected import ExpectedIteration
 from onbeat.loop.trained_job import Succession, append_lines, job_prompts
+from onbeat.loop.version_probes import VersionProbes
 from onbeat.loop.window import Window
 from onbeat.weights.model_path import opened_model
 
@@ -74,6 +78,8 @@ class Consumer:
         self._lease_timeout_s = lease_timeout_s
         self._iteration: TrainingIteration | None = None
         self._versions: Versions | None = None
+        self._logprobs: LogProbsOf | None = None
+        self._probes: VersionProbes | None = None
         self.version = 0
         """The version that `begin` is to be given; 0 is the model in `model_folder`."""
         self.state: Path | None = None
@@ -113,6 +119,20 @@ class Consumer:
         with opened_model(self.spec.model, self._settings.spec_root, weights=True) as folder:
             return folder
 
+    def probes(self, logprobs: LogProbsOf) -> None:
+        """Gives each version a probe, which generators show before they sample with it (I11). It comes before `begin`.
+
+        Without it versions have none, and a generator's digest of what it has loaded is believed.
+
+        Args:
+            logprobs: `logprobs(token_ids, num_scored)` takes int64 [R, T], and returns [R, num_scored]: natural
+                logarithms of the last `num_scored` tokens of each row, at temperature 1 over the whole vocabulary,
+                under the weights that are published. `begin` and `commit` call it.
+        """
+        if self._versions is not None:
+            raise InvalidInput("comes before `begin`, which publishes the first version", field="probes")
+        self._logprobs = logprobs
+
     def begin(self, weights: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
         """Publishes version `version`, and opens its iteration, or goes on with it where it is open already.
 
@@ -134,7 +154,8 @@ class Consumer:
         tenure.renew()
         self._tenure.recorder.begin(self.version)
         self._versions.publisher.store.clear_scratch()
-        manifest = self._versions.publish(weights, self.version)
+        self._probes = self._made_probes()
+        manifest = self._probed(self._versions.publish(weights, self.version))
         known = self._succession.versions.get(self.version, manifest.weights_digest)
         if self.version and known != manifest.weights_digest:
             raise InvalidInput(
@@ -214,7 +235,8 @@ class Consumer:
         tenure = self._tenure
         tenure.renew()
         assert self._versions is not None, "no iteration is open before `begin`"
-        manifest = self._versions.publish(self._weights if weights is None else weights, iteration.number + 1)
+        published = self._versions.publish(self._weights if weights is None else weights, iteration.number + 1)
+        manifest = self._probed(published)
         if save is not None:
             self._files.save(manifest, save)
         tenure.renew()
@@ -227,6 +249,27 @@ class Consumer:
         tenure.remove_older(iteration.number)
         self._files.keep_newest()
         return manifest
+
+    def _made_probes(self) -> VersionProbes | None:
+        """Makes the probes of the job's versions; None where `probes` was not called, or the spec wants none."""
+        logprobs = self._logprobs
+        if logprobs is None or self.spec.rollout.version_probe.rows == 0:
+            return None
+        from onbeat.weights.model_folder import context_tokens, load_tokenizer, model_config
+
+        config = model_config(self.model_folder)
+        tokenizer = load_tokenizer(self.model_folder)
+        rows = probe_rows(
+            self.spec.rollout.version_probe,
+            self._tenure.window.prompt_batches.training_prompts,
+            seed=self.spec.seed,
+            tokens=plain_tokens(tokenizer, vocabulary_tokens=config.get_text_config().vocab_size),
+            longest_tokens=min(context_tokens(config), self.spec.longest_row),
+        )
+        return VersionProbes(self.spec, rows, partial(packed_logprobs, logprobs))
+
+    def _probed(self, manifest: WeightManifest) -> WeightManifest:
+        return manifest if self._probes is None else self._probes.with_probe(manifest)
 
     def _find_state(self) -> None:
         """Finds the newest state that follows from the audit chain, and gives Redis back what it lost up to that."""

@@ -1,20 +1,23 @@
 """A generator of one's own: it claims prompt batches of one job, samples them, and publishes them through the fence.
 
-    claim ─▶ load (the version that has to sample it) ─▶ sample ─▶ score (the job's own rubric) ─▶ publish
+    show (a new version's probe) ─▶ claim ─▶ load (the version that has to sample it) ─▶ sample ─▶ score ─▶ publish
 
     with Producer("job-1") as producer:
         model = producer.make_model()
+        producer.proves(model)                                    # shows the model's log-probs of each version's probe
         for claim in producer:                                    # until the job ends
             digest = producer.load(claim, model)
             samples = [[...] for prompt in claim.prompts]           # [k][G] Sample
             producer.publish(claim, samples, producer.score(claim, samples), weights_digest=digest)
 
 A thread renews the lease of each batch from its claim to its end. The fence refuses what another version sampled (I2),
-and what comes second (I3).
+and what comes second (I3); it hands out no batch of a version before the producer has shown that it computes with that
+version as the trainer does (I11).
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,11 +25,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
+
 from broker.connection.roles import GENERATOR
-from broker.generator_side import REFUSED_FOR_GOOD, Claim, GeneratorSide, PublishOutcome, WeightChunks
+from broker.generator_side import REFUSED_FOR_GOOD, Claim, GeneratorSide, ProofDue, PublishOutcome, WeightChunks
 from broker.presence import RELOAD_PAUSES_S, Presence
 from contracts.encoding.wire import changed
-from contracts.errors import BrokerFull, ContractViolation, FenceViolation, InvalidInput, WeightsRejected, WeightsUnfit
+from contracts.errors import (
+    BrokerFull,
+    ContractViolation,
+    FenceViolation,
+    InvalidInput,
+    ProofFailed,
+    WeightsRejected,
+    WeightsUnfit,
+)
 from contracts.monitor import GeneratorSeen
 from contracts.rewards import Scored
 from contracts.rollouts import BatchTimings, RolloutBatch
@@ -36,17 +49,21 @@ from contracts.versions import WeightManifest
 from onbeat.base.process.waiting import run_apart
 from onbeat.client.connection import connected
 from onbeat.client.joined_worker import OwnWorker
+from onbeat.client.probed_tokens import LogProbsOf, logprobs_by_forward, packed_logprobs
 from onbeat.client.samples import PromptClaim, Sample, completions_of
 from onbeat.scoring.groups import reward_items, rollout_groups
 from onbeat.scoring.reward_client import RewardClient, reward_http, tries_of
 from onbeat.weights.model_path import model_folder
-from onbeat.work.declined_work import MAX_WHY
+from onbeat.work.declined_work import MAX_WHY, in_one_line
+from onbeat.work.proof_failure import proof_failure
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
     from onbeat.weights.receiver import WeightReceiver
+
+log = logging.getLogger(__name__)
 
 FULL_PAUSE_S = 0.5
 OWN_ENGINE = "a producer of one's own"
@@ -99,6 +116,7 @@ class Producer(OwnWorker[Claim, PromptClaim]):
             not_reproducible="" if reproducible else OWN_ENGINE,
         )
         self._loaded: _Loaded | None = None
+        self._prover: _Prover | None = None
 
     @property
     def model_folder(self) -> Path:
@@ -111,14 +129,21 @@ class Producer(OwnWorker[Claim, PromptClaim]):
     def claim(self, *, timeout_s: float = 60.0) -> PromptClaim | None:
         """Returns a batch under a lease, of the oldest version that has one; None where there is none in time.
 
+        Before the first batch of a version it loads the version and shows it, as `proves` has it.
+
         Raises JobEnded once the job needs no more, WrongEngine where it is deterministic and another kind of engine
-        samples it, BrokerUnavailable where Redis stays away.
+        samples it, BrokerUnavailable where Redis stays away, InvalidInput where a version is to be shown and `proves`
+        was not called, ProofFailed where what it shows is not what the trainer has.
         """
         return self._take(self._claim, timeout_s)
 
     def _claim(self) -> PromptClaim | None:
         claim = self._side.claim(self._lease_s)
-        if claim is None:
+        if isinstance(claim, ProofDue):
+            self._show_due(claim.manifest)
+            claim = self._side.claim(self._lease_s)
+        if claim is None or isinstance(claim, ProofDue):
+            # Of another version, which is shown at the next try.
             return None
         self._hold(claim, name=f"{claim.prompt_batch.job_id} {claim.prompt_batch.batch_id}")
         return PromptClaim(claim=claim, claimed_s=time.time())
@@ -141,25 +166,104 @@ class Producer(OwnWorker[Claim, PromptClaim]):
 
         return empty_model(self.model_folder, dtype=getattr(torch, self.spec.model.dtype), device=device)
 
+    def proves(self, model: torch.nn.Module | Mapping[str, torch.Tensor], logprobs: LogProbsOf | None = None) -> None:
+        """Says how this producer shows what it computes with a version, before its first batch of that version (I11).
+
+        Args:
+            model: What `load` fills: a module of the job's architecture, or its tensors by their published names.
+            logprobs: Computes, by the forward that samples, the log-probs of given tokens: `logprobs(token_ids,
+                num_scored)` takes int64 [R, T], and returns [R, num_scored]: natural logarithms of the last
+                `num_scored` tokens of each row, at temperature 1 over the whole vocabulary. Left out: a forward of the
+                module, called as transformers' causal models are.
+
+        Raises:
+            InvalidInput: Tensors alone come without `logprobs`.
+        """
+        if logprobs is None:
+            if isinstance(model, Mapping):
+                raise InvalidInput(
+                    "tensors alone compute nothing", field="logprobs", cure="give the function that computes with them"
+                )
+            logprobs = logprobs_by_forward(model)
+        self._prover = _Prover(model, logprobs)
+
     def load(self, claim: PromptClaim, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> str:
         """Puts the claim's version into the tensors, and returns the digest of what they hold, computed over them (I2).
 
-        model: a module of the job's architecture, or its tensors by their published names. Nothing is read where they
-        hold the version already. Raises WeightsRejected for a version that stays damaged; the trainer was told.
+        Nothing is read where they hold the version already. What is read is shown again, as `proves` has it.
+
+        Args:
+            claim: The claim.
+            model: A module of the job's architecture, or its tensors by their published names.
+
+        Raises:
+            WeightsRejected: The version stays damaged; the trainer was told.
+            ProofFailed: It is not what the trainer computes with it.
+            InvalidInput: It isn't the model that `proves` was given.
         """
-        manifest = claim.manifest
+        if self._prover is not None and self._prover.model is not model:
+            raise InvalidInput(
+                "is another one than `proves` was given", field="model", cure="give both of them the same"
+            )
+        return self._load(claim.manifest, model)
+
+    def _load(self, manifest: WeightManifest, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> str:
         if self._loaded is None or self._loaded.model is not model:
             self._loaded = _Loaded(self._receiver(model), model)
         if self._loaded.digest != manifest.weights_digest:
-            self._says(loading_weights=tuple(step.directory for step in manifest.steps))
-            self._beat()
-            try:
-                self._loaded.digest = ""
-                self._loaded.digest = self._read(self._loaded.receiver, manifest)
-            finally:
-                self._says(loading_weights=())
+            self._read_and_show(self._loaded, manifest)
         self._says(policy_version=manifest.policy_version, weights_digest=self._loaded.digest)
         return self._loaded.digest
+
+    def _read_and_show(self, loaded: _Loaded, manifest: WeightManifest) -> None:
+        """Reads a version into the tensors. What isn't proved is read once more, whole.
+
+        Raises WeightsRejected and ProofFailed; the tensors count as holding nothing then.
+        """
+        loaded.digest = ""
+        self._says(loading_weights=tuple(step.directory for step in manifest.steps))
+        self._beat()
+        try:
+            digest = self._read(loaded.receiver, manifest)
+            try:
+                self._show(manifest)
+            except ProofFailed as error:
+                log.warning("%s; the version is read again", error)
+                loaded.receiver = self._receiver(loaded.model)
+                digest = self._read(loaded.receiver, manifest)
+                self._show(manifest)
+        except ProofFailed as error:
+            self._says(leaves_alone={manifest.job_id: in_one_line(error)})
+            self._beat()
+            raise
+        finally:
+            self._says(loading_weights=())
+        loaded.digest = digest
+
+    def _show_due(self, manifest: WeightManifest) -> None:
+        """Shows a version that the fence asks for: it loads it, where the tensors hold another one."""
+        if self._prover is None:
+            raise InvalidInput(
+                f"version {manifest.policy_version} has a probe, which a producer shows before its first batch",
+                field="proves",
+                cure="call producer.proves(model) before the loop, or submit the job with rollout.probe.rows = 0",
+            )
+        was_loaded = self._loaded is not None and self._loaded.digest == manifest.weights_digest
+        self._load(manifest, self._prover.model)
+        if was_loaded:
+            self._show(manifest)
+
+    def _show(self, manifest: WeightManifest) -> None:
+        """Has the fence judge what the model computes with a version that it holds. Raises ProofFailed."""
+        probe = manifest.probe
+        if self._prover is None or probe is UNSET:
+            return
+        numbers = packed_logprobs(self._prover.logprobs, probe.rows)
+        engine = self._said.engine or OWN_ENGINE
+        verdict = self._side.prove(manifest, numbers, kind=f"{engine} {self.spec.model.dtype}")
+        # Of a version that is announced no more nothing can be claimed.
+        if not verdict.is_proved and verdict.outcome != "unknown":
+            raise proof_failure(verdict, manifest)
 
     def score(self, claim: PromptClaim, samples: Sequence[Sequence[Sample]]) -> list[list[Scored]]:
         """[k][G] samples → [k][G] rewards by the job's rubric, through the reward service.
@@ -301,8 +405,16 @@ class _Loaded:
     """The tensors that hold a version, and how the next one gets there."""
 
     receiver: WeightReceiver
-    model: object
+    model: torch.nn.Module | Mapping[str, torch.Tensor]
     digest: str = ""
+
+
+@dataclass(frozen=True)
+class _Prover:
+    """How a version is shown."""
+
+    model: torch.nn.Module | Mapping[str, torch.Tensor]
+    logprobs: LogProbsOf
 
 
 def _check_job(spec: JobSpec, *, reproducible: bool) -> None:

@@ -29,18 +29,20 @@ def test_a_generator_whose_engine_stays_wrong_leaves_the_job_to_another(
     pipeline: Pipeline, undisturbed: str, fault: str
 ) -> None:
     job_id, _ = pipeline.jobs.create(short_job())
-    with running(pipeline, "producer-wrong", wrong_numbers=fault) as wrong:
-        with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
-            until(lambda: bool(reasons(pipeline, job_id)), "a generator that leaves the job alone")
-            (reason,) = reasons(pipeline, job_id)
-            version = int(fault.partition(":")[2]) - 1
-            assert f"this engine computes version {version} wrongly: its log-prob is" in reason
-            assert "at row" in reason
-            assert "onbeat doctor" in reason
-            assert ANEW in wrong.tail(num_lines=100)
-            assert reason in job_status(pipeline.broker, job_id).reason, "status, page and `watch` say what it waits for"
-            with running(pipeline, "producer-right"):
-                succeed(trainer)
+    with (
+        running(pipeline, "producer-wrong", wrong_numbers=fault) as wrong,
+        running(pipeline, f"consumer-{job_id}", job_id) as trainer,
+    ):
+        until(lambda: bool(reasons(pipeline, job_id)), "a generator that leaves the job alone")
+        (reason,) = reasons(pipeline, job_id)
+        version = int(fault.partition(":")[2]) - 1
+        assert f"this engine computes version {version} wrongly: its log-prob is" in reason
+        assert "at row" in reason
+        assert "onbeat doctor" in reason
+        assert ANEW in wrong.tail(num_lines=100)
+        assert reason in job_status(pipeline.broker, job_id).reason, "what status, page and `watch` say it waits for"
+        with running(pipeline, "producer-right"):
+            succeed(trainer)
     assert_undisturbed(pipeline, job_id, undisturbed)
     assert counters(pipeline, job_id)["proof_far"] >= 2
 
@@ -62,9 +64,11 @@ def test_an_engine_that_is_made_anew_goes_on_to_the_same_weights(
 
 def test_a_job_that_every_engine_computes_wrongly_fails_by_that_name(pipeline: Pipeline) -> None:
     job_id, _ = pipeline.jobs.create(short_job(timeouts__no_generator_s=5.0))
-    with running(pipeline, "producer-wrong", wrong_numbers="layer:2"):
-        with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
-            assert wait_for_exit(trainer, DEADLINE_S) != 0
+    with (
+        running(pipeline, "producer-wrong", wrong_numbers="layer:2"),
+        running(pipeline, f"consumer-{job_id}", job_id) as trainer,
+    ):
+        assert wait_for_exit(trainer, DEADLINE_S) != 0
     assert pipeline.jobs.state(job_id) is JobState.FAILED
     reason = pipeline.jobs.fields(job_id)["reason"].decode()
     assert "leaves it alone: this engine computes version 1 wrongly" in reason

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,16 @@ from broker.connection.roles import STAGE
 from broker.job_store import JobStore
 from broker.monitor import job_status
 from broker.trainer_side import TrainerSide
-from contracts.errors import Conflict, ContractViolation, FencedOff, FenceViolation, InvalidInput, JobEnded, NotFound
+from contracts.errors import (
+    Conflict,
+    ContractViolation,
+    FencedOff,
+    FenceViolation,
+    InvalidInput,
+    JobEnded,
+    NotFound,
+    ProofFailed,
+)
 from contracts.events import record_digest
 from contracts.jobs import JobState
 from contracts.rewards import Scored
@@ -428,6 +438,69 @@ def test_what_a_killed_producer_and_a_killed_stage_held_goes_to_others(own: Stac
                 items += rows.items
     assert len({(item.batch_id, item.item) for item in items}) == 4, "each group of both batches, and none twice"
     assert {item.attempt for item in items} == {2}
+
+
+def logprobs_of(model: torch.nn.Module) -> Callable[[np.ndarray, int], torch.Tensor]:
+    """A trainer's or a generator's own function of log-probs, as docs/extend.md writes it."""
+
+    def logprobs(token_ids: np.ndarray, num_scored: int) -> torch.Tensor:
+        ids = torch.from_numpy(token_ids)
+        logits = model(input_ids=ids).logits[:, -num_scored - 1 : -1]
+        return logits.log_softmax(dim=-1).gather(-1, ids[:, -num_scored:, None])[..., 0].detach()
+
+    return logprobs
+
+
+def test_a_producer_shows_a_version_before_its_first_batch(own: StackSettings, broker: Broker) -> None:
+    job_id = created(broker, evaluation__num_prompts=0)
+    with Consumer(job_id, settings=own) as consumer, Producer(job_id, settings=own) as producer:
+        trained = model_of(consumer)
+        consumer.probes(logprobs_of(trained))
+        consumer.begin(trained)
+        with pytest.raises(InvalidInput, match=r"proves: version 0 has a probe.*rollout\.probe\.rows = 0"):
+            producer.claim()
+        model = producer.make_model()
+        producer.proves(model)
+        claim = producer.claim()
+        assert claim is not None
+        with pytest.raises(InvalidInput, match="model: is another one than `proves` was given"):
+            producer.load(claim, producer.make_model())
+        samples, scores = alike(claim)
+        assert producer.publish(claim, samples, scores, weights_digest=producer.load(claim, model))
+        counters = broker.redis.hgetall(broker.job_keys(job_id).counters)
+        assert counters[b"proved"] == b"1", "the version is shown once, however often it is claimed"
+
+
+def test_a_producer_that_computes_wrongly_gets_no_batch_and_is_told_the_row(own: StackSettings, broker: Broker) -> None:
+    job_id = created(broker, evaluation__num_prompts=0)
+    with Consumer(job_id, settings=own) as consumer:
+        trained = model_of(consumer)
+        consumer.probes(logprobs_of(trained))
+        consumer.begin(trained)
+        with pytest.raises(InvalidInput, match="probes: comes before `begin`"):
+            consumer.probes(logprobs_of(trained))
+        with Producer(job_id, settings=own) as producer:
+            model = producer.make_model()
+            right = logprobs_of(model)
+            calls = []
+
+            def wrong(token_ids: np.ndarray, num_scored: int) -> np.ndarray:
+                calls.append(token_ids.shape)
+                numbers = right(token_ids, num_scored).numpy()
+                numbers[3, 1] -= 0.5
+                return numbers
+
+            producer.proves(model, wrong)
+            with pytest.raises(ProofFailed, match=r"version 0 wrongly: its log-prob is .* at row 3 of the probe"):
+                producer.claim()
+            assert len(calls) == 2, "the version is read once more"
+            producer.proves(model, lambda token_ids, num_scored: right(token_ids, num_scored)[:, :1])
+            with pytest.raises(ContractViolation, match=r"logprobs: needs a finite log-prob for each of 16 x"):
+                producer.claim()
+            producer.proves(model, right)
+            assert producer.claim() is not None
+            with pytest.raises(InvalidInput, match="logprobs: tensors alone compute nothing"):
+                producer.proves({})
 
 
 class OwnEnd(BaseException):

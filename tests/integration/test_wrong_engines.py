@@ -18,8 +18,8 @@ from torch import Tensor
 from broker.connection.client import Broker
 from contracts.settings import StackSettings
 from contracts.versions import WeightManifest
+from onbeat.work.proof_failure import proof_failure
 from producer.engine.transformers.lean_step import LeanStep
-from producer.proof_failure import proof_failure
 from tests import wrong_engines as wrong
 from tests.builders import job_spec, tiny_model_folder
 from tests.families import family_folder

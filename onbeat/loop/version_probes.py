@@ -1,0 +1,68 @@
+"""The probes of the versions that a trainer publishes (I11, contracts/probes.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
+from contracts.probes import FLOORS, LIMITS, LogProbs, Probe, ProbeBounds, ProbeRow
+from contracts.spec.job import JobSpec
+from contracts.versions import WeightManifest
+
+
+class VersionProbes:
+    """Makes the probe of each version from what its trainer computes. The trainer creates it, and publishes by it."""
+
+    def __init__(
+        self, spec: JobSpec, rows: tuple[ProbeRow, ...], compute: Callable[[tuple[ProbeRow, ...]], LogProbs]
+    ) -> None:
+        """Takes the rows of all versions.
+
+        Args:
+            spec: The job's spec.
+            rows: The rows; () gives no version a probe.
+            compute: Computes the rows' log-probs under the weights that the trainer holds.
+        """
+        self._spec = spec
+        self._rows = rows
+        self._compute = compute
+        self._measured: tuple[int, LogProbs] | None = None
+        """The newest version that was measured, with its log-probs."""
+        self._before: tuple[int, LogProbs] | None = None
+        """The one before: what an engine would answer that stayed at it."""
+
+    def measure(self, policy_version: int) -> None:
+        """Measures the rows under the weights that the trainer holds now, which are the version's."""
+        if self._rows:
+            self._before = self._measured
+            self._measured = (policy_version, self._compute(self._rows))
+
+    def with_probe(self, manifest: WeightManifest) -> WeightManifest:
+        """Returns the manifest with the version's probe, which is measured now where it hasn't been.
+
+        In a job without probes it is the manifest as it is.
+        """
+        version = manifest.policy_version
+        if not self._rows:
+            return manifest
+        if self._measured is None or self._measured[0] != version:
+            self.measure(version)
+        assert self._measured is not None
+        before: LogProbs | UnsetType = UNSET
+        if self._before is not None and self._before[0] == version - 1:
+            before = self._before[1]
+        probe = Probe(rows=self._rows, logprobs=self._measured[1], before=before, bounds=self._bounds())
+        return replace(manifest, probe=probe)
+
+    def _bounds(self) -> ProbeBounds:
+        dtype = self._spec.model.dtype
+        limit = self._spec.rollout.version_probe.max_gap
+        if limit is UNSET:
+            limit = LIMITS[dtype]
+        return ProbeBounds(
+            limit=limit,
+            floor=min(limit, FLOORS[dtype]),
+            is_exact=self._spec.trainer.packing == "as_sampled",
+        )
