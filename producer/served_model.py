@@ -218,10 +218,15 @@ class ServedModel:
             raise AssertionError("a version without a probe has nothing to be shown")
         loaded.shown = None
         async with loaded.within(spec.timeouts.generation_s, f"the probe of version {manifest.policy_version}"):
-            logprobs = await loaded.engine.logprobs(probe.rows)
-        verdict = await prove(manifest, logprobs, kind=f"{self.engine_kind} {spec.model.dtype}")
-        if verdict.is_proved:
-            loaded.shown = (manifest.job_id, loaded.verified)
+            of_copies = await loaded.engine.logprobs_of_copies(probe.rows)
+        verdict = ProofVerdict(outcome="unknown")
+        for copy, logprobs in enumerate(of_copies):
+            verdict = await prove(manifest, logprobs, kind=f"{self.engine_kind} {spec.model.dtype}")
+            if not verdict.is_proved:
+                if len(of_copies) > 1:
+                    log.warning("copy %d of the engine's %d has not shown its version", copy, len(of_copies))
+                return verdict
+        loaded.shown = (manifest.job_id, loaded.verified)
         return verdict
 
     async def begin_anew(self) -> None:

@@ -31,7 +31,8 @@ def probe_rows(
         tokens: The ids that random tokens are drawn from.
         longest_tokens: The longest row that the job samples, and the model takes.
     """
-    length = min(spec.tokens, longest_tokens)
+    # An engine that says the log-probs of a prompt samples a token behind it, which has to fit, too.
+    length = min(spec.tokens, max(2, longest_tokens - 1))
     num_scored = min(MAX_SCORED, length // 2)
     rows: list[ProbeRow] = []
     for number in range(spec.rows):

@@ -146,10 +146,19 @@ class GenerationEngine(ABC):
             float32 [rows · scored tokens], row by row: the log-probs of each row's scored tokens under the weights that
             it holds, at temperature 1 over the whole vocabulary.
 
+            An engine may answer numbers that are not finite, which the fence refuses.
+
         Raises:
             BatchFailed: It holds no verified weights, a row doesn't fit it, or a log-prob is not finite.
             EngineUnavailable: The engine is gone.
         """
+
+    async def logprobs_of_copies(self, rows: Sequence[ProbeRow]) -> list[LogProbs]:
+        """Computes `logprobs` with each copy of the model that samples by itself: each of them has to show a version.
+
+        An engine with one copy needs no method of its own.
+        """
+        return [await self.logprobs(rows)]
 
     async def difference(self) -> str:
         """Says in which company a batch has other bytes than alone; "" for none. Asked of engines that have to prove it

@@ -58,12 +58,29 @@ class BatchingEngine(GenerationEngine):
     async def _sample(self, batch: PromptBatch) -> list[list[Completion]]:
         """Completions [k][G] of a batch that fits the engine and its weights. Raises BatchFailed, EngineUnavailable."""
 
-    @abstractmethod
-    async def _row_logprobs(self, tokens: Sequence[int]) -> Sequence[float | None]:
-        """Returns [T] the log-probs of a row's tokens, at temperature 1; the first one's is None.
+    @property
+    def _num_copies(self) -> int:
+        """Copies of the model that answer requests, each by itself."""
+        return 1
 
-        Raises BatchFailed, EngineUnavailable.
+    @abstractmethod
+    async def _row_logprobs(self, tokens: Sequence[int], *, copy: int) -> Sequence[float | None]:
+        """Computes the log-probs of a row's tokens by one copy of the model, at temperature 1.
+
+        Args:
+            tokens: [T] the row.
+            copy: The number of the copy, below `_num_copies`.
+
+        Returns:
+            [T]; None in the place of the first token, and of one that the engine says nothing of.
+
+        Raises:
+            BatchFailed, EngineUnavailable.
         """
+
+    async def _measure(self, rows: Sequence[Sequence[int]], *, copy: int) -> list[Sequence[float | None]]:
+        """Computes `_row_logprobs` of rows. Raises BatchFailed, EngineUnavailable."""
+        return await all_or_none([partial(self._row_logprobs, row, copy=copy) for row in rows])
 
     @abstractmethod
     async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:
@@ -100,18 +117,31 @@ class BatchingEngine(GenerationEngine):
             return await self._sample(batch)
 
     async def logprobs(self, rows: Sequence[ProbeRow]) -> LogProbs:
+        return await self._logprobs_of(rows, copy=0)
+
+    async def logprobs_of_copies(self, rows: Sequence[ProbeRow]) -> list[LogProbs]:
+        return [await self._logprobs_of(rows, copy=copy) for copy in range(self._num_copies)]
+
+    async def _logprobs_of(self, rows: Sequence[ProbeRow], *, copy: int) -> LogProbs:
+        """Computes `logprobs` with one copy of the model."""
         batch = probe_batch(self._held, rows)
         check_fits(batch, context_tokens=self._context_tokens, vocabulary_tokens=self._vocabulary_tokens)
-        num_scored = batch.sampling.max_new_tokens
         tokens = [unpack_int32(row.prompt + row.scored) for row in rows]
+        longest = max(map(len, tokens))
+        if longest >= self._context_tokens:
+            # vLLM says the log-probs of a prompt along with a token that it samples behind it.
+            raise BatchFailed(
+                f"a probe needs {longest + 1} tokens of context, the engine has {self._context_tokens}",
+                cure="lower rollout.probe.tokens, or give the engine a longer context",
+            )
         async with self._within("measuring a probe"):
-            of_rows = await all_or_none([partial(self._row_logprobs, of_row) for of_row in tokens])
+            of_rows = await self._measure(tokens, copy=copy)
+        num_scored = batch.sampling.max_new_tokens
         scored = [logprob for of_row in of_rows for logprob in of_row[-num_scored:]]
+        if len(scored) != len(rows) * num_scored:
+            raise BatchFailed(f"the engine answered {len(scored)} log-probs of a probe of {len(rows) * num_scored}")
         # An absent log-prob is no number: the fence refuses it as one that isn't finite.
-        values = [math.nan if logprob is None else logprob for logprob in scored]
-        if len(values) != len(rows) * num_scored:
-            raise BatchFailed(f"the engine answered {len(values)} log-probs of a probe of {len(rows) * num_scored}")
-        return pack_float32(values)
+        return pack_float32([math.nan if logprob is None else logprob for logprob in scored])
 
     async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
         if isinstance(weights, WeightShard):

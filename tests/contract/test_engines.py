@@ -25,9 +25,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from contracts.encoding.arrays import unpack_float32, unpack_int32
+from contracts.encoding.arrays import pack_int32, unpack_float32, unpack_int32
 from contracts.encoding.wire import convert, encode
 from contracts.errors import BatchFailed, WeightsRejected
+from contracts.probes import ProbeRow
 from contracts.rollouts import Completion
 from contracts.sampling import SamplingParams
 from contracts.spec.job import ModelSpec
@@ -57,6 +58,15 @@ from tests.refusals import refusal_of
 
 PROMPTS = ([5, 6, 7], [8], [4, 9, 10, 11, 12, 3, 2], [13, 5])
 """Different lengths, so that padding is exercised."""
+PROBE_ROWS = [
+    ProbeRow(prompt=pack_int32(tokens[:-4]), scored=pack_int32(tokens[-4:]))
+    for tokens in (
+        [5, 6, 7, 8, 9, 4, 11, 12, 13, 14],
+        [8, 3, 10, 15, 12, 4, 9, 5, 7, 6],
+        [1, 0, 13, 11, 1, 0, 12, 3, 1, 2],
+    )
+]
+"""Rows of one length. The last one has the ends and the padding of the model's tokens among them."""
 SAMPLINGS = {
     "plain": SamplingParams(max_new_tokens=6),
     "cool": SamplingParams(max_new_tokens=6, temperature=0.7),
@@ -150,6 +160,75 @@ def test_log_probs_and_what_was_kept_are_those_of_a_full_forward_pass(rig: Rig, 
                 assert [ids or list(range(len(whole[0]))) for ids in kept_ids(completion.kept_sets)] == left
     evaluated = rig.generate(manifest, PROMPTS, sampling=sampling, purpose="evaluation")
     assert all(completion.kept_sets is UNSET for group in evaluated for completion in group)
+
+
+def expected_logprobs(rig: Rig, model: Callable[[list[int]], torch.Tensor]) -> list[float]:
+    """A model's own log-probs of the scored tokens of `PROBE_ROWS`, from one full forward for each."""
+    expected: list[float] = []
+    for row in PROBE_ROWS:
+        tokens = unpack_int32(row.prompt)
+        for token in unpack_int32(row.scored):
+            expected.append(model(tokens).float().log_softmax(-1)[token].item())
+            tokens = [*tokens, token]
+    return expected
+
+
+def test_log_probs_of_given_tokens_are_those_of_a_full_forward_pass_under_the_version_that_is_held(rig: Rig) -> None:
+    rig.load(0)
+    first = unpack_float32(rig.run(rig.engine.logprobs(PROBE_ROWS)))
+    assert first == pytest.approx(expected_logprobs(rig, rig.full_logits), abs=1e-4)
+    half = scaled(rig.tensors, 0.5)
+    rig.load(1, half)
+    second = unpack_float32(rig.run(rig.engine.logprobs(PROBE_ROWS)))
+    assert max(abs(np.subtract(first, second))) > 1e-2
+    if rig.folder is not None:
+        model = reference_model(rig.folder, half)
+
+        def logits(tokens: list[int]) -> torch.Tensor:
+            with torch.inference_mode():
+                return model(input_ids=torch.tensor([tokens])).logits[0, -1]
+
+        assert second == pytest.approx(expected_logprobs(rig, logits), abs=1e-4)
+    rig.load(2)
+    assert unpack_float32(rig.run(rig.engine.logprobs(PROBE_ROWS))) == pytest.approx(first, abs=1e-5)
+
+
+def test_an_engine_without_verified_weights_has_no_log_probs_of_given_tokens(rig: Rig) -> None:
+    with pytest.raises(BatchFailed, match="without verified weights has no log-probs"):
+        rig.run(rig.engine.logprobs(PROBE_ROWS))
+
+
+def test_a_batch_that_is_sampled_next_to_given_tokens_is_the_one_that_is_sampled_alone(rig: Rig) -> None:
+    manifest = rig.load()
+    alone = rig.generate(manifest, PROMPTS, group_size=8)
+    measured = rig.run(rig.engine.logprobs(PROBE_ROWS))
+
+    async def together() -> tuple[list[list[Completion]], bytes]:
+        sampling = asyncio.ensure_future(rig.engine.generate(under(manifest, PROMPTS, group_size=8)))
+        await asyncio.sleep(0)
+        logprobs = await rig.engine.logprobs(PROBE_ROWS)
+        return await sampling, logprobs
+
+    sampled, measured_beside = rig.run(together())
+    if rig.kind in REPRODUCIBLE:
+        assert encode(sampled) == encode(alone)
+        assert measured_beside == measured
+    assert [list(map(tokens_of, group)) for group in sampled] == [list(map(tokens_of, group)) for group in alone]
+    logprobs = [unpack_float32(completion.generator_logprobs) for completion in chain(*sampled)]
+    expected = [unpack_float32(completion.generator_logprobs) for completion in chain(*alone)]
+    assert list(chain(*logprobs)) == pytest.approx(list(chain(*expected)), abs=1e-5)
+    assert unpack_float32(measured_beside) == pytest.approx(unpack_float32(measured), abs=1e-5)
+
+
+@pytest.mark.parametrize("rig", MODELS, indirect=True)
+def test_given_tokens_that_do_not_fit_the_model_are_refused_and_the_next_ones_are_measured(rig: Rig) -> None:
+    rig.load()
+    (row, *_) = PROBE_ROWS
+    with pytest.raises(BatchFailed, match="needs 13[01] tokens of context, the (model|engine) has 128"):
+        rig.run(rig.engine.logprobs([replace(row, prompt=pack_int32([5] * 126))]))
+    with pytest.raises(BatchFailed, match="outside the vocabulary"):
+        rig.run(rig.engine.logprobs([replace(row, prompt=pack_int32([5, 10_000]))]))
+    assert len(rig.run(rig.engine.logprobs(PROBE_ROWS))) == 4 * len(PROBE_ROWS) * 4
 
 
 def test_a_batch_is_complete_and_ends_where_it_must(rig: Rig) -> None:

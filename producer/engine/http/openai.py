@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -35,6 +35,9 @@ from producer.engine.batching import Answer, BatchingEngine, checked_group, refu
 from producer.engine.http.server_requests import ServerRequests
 from producer.engine.vllm_kept_sets import Likely
 
+T = TypeVar("T")
+COPY_HEADER = "X-data-parallel-rank"
+"""Names the copy of the model that answers a request, from 0."""
 CURE = (
     "start vLLM with VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs, --max-logprobs -1 and "
     "--worker-extension-cls producer.engine.vllm.extension.VerifiedLoader: docs/operate.md"
@@ -75,6 +78,31 @@ class _ProbeAnswer(msgspec.Struct):
     choices: list[_ProbeChoice]
 
 
+class _ParallelConfig(msgspec.Struct):
+    data_parallel_size: int = 1
+    """Copies of the model behind all servers that share its work."""
+    data_parallel_size_local: int = 1
+    """Those behind this server."""
+    data_parallel_external_lb: bool = False
+    data_parallel_hybrid_lb: bool = False
+
+    @property
+    def num_copies(self) -> int:
+        """Copies of the model that this server hands requests to."""
+        is_one_of_many = self.data_parallel_external_lb or self.data_parallel_hybrid_lb
+        return self.data_parallel_size_local if is_one_of_many else self.data_parallel_size
+
+
+class _ServerConfig(msgspec.Struct):
+    parallel_config: _ParallelConfig
+
+
+class _ServerInfo(msgspec.Struct):
+    """The part of an answer of /server_info that is read."""
+
+    vllm_config: _ServerConfig
+
+
 class _RpcAnswer(msgspec.Struct):
     results: list[dict[str, str] | None]
 
@@ -97,6 +125,7 @@ class OpenaiEngine(BatchingEngine):
         self._weight_root = setup.weight_root
         self._requests = ServerRequests(options, sleep=sleep)
         self._model = self._requests.served_model()
+        self._num_served_copies = 1
 
     @property
     def _context_tokens(self) -> int:
@@ -106,21 +135,39 @@ class OpenaiEngine(BatchingEngine):
     def _vocabulary_tokens(self) -> int:
         return self._config.get_text_config(decoder=True).vocab_size
 
+    @property
+    def _num_copies(self) -> int:
+        return self._num_served_copies
+
     async def _sample(self, batch: PromptBatch) -> list[list[Completion]]:
+        requests = [partial(self._group, batch, prompt) for prompt in batch.prompts]
+        return await self._by_version(batch.weights_digest, f"batch {batch.batch_id}", requests)
+
+    async def _measure(self, rows: Sequence[Sequence[int]], *, copy: int) -> list[Sequence[float | None]]:
+        assert self._held is not None
+        requests = [partial(self._row_logprobs, row, copy=copy) for row in rows]
+        return await self._by_version(self._held.weights_digest, "a probe", requests)
+
+    async def _by_version(
+        self, weights_digest: str, what: str, requests: Sequence[Callable[[], Awaitable[T]]]
+    ) -> list[T]:
+        """Makes requests at once, and checks that the server still holds the version that it was given for them.
+
+        Raises BatchFailed where it doesn't.
+        """
         try:
-            groups = await all_or_none([partial(self._group, batch, prompt) for prompt in batch.prompts])
+            answers = await all_or_none(requests)
             holds = (await self._call("describe_version"))["weights_digest"]
-            if holds != batch.weights_digest:
+            if holds != weights_digest:
                 raise BatchFailed(
-                    f"batch {batch.batch_id}: the server holds the weights `{holds}`, it was given "
-                    f"{batch.weights_digest}",
+                    f"{what}: the server holds the weights `{holds}`, it was given {weights_digest}",
                     cure="was it restarted, or does another client load weights into it?",
                 )
         except Exception:
             # The server is given the version again before it samples another batch, whatever the failure was.
             self._held = None
             raise
-        return groups
+        return answers
 
     async def _group(self, batch: PromptBatch, prompt: Prompt) -> list[Completion]:
         """Requests the prompt's G completions. Raises BatchFailed."""
@@ -149,17 +196,19 @@ class OpenaiEngine(BatchingEngine):
 
         return await asyncio.to_thread(answered)
 
-    async def _row_logprobs(self, tokens: Sequence[int]) -> Sequence[float | None]:
+    async def _row_logprobs(self, tokens: Sequence[int], *, copy: int) -> Sequence[float | None]:
         body = {
             "model": self._model,
             "prompt": list(tokens),
-            # The server samples one token in any case, and says of the prompt's tokens each its own log-prob alone.
+            # The server samples one token in any case. With `prompt_logprobs` it takes nothing out of its cache of
+            # prefixes; 0 asks for the log-prob of each token of the row alone.
             "max_tokens": 1,
             "temperature": 0.0,
             "prompt_logprobs": 0,
             "ignore_eos": True,
         }
-        answer = await self._requests.post("/v1/completions", body, _ProbeAnswer)
+        headers = {COPY_HEADER: str(copy)} if self._num_copies > 1 else {}
+        answer = await self._requests.post("/v1/completions", body, _ProbeAnswer, headers=headers)
         of_tokens = answer.choices[0].prompt_logprobs if answer.choices else []
         if len(of_tokens) != len(tokens):
             raise BatchFailed(f"the server answered {len(of_tokens)} log-probs of a row of {len(tokens)} tokens")
@@ -180,6 +229,7 @@ class OpenaiEngine(BatchingEngine):
             await self._call("clear_kv_cache")
             answer = await self._call("load_version", str(self._weight_root), encode_json(manifest).decode())
             await self._requests.post("/resume", None, dict[str, Any])
+            server = await self._requests.get("/server_info?config_format=json", _ServerInfo)
         except BatchFailed as error:
             raise InvalidInput(str(error), field="ONBEAT_ENGINE_URL", cure=CURE) from error
         if "rejected" in answer:
@@ -192,6 +242,8 @@ class OpenaiEngine(BatchingEngine):
             raise InvalidInput(
                 f"the server answers {answer['max_logprobs']} log-probs a token", field="ONBEAT_ENGINE_URL", cure=CURE
             )
+        # Only the first copy of the model answers `load_version`; each shows the version's probe.
+        self._num_served_copies = server.vllm_config.parallel_config.num_copies
         # It may have been started with a smaller --max-model-len than the model's.
         self._longest_row = int(answer["context_tokens"])
         return VerifiedWeights(policy_version=int(answer["policy_version"]), weights_digest=answer["weights_digest"])

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -82,21 +82,30 @@ class ServerRequests:
                     raise self.gone(str(error)) from error
                 time.sleep(POLL_S)
 
-    async def post(self, path: str, body: dict[str, Any] | None, kind: Any) -> Any:
+    async def post(
+        self, path: str, body: dict[str, Any] | None, kind: Any, *, headers: Mapping[str, str] | None = None
+    ) -> Any:
         """Posts a request, and returns the answer, an instance of `kind`.
 
         Raises:
             BatchFailed: The server refuses the request, or its answer stays unreadable.
             EngineUnavailable: The server stays away.
         """
+        return await self._asked(partial(self._http.post, path, json=body, headers=headers), path, kind)
+
+    async def get(self, path: str, kind: Any) -> Any:
+        """Gets an instance of `kind`. Raises as `post` does."""
+        return await self._asked(partial(self._http.get, path), path, kind)
+
+    async def _asked(self, send: Callable[[], Awaitable[httpx.Response]], path: str, kind: Any) -> Any:
         pauses = (random.uniform(0.5 * pause_s, 1.5 * pause_s) for pause_s in PAUSES_S)
-        ask = partial(self._post, path, body, kind)
+        ask = partial(self._answer, send, path, kind)
         return await tried_again(self._url, ask, pauses=pauses, helps=_may_pass, sleep=self._sleep)
 
-    async def _post(self, path: str, body: dict[str, Any] | None, kind: Any) -> Any:
+    async def _answer(self, send: Callable[[], Awaitable[httpx.Response]], path: str, kind: Any) -> Any:
         """Makes one request. Raises BatchFailed, EngineUnavailable."""
         try:
-            answer = await self._http.post(path, json=body)
+            answer = await send()
         except httpx.RequestError as error:
             raise self.gone(f"{path}: {type(error).__name__} {error}".rstrip()) from error
         if answer.is_client_error and answer.status_code not in OF_THE_MOMENT:

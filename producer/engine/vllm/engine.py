@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import threading
 from collections.abc import AsyncIterator, Sequence
@@ -138,6 +139,7 @@ class VllmEngine(BatchingEngine):
         self._max_model_len = options.max_model_len
         self._model_context_tokens = 0
         self._num_workers = options.tensor_parallel_size * options.data_parallel_size
+        self._num_engine_cores = options.data_parallel_size
         self._is_asleep = False
         if self._num_workers > 1 and not has_gpu:
             os.environ.setdefault(*UNBOUND_WORKERS)
@@ -241,9 +243,22 @@ class VllmEngine(BatchingEngine):
             self._cache_is_clean = False
             raise
 
-    async def _row_logprobs(self, tokens: Sequence[int]) -> Sequence[float | None]:
+    @property
+    def _num_copies(self) -> int:
+        return self._num_engine_cores
+
+    async def _measure(self, rows: Sequence[Sequence[int]], *, copy: int) -> list[Sequence[float | None]]:
+        of_rows = await super()._measure(rows, copy=copy)
+        # The first token of a row has no log-prob.
+        values = [logprob for of_row in of_rows for logprob in of_row[1:]]
+        if not all(logprob is not None and math.isfinite(logprob) for logprob in values):
+            self._cache_is_clean = False
+        return of_rows
+
+    async def _row_logprobs(self, tokens: Sequence[int], *, copy: int) -> Sequence[float | None]:
         params = self._vllm.SamplingParams(
-            # vLLM samples one token in any case, and says of the prompt's tokens each its own log-prob alone.
+            # vLLM samples one token in any case. With `prompt_logprobs` it takes nothing out of its cache of prefixes, so
+            # that the whole row goes through the model; 0 asks for the log-prob of each token of the row alone.
             max_tokens=1,
             prompt_logprobs=0,
             temperature=0.0,
@@ -254,11 +269,18 @@ class VllmEngine(BatchingEngine):
         final = None
         try:
             prompt = {"prompt_token_ids": list(tokens)}
-            async for output in self._llm.generate(prompt, params, request_id=str(self._num_requests)):
+            async for output in self._llm.generate(
+                prompt,
+                params,
+                request_id=str(self._num_requests),
+                data_parallel_rank=copy if self._num_copies > 1 else None,
+            ):
                 final = output
         except self._refused as error:
             raise BatchFailed(f"the engine refused a row of a probe: {error}") from error
-        of_tokens = [] if final is None else final.prompt_logprobs
+        of_tokens = (final and final.prompt_logprobs) or []
+        if len(of_tokens) != len(tokens):
+            raise BatchFailed(f"the engine answered {len(of_tokens)} log-probs of a row of {len(tokens)} tokens")
         return [
             None if not of_token or token not in of_token else of_token[token].logprob
             for token, of_token in zip(tokens, of_tokens, strict=True)

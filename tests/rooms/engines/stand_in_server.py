@@ -27,6 +27,10 @@ class StandIn:
         self.context_tokens = "128"
         self.num_workers = 1
         """Workers that answer a call of the worker extension."""
+        self.num_copies = 1
+        """Copies of the model that it says it has."""
+        self.asked_copies: list[str] = []
+        """The copy that each request of completions names; "" where it names none."""
         self.top_logprobs: list[dict[str, float] | None] = []
         self.key = ""
         self.hang = threading.Event()
@@ -40,7 +44,12 @@ class StandIn:
         honest: dict[str, Callable[[Any], Any]] = {"/v1/completions": self._completions, "/collective_rpc": self._rpc}
         return 200, json.dumps(honest[path](body) if path in honest else {}).encode()
 
+    def server_info(self) -> dict[str, Any]:
+        return {"vllm_config": {"parallel_config": {"data_parallel_size": self.num_copies}}}
+
     def _completions(self, body: Any) -> Any:
+        if "prompt_logprobs" in body:
+            return {"choices": [{"index": 0, "prompt_logprobs": self._prompt_logprobs(body["prompt"])}]}
         choices = [
             {
                 "index": index,
@@ -56,6 +65,10 @@ class StandIn:
             for index in reversed(range(body["n"]))
         ]
         return {"object": "text_completion", "choices": choices}
+
+    def _prompt_logprobs(self, tokens: list[int]) -> list[dict[str, Any] | None]:
+        """The log-prob of each token is its id, negative."""
+        return [None, *({str(token): {"logprob": -float(token), "rank": 1}} for token in tokens[1:])]
 
     def _rpc(self, body: Any) -> Any:
         if body["method"] == "clear_kv_cache":
@@ -78,12 +91,17 @@ def serving() -> Iterator[StandIn]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             allowed = not stand_in.key or self.headers["authorization"] == f"Bearer {stand_in.key}"
+            if self.path.startswith("/server_info"):
+                self._send(200, json.dumps(stand_in.server_info()).encode())
+                return
             self._send(*((200, b'{"data": [{"id": "served"}]}') if allowed else (401, b"{}")))
 
         def do_POST(self) -> None:
             data = self.rfile.read(int(self.headers.get("content-length") or 0))
             path, body = self.path.partition("?")[0], json.loads(data) if data else None
             stand_in.requests.append((path, body, self.headers["authorization"] or ""))
+            if path == "/v1/completions":
+                stand_in.asked_copies.append(self.headers["X-data-parallel-rank"] or "")
             self._send(*stand_in.answer(path, body))
 
         def _send(self, status: int, data: bytes) -> None:

@@ -6,6 +6,7 @@ tests/contract/test_engines.py runs the same engine against a real server of vLL
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts.encoding.arrays import unpack_float32, unpack_int32
+from contracts.encoding.arrays import pack_int32, unpack_float32, unpack_int32
 from contracts.engines import OpenaiOptions
 from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, WeightsRejected
+from contracts.probes import ProbeRow
 from contracts.sampling import SamplingParams
 from contracts.versions import WeightManifest
 from onbeat.data.kept_sets import pack_kept_sets
@@ -203,6 +205,81 @@ def test_what_other_weights_sampled_is_not_believed(rig: Rig, server: StandIn) -
     with pytest.raises(BatchFailed, match=r"holds the weights `default`.*was it restarted"):
         rig.generate(manifest, PROMPTS)
     assert rig.engine.policy_version is None
+
+
+PROBE_ROWS = [
+    ProbeRow(prompt=pack_int32([5, 6]), scored=pack_int32([7, 8])),
+    ProbeRow(prompt=pack_int32([4, 3]), scored=pack_int32([2, 9])),
+]
+
+
+def test_log_probs_of_given_tokens_are_asked_of_each_copy_of_the_model(rig: Rig, server: StandIn) -> None:
+    rig.load()
+    expected = [-7.0, -8.0, -2.0, -9.0]
+    assert unpack_float32(rig.run(rig.engine.logprobs(PROBE_ROWS))) == expected
+    assert server.asked_copies == ["", ""]
+    server.num_copies = 3
+    server.asked_copies.clear()
+    rig.load(1)
+    of_copies = rig.run(rig.engine.logprobs_of_copies(PROBE_ROWS))
+    assert [unpack_float32(logprobs) for logprobs in of_copies] == [expected] * 3
+    assert sorted(server.asked_copies) == ["0", "0", "1", "1", "2", "2"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (b'{"choices": []}', "0 log-probs of a row of 4 tokens"),
+        (b'{"choices": [{"index": 0}]}', "0 log-probs of a row of 4 tokens"),
+        (b'{"choices": [{"index": 0, "prompt_logprobs": [null, null]}]}', "2 log-probs of a row of 4 tokens"),
+    ],
+)
+def test_a_server_that_leaves_out_log_probs_of_given_tokens_is_given_the_version_again(
+    rig: Rig, server: StandIn, answer: bytes, problem: str
+) -> None:
+    rig.load()
+    server.next = {"/v1/completions": [(200, answer)] * len(PROBE_ROWS)}
+    with pytest.raises(BatchFailed, match=problem):
+        rig.run(rig.engine.logprobs(PROBE_ROWS))
+    assert rig.engine.policy_version is None
+
+
+def test_a_token_that_a_server_says_nothing_of_is_no_number(rig: Rig, server: StandIn) -> None:
+    rig.load()
+    answer = b'{"choices": [{"index": 0, "prompt_logprobs": [null, {"6": {"logprob": -1}}, null, {"1": {"logprob": -2}}]}]}'
+    server.next = {"/v1/completions": [(200, answer)]}
+    values = unpack_float32(rig.run(rig.engine.logprobs(PROBE_ROWS[:1])))
+    assert all(map(math.isnan, values))
+    assert len(values) == 2
+
+
+def test_log_probs_of_given_tokens_by_other_weights_than_the_loaded_ones_are_not_believed(
+    rig: Rig, server: StandIn
+) -> None:
+    rig.load()
+    server.digest = "default"
+    with pytest.raises(BatchFailed, match=r"a probe: the server holds the weights `default`.*was it restarted"):
+        rig.run(rig.engine.logprobs(PROBE_ROWS))
+    assert rig.engine.policy_version is None
+
+
+def test_log_probs_of_given_tokens_are_asked_again_and_have_a_deadline(
+    rig: Rig, server: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.load()
+    server.next = {"/v1/completions": [FAILING, (429, b"busy"), (200, b"{")]}
+    assert unpack_float32(rig.run(rig.engine.logprobs(PROBE_ROWS))) == [-7.0, -8.0, -2.0, -9.0]
+    monkeypatch.setattr(rig.engine, "_timeout_s", 0.2)
+    server.hang.clear()
+    with pytest.raises(EngineUnavailable, match="measuring a probe is not done after"):
+        rig.run(rig.engine.logprobs(PROBE_ROWS))
+
+
+def test_a_server_without_room_for_a_token_behind_a_row_is_named(rig: Rig, server: StandIn) -> None:
+    server.context_tokens = "4"
+    rig.load()
+    with pytest.raises(BatchFailed, match=r"a probe needs 5 tokens of context, the engine has 4 .*rollout\.probe\.tokens"):
+        rig.run(rig.engine.logprobs(PROBE_ROWS))
 
 
 def test_a_version_that_is_damaged_or_refused_is_not_held(rig: Rig, server: StandIn) -> None:
