@@ -180,6 +180,7 @@ demo-vllm: $(STAMP) $(VLLM_STAMP)
 test-vllm: $(STAMP) $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/contract/test_engines.py tests/rooms/engines/test_vllm_engine.py \
 		tests/rooms/engines/test_vllm_reload.py tests/rooms/engines/test_vllm_families.py tests/rooms/engines/test_vllm_workers.py \
+		tests/rooms/engines/test_vllm_proofs.py \
 		-k "vllm or openai"
 	OMP_NUM_THREADS=1 TEST_VLLM=1 $(BIN)/python -m pytest tests/e2e/test_vllm_stack.py
 

@@ -200,26 +200,44 @@ def setup(folder: Path, weight_root: Path | None = None, **changes: Any) -> Engi
 
 
 def start_vllm_server(
-    folder: Path, url: str, log_path: Path, *, python: str = sys.executable, num_parts: int = 1
+    folder: Path,
+    url: str,
+    log_path: Path,
+    *,
+    python: str = sys.executable,
+    num_parts: int = 1,
+    num_copies: int = 1,
+    loader: str = VERIFIED_LOADER,
 ) -> subprocess.Popen[bytes]:
-    """Starts it with the flags that docs/operate.md names; the other flags are for a CPU."""
+    """Starts it with the flags that docs/operate.md names; the other flags are for a CPU.
+
+    Args:
+        folder: The model's folder.
+        url: Its address, on loopback.
+        log_path: The file that its lines go to.
+        python: The interpreter, which has vllm.
+        num_parts: Workers that have a part of the model each.
+        num_copies: Copies of the model.
+        loader: Its worker extension.
+    """
     flags = {
         "max-logprobs": -1,
         "model": folder,
         "host": "127.0.0.1",
         "port": url.rpartition(":")[2],
         "logprobs-mode": "processed_logprobs",
-        "worker-extension-cls": VERIFIED_LOADER,
+        "worker-extension-cls": loader,
         "dtype": "float32",
         "kv-cache-memory-bytes": 64 * 1024**2,
         "max-num-seqs": 256,
         "tensor-parallel-size": num_parts,
+        "data-parallel-size": num_copies,
     }
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", "--load-format", "dummy"]
     for name, value in flags.items():
         command += [f"--{name}", str(value)]
     environment = {"VLLM_SERVER_DEV_MODE": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    if num_parts > 1:
+    if num_parts * num_copies > 1:
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     with log_path.open("wb") as log_file:
         return subprocess.Popen(

@@ -246,7 +246,9 @@ def test_a_server_that_leaves_out_log_probs_of_given_tokens_is_given_the_version
 
 def test_a_token_that_a_server_says_nothing_of_is_no_number(rig: Rig, server: StandIn) -> None:
     rig.load()
-    answer = b'{"choices": [{"index": 0, "prompt_logprobs": [null, {"6": {"logprob": -1}}, null, {"1": {"logprob": -2}}]}]}'
+    answer = (
+        b'{"choices": [{"index": 0, "prompt_logprobs": [null, {"6": {"logprob": -1}}, null, {"1": {"logprob": -2}}]}]}'
+    )
     server.next = {"/v1/completions": [(200, answer)]}
     values = unpack_float32(rig.run(rig.engine.logprobs(PROBE_ROWS[:1])))
     assert all(map(math.isnan, values))
@@ -278,7 +280,9 @@ def test_log_probs_of_given_tokens_are_asked_again_and_have_a_deadline(
 def test_a_server_without_room_for_a_token_behind_a_row_is_named(rig: Rig, server: StandIn) -> None:
     server.context_tokens = "4"
     rig.load()
-    with pytest.raises(BatchFailed, match=r"a probe needs 5 tokens of context, the engine has 4 .*rollout\.probe\.tokens"):
+    with pytest.raises(
+        BatchFailed, match=r"a probe needs 5 tokens of context, the engine has 4 .*rollout\.probe\.tokens"
+    ):
         rig.run(rig.engine.logprobs(PROBE_ROWS))
 
 
