@@ -224,7 +224,7 @@ def test_a_batch_that_is_sampled_next_to_given_tokens_is_the_one_that_is_sampled
 def test_given_tokens_that_do_not_fit_the_model_are_refused_and_the_next_ones_are_measured(rig: Rig) -> None:
     rig.load()
     (row, *_) = PROBE_ROWS
-    with pytest.raises(BatchFailed, match="needs 13[01] tokens of context, the (model|engine) has 128"):
+    with pytest.raises(BatchFailed, match=r"needs 13[01] tokens of context, the (model|engine) has 128"):
         rig.run(rig.engine.logprobs([replace(row, prompt=pack_int32([5] * 126))]))
     with pytest.raises(BatchFailed, match="outside the vocabulary"):
         rig.run(rig.engine.logprobs([replace(row, prompt=pack_int32([5, 10_000]))]))

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from broker.connection.client import connect
 from contracts.errors import InvalidInput
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
+from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
 from onbeat.audit.chain import verify_run
 from onbeat.audit.folder import read_spec
@@ -77,6 +79,20 @@ class Run:
         self.until(ended, f"the end of {job_id}")
         return self.client.job(job_id), seen
 
+    def assert_proved(self, status: JobStatus, *, num_generators: int) -> None:
+        """The engines have shown each version that sampled, and no proof was refused.
+
+        num_generators: those that each have shown the first version.
+        """
+        assert self.stack.redis is not None
+        broker = connect(StackSettings(redis_url=self.stack.redis.url))
+        counters = broker.redis.hgetall(broker.job_keys(status.job_id).counters)
+        broker.close()
+        proofs = {name.decode(): int(number) for name, number in counters.items() if name.startswith(b"proof_")}
+        proofs.pop("proof_cant_tell", None)
+        assert proofs == {}
+        assert int(counters[b"proved"]) >= status.policy_version + num_generators
+
     def assert_verified(self, status: JobStatus) -> None:
         folder = RunFolder(self.stack.options.run_root.resolve(), status.job_id)
         chain, on_disk = self.client.audit(status.job_id), digests_on_disk(folder)
@@ -119,6 +135,7 @@ def assert_sampled_and_verified(run: Run) -> None:
     assert (status.state.value, status.reason) == ("succeeded", "")
     assert seen == {VLLM}
     run.assert_verified(status)
+    run.assert_proved(status, num_generators=1)
     assert max(metrics.mismatch_max for metrics in run.client.metrics(job_id)) < 1e-3
 
 
@@ -134,6 +151,7 @@ def test_a_job_is_sampled_by_vllm_and_by_transformers_on_policy_and_verified(run
     assert (status.state.value, status.reason) == ("succeeded", "")
     assert {VLLM, TRANSFORMERS} <= seen
     run.assert_verified(status)
+    run.assert_proved(status, num_generators=2)
     for metrics in run.client.metrics(job_id):
         # Both engines' log-probs are those of the trainer's own forward pass.
         assert metrics.mismatch_max < 1e-3
@@ -155,6 +173,7 @@ def test_adapters_reach_vllm_and_transformers_through_redis(run: Run) -> None:
     status, seen = run.watched_end(job_id)
     assert (status.state.value, status.reason) == ("succeeded", "")
     run.assert_verified(status)
+    run.assert_proved(status, num_generators=2)
     assert {VLLM, TRANSFORMERS} <= seen
     assert max(metrics.mismatch_max for metrics in run.client.metrics(job_id)) < 1e-3
 
@@ -183,6 +202,17 @@ def test_a_generator_that_is_killed_takes_its_engine_core_with_it(run: Run) -> N
     assert below
     os.kill(generator, 9)
     run.until(lambda: not child_process.living(below), "the end of its engine core")
+
+
+def test_a_colocated_job_is_sampled_by_vllm_which_shows_a_version_after_each_wake(tmp_path: Path) -> None:
+    engine = {"type": "vllm", "kv_cache_mb": 64, "timeout_s": DEADLINE_S}
+    profile = StackProfile(generators=(GeneratorProfile(python=VLLM_PYTHON, engine=engine),))
+    with started(profile, tmp_path / "runs") as run:
+        job_id = run.submit(iterations=4, schedule='"colocated"')
+        status = run.end(job_id)
+        assert (status.state.value, status.reason) == ("succeeded", "")
+        run.assert_verified(status)
+        run.assert_proved(status, num_generators=1)
 
 
 def test_a_deterministic_job_is_sampled_by_the_other_generator_alone(run: Run) -> None:

@@ -257,8 +257,8 @@ class VllmEngine(BatchingEngine):
 
     async def _row_logprobs(self, tokens: Sequence[int], *, copy: int) -> Sequence[float | None]:
         params = self._vllm.SamplingParams(
-            # vLLM samples one token in any case. With `prompt_logprobs` it takes nothing out of its cache of prefixes, so
-            # that the whole row goes through the model; 0 asks for the log-prob of each token of the row alone.
+            # vLLM samples one token in any case. With `prompt_logprobs` it takes nothing out of its cache of prefixes,
+            # so that the whole row goes through the model; 0 asks for the log-prob of each token of the row alone.
             max_tokens=1,
             prompt_logprobs=0,
             temperature=0.0,

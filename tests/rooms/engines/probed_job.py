@@ -1,4 +1,4 @@
-"""A job whose versions a test makes: the trainer's forward measures the probe of each, and a real fence judges proofs."""
+"""A job whose versions a test makes: the trainer's forward measures their probes, and a real fence judges proofs."""
 
 from __future__ import annotations
 
