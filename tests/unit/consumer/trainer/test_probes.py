@@ -11,10 +11,11 @@ import pytest
 from msgspec import UNSET
 
 from consumer.trainer.held_job import HeldJob
-from consumer.trainer.probes import VersionProbes
+from consumer.trainer.probes import probes_of as made_by_ranks
 from contracts.encoding.arrays import pack_int32
 from contracts.probes import FLOORS, LIMITS, LogProbs, Probe, ProbeRow
 from contracts.rollouts import Prompt
+from onbeat.loop.version_probes import VersionProbes
 from onbeat.weights.publication import StoredVersion
 from tests.builders import char_tokenizer, job_spec, manifest
 
@@ -41,7 +42,7 @@ def probes_of(ranks: Played, **changes: Any) -> VersionProbes:
     prompts = SimpleNamespace(
         training_prompts=(Prompt(prompt_id="0", index=0, token_ids=pack_int32([4, 5, 6]), text="", reference=""),)
     )
-    return VersionProbes(job_spec(**changes), ranks, prompts)  # type: ignore[arg-type]
+    return made_by_ranks(job_spec(**changes), ranks, prompts)  # type: ignore[arg-type]
 
 
 def probe_of(probes: VersionProbes, version: int) -> Probe:
