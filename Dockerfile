@@ -21,7 +21,7 @@ RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc lib
 RUN python -m venv /opt/onbeat
 ENV PATH=/opt/onbeat/bin:$PATH
 
-# vLLM's pins don't mix with the trainer's, so that its generators have an image of their own.
+# vLLM brings gigabytes that a trainer doesn't need, so its generators have an image of their own.
 ARG ENGINE=transformers
 # Every package by its pin and its hash. What is built from source fetches its build tools without one.
 ARG EXTRAS=lora,reasoning-gym
@@ -44,7 +44,7 @@ RUN set -e; [ "$ENGINE" = transformers ] || exit 0; \
     pip install -c /build/constraints.txt "$torch"; \
     python -c "import sys, torch; sys.exit('$DEVICE' != 'cpu' and not torch.version.cuda and 'this build of torch knows no CUDA: give another PIP_EXTRA_INDEX_URL')"
 
-# On a CPU what `make setup-vllm` takes, torch as above; on a GPU vLLM's own, with what a generator imports beside it and
+# On a CPU what `onbeat setup vllm` takes, torch as above; on a GPU vLLM's own, with what a generator imports beside it and
 # PyPI's torch, each by its hash (x86-64; deploy/lock.sh makes both lists).
 RUN set -e; [ "$ENGINE" = vllm ] || exit 0; cd /build; \
     if [ "$DEVICE" = cpu ]; then \
