@@ -32,7 +32,8 @@ lock:
 sbom:
 	test -x .venv-sbom/bin/cyclonedx-py || ($(PYTHON) -m venv .venv-sbom && .venv-sbom/bin/python -m pip install -q --no-compile cyclonedx-bom==7.5.0)
 	mkdir -p build
-	.venv-sbom/bin/cyclonedx-py requirements requirements/core.txt -o build/sbom.json
+	cat requirements/core.txt requirements/lora.txt requirements/reasoning-gym.txt > build/requirements.txt
+	.venv-sbom/bin/cyclonedx-py requirements build/requirements.txt -o build/sbom.json
 
 # Whether a publisher has withdrawn a version that is pinned: pip said so as it installed it.
 audit: $(STAMP)

@@ -23,6 +23,7 @@ from onbeat.audit.weights import digests_on_disk
 from onbeat.base.process import child_process
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec
+from onbeat.installing.self_test import run_self_test
 from onbeat.stack.options import StackOptions
 from onbeat.stack.ports import free_port
 from onbeat.stack.profile import GeneratorProfile, StackProfile, load_profile
@@ -227,6 +228,12 @@ def test_a_profile_of_vllm_alone_refuses_a_deterministic_job_before_anything_sta
     profile = load_profile(REPOSITORY / "configs" / "stacks" / "vllm.toml")
     with pytest.raises(InvalidInput, match="deterministic"):
         profile.check(shorter_spec(deterministic="true"))
+
+
+def test_the_self_test_of_the_environment_that_setup_made_passes() -> None:
+    proof = run_self_test(str(REPOSITORY / VLLM_PYTHON))
+    assert proof.iterations == 2
+    assert proof.largest_difference < 1e-3
 
 
 @pytest.mark.parametrize("workers", WORKERS)

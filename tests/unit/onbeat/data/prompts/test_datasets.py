@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from contracts.rewards import (
 from contracts.spec.datasets import AdditionDataset, DatasetSpec, JsonlDataset, ReasoningGymDataset
 from contracts.spec.job import JobSpec
 from contracts.spec.root import SpecRoot
+from onbeat.data.datasets import reasoning_gym_tasks
 from onbeat.data.datasets.loading import load_dataset
 from onbeat.data.prompts.examples import ExampleSets
 from onbeat.data.prompts.source import PromptSource
@@ -137,6 +139,17 @@ def test_a_wrong_reasoning_gym_spec_is_refused_and_names_its_field(
 ) -> None:
     with refusal_of(field, match=told):
         load(spec, num_evaluation=1)
+
+
+def test_a_task_without_the_package_is_refused_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def absent(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(reasoning_gym_tasks, "version", absent)
+    with refusal_of("dataset.type", match=r"reasoning-gym is not installed \(pip install 'onbeat\[reasoning-gym\]'\)"):
+        load(ReasoningGymDataset(task="chain_sum", num_train_prompts=8))
 
 
 def test_a_task_with_too_few_different_questions_is_refused() -> None:
