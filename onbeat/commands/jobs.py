@@ -22,7 +22,7 @@ from onbeat.commands.options import Job
 from onbeat.stack.access import run_dir_flag, run_root_from
 from onbeat.terminal.follow import follow, until_over
 from onbeat.terminal.job_view import NoView, dead_letter_table, health_lines
-from onbeat.terminal.output import FAILED, console_for, emit, tell
+from onbeat.terminal.output import FAILED, console_for, emit, tell, tell_fetch
 from onbeat.terminal.panel import view_for
 from onbeat.terminal.trainer_log import LogLines
 from onbeat.terminal.words import UNKNOWN, one_line, plural
@@ -57,7 +57,8 @@ def submit(
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
         if idempotency_key and not (idempotency_key.isascii() and idempotency_key.isprintable()):
             raise InvalidInput("must be visible ASCII characters", field="--idempotency-key", cure="use a UUID")
-        status = client.submit(job_spec, idempotency_key=idempotency_key or uuid.uuid4().hex)
+        key = idempotency_key or uuid.uuid4().hex
+        status = client.submit(job_spec, idempotency_key=key, fetching=tell_fetch)
         _follow_or_show(client, status, run_dir, wait=wait, json_output=json_output)
 
 

@@ -60,6 +60,11 @@ def tell(value: Any, shown_as: RenderableType, *, json_output: bool) -> None:
         console_for(json_output=False).print(shown_as, soft_wrap=isinstance(shown_as, str))
 
 
+def tell_fetch(text: str) -> None:
+    """Says on stderr how far the gateway is with a name of the hub, which it fetches before it takes a job."""
+    console_for(json_output=True).print(text, soft_wrap=True)
+
+
 def tell_page(console: Console, gateway_url: str, api_key: str, *, job_id: str = "") -> None:
     """Prints where the page is, on one line of its own so that it can be copied.
 

@@ -21,6 +21,7 @@ from onbeat.stack.access import run_root_from
 from onbeat.stack.options import StackOptions, stack_settings, stage_workers_for, threads_from
 from onbeat.stack.profile import StackProfile
 from onbeat.terminal.follow import TICK_S
+from onbeat.terminal.output import tell_fetch
 from onbeat.training.driver import Driver
 from onbeat.training.progress_line import HIDDEN, Shown
 from onbeat.training.run import Run
@@ -94,7 +95,8 @@ def two_suit(spec: JobSpec, options: StackOptions) -> bool:
 
 def on_own_stack(job: JobSpec, options: StackOptions, *, shown: Shown = HIDDEN) -> Run:
     """Starts the stack and submits the job; Ctrl-C meanwhile stops what was started."""
-    driver = Driver(lambda client: client.submit(job, idempotency_key=uuid.uuid4().hex).job_id, options)
+    key = uuid.uuid4().hex
+    driver = Driver(lambda client: client.submit(job, idempotency_key=key, fetching=tell_fetch).job_id, options)
     with nothing_left_of_what_is_refused(options.run_root):
         job_id = _submitted(driver, shown)
     return Run(job_id, run_root=options.run_root, driver=driver, model_root=options.model_root, shown=shown)

@@ -24,6 +24,7 @@ from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import parse_spec, read_toml
 from onbeat.commands.options import model_root_for
 from onbeat.stack.access import GatewayAccess, gateway_access, inputs_below, read_stack_file, run_root_from, same_origin
+from onbeat.terminal.output import tell_fetch
 from onbeat.training.inputs import (
     TOOLS_NAME,
     Put,
@@ -86,7 +87,7 @@ def train(
         _refuse_own(model_root=model_root, generators=generators, stage_workers=stage_workers, threads=threads)
         job = spec_of(spec, tables | parts, put=_put_at(access))
         with GatewayClient(access.url, access.key) as client:
-            job_id = client.submit(job, idempotency_key=uuid.uuid4().hex).job_id
+            job_id = client.submit(job, idempotency_key=uuid.uuid4().hex, fetching=tell_fetch).job_id
         return Run(job_id, run_root=Path(access.run_root), access=access, shown=shown_for(progress))
     if key:
         raise InvalidInput("has no effect without a gateway", field="key", cure="set url=, or leave key out")

@@ -1,0 +1,84 @@
+"""A job that names its model and its rows by the hub trains what the same files train, also once no hub is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import onbeat
+from contracts.errors import InvalidInput
+from contracts.run_folder import RunFolder
+from onbeat.audit.folder import read_spec
+from tests.rooms.hub.conftest import MODEL, MODEL_NAME, SUMS, lines
+from tests.rooms.hub.hub_server import HubServer
+
+TOKEN = "hf_a-token-that-nobody-may-see"
+COLUMNS = {"reference": "answer", "reference_after": "####"}
+SMALL: dict[str, Any] = {
+    "iterations": 2,
+    "reward": [{"type": "exact"}],
+    "rollout": {
+        "batches_per_iteration": 2,
+        "prompts_per_batch": 2,
+        "group_size": 4,
+        "sampling": {"max_new_tokens": 6},
+    },
+    "evaluation": {"num_prompts": 8, "prompts_per_batch": 8},
+    "generators": 1,
+    "progress": False,
+}
+
+
+def trained(run_dir: Path, **job: Any) -> tuple[str, str, Path]:
+    """Digest of the trained weights, the path of the model in the job's record, and the folder of all runs."""
+    with onbeat.train(run_dir=run_dir, **SMALL, **job) as run:
+        digest = run.result(timeout_s=300.0).weights_digest
+        assert run.verify().verified
+        run.save_model(run_dir / "exported")
+        record = read_spec(RunFolder(run_dir.resolve(), run.id))
+    return digest, record.model.path, run_dir
+
+
+def test_a_job_by_names_trains_what_the_same_files_train_and_again_without_a_hub(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.models[MODEL_NAME].token = TOKEN
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    dataset = {
+        "type": "huggingface",
+        "path": f"hub:{SUMS}",
+        "config": "main",
+        "evaluation_split": "test",
+        "prompt_template": "{question}",
+        "columns": COLUMNS,
+    }
+    digest, path, run_dir = trained(tmp_path / "one", model=f"hub:{MODEL_NAME}", dataset=dataset)
+    assert path == f"hub:{MODEL_NAME}@{hub.models[MODEL_NAME].refs['main']}"
+    # No file of the run has the token: no log of a process, no record, no setting that is written down.
+    with_token = [file for file in run_dir.rglob("*") if file.is_file() and TOKEN.encode() in file.read_bytes()]
+    assert with_token == []
+    assert (run_dir / "exported" / "tokenizer.json").read_bytes() == (MODEL / "tokenizer.json").read_bytes()
+    # The branch moves, and then the hub is gone.
+    hub.models[MODEL_NAME].push({"config.json": b"{}"})
+    hub.shutdown()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    again, same_path, _ = trained(tmp_path / "two", model=f"hub:{MODEL_NAME}", dataset=dataset)
+    assert (again, same_path) == (digest, path)
+    # The same files by their paths.
+    rows = {"train_path": lines(10, 60), "evaluation_path": lines(70, 16)}
+    for name, data in rows.items():
+        (tmp_path / f"{name}.jsonl").write_bytes(data)
+    files = {name: f"{name}.jsonl" for name in rows}
+    (tmp_path / "model").symlink_to(MODEL)
+    local = {"type": "jsonl", **files, "columns": COLUMNS | {"prompt": "question"}}
+    monkeypatch.setenv("ONBEAT_EXTRA_ROOTS", str(MODEL))
+    from_files, _, _ = trained(tmp_path / "three", model="model", dataset=local, model_root=tmp_path)
+    assert from_files == digest
+
+
+def test_a_program_that_means_the_hub_and_writes_a_path_is_told_how() -> None:
+    with pytest.raises(InvalidInput) as error:
+        onbeat.train(model="x", dataset="openai/gsm8k", **SMALL)
+    assert 'of the hub it is written as "hub:openai/gsm8k"' in str(error.value)
