@@ -134,7 +134,8 @@ STACK = {
     "a removal without a yes": (["delete", "JOB"], r"--yes: .*cannot be restored.* \(add --yes to delete"),
     "a model's name on a hub": (
         [*SUBMIT, "model.path=Qwen/Qwen3-0.6B"],
-        r"model\.path: no folder `/.*/Qwen/Qwen3-0\.6B` \(name .* below the model root; nothing downloads one\)",
+        r"model\.path: no folder `/.*/Qwen/Qwen3-0\.6B` \(nothing is downloaded by a path; of the hub it is written as "
+        r'"hub:Qwen/Qwen3-0\.6B"\)',
     ),
     "a model's folder without a model": (
         [*SUBMIT, "model.path=empty"],

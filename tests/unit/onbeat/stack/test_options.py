@@ -43,6 +43,10 @@ CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "cache_key": ("key-of-caches", {}),
     "model_root": (str(ROOT), {}),
     "extra_roots": ("/tmp/chosen", {}),
+    "hub_root": ("/tmp/chosen", {}),
+    "hub_fetch": ("all", {}),
+    "hub_mb": (100, {}),
+    "hub_token": ("token-of-the-hub", {}),
     "dataset_mb": (100, {}),
     "allowed_hosts": ("chosen.example", {}),
     "threads": (3, {}),
@@ -224,6 +228,22 @@ def test_a_child_computes_with_the_stacks_threads_whatever_the_launchers_environ
     environment = child_environment(inherited, StackSettings(threads=2), port=0)
     assert (environment["PATH"], environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("/bin", "2", "2")
     assert "OMP_DYNAMIC" not in environment
+
+
+def test_the_token_of_the_hub_reaches_the_gateway_alone(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "token-of-the-hub")
+    environment_of = environments(command())
+    assert environment_of.pop("gateway")["ONBEAT_HUB_TOKEN"] == "token-of-the-hub"
+    for service, environment in environment_of.items():
+        assert "token-of-the-hub" not in environment.values(), service
+
+
+@pytest.mark.parametrize(("offline", "fetches"), [("", "operator"), ("0", "operator"), ("1", "none"), ("true", "none")])
+def test_where_the_hub_may_not_be_asked_the_gateway_of_a_stack_fetches_nothing(
+    command: Any, monkeypatch: pytest.MonkeyPatch, offline: str, fetches: str
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+    assert told(command())["gateway"].hub_fetch == fetches
 
 
 def test_up_alone_has_tasks_and_they_can_be_left_out(
