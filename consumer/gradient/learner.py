@@ -220,6 +220,9 @@ class Learner:
                 self.reference.reshard()
         if step.is_last:
             self.kept_batches.clear()
+        if self.spec.trainer.frees_gradients:
+            # Pieces that the C library keeps between others would come on top of the next iteration's sums.
+            give_free_memory_back()
         return grad_norm
 
     def publish(self, sink: TensorSink, *, base: bool = False) -> None:

@@ -24,7 +24,7 @@ from onbeat.doctor import cages, machine, server, versions
 from onbeat.doctor.finding import Finding, Level, bad, refused
 from onbeat.doctor.model.job import job_of, placed
 from onbeat.doctor.model.report import ModelReport
-from onbeat.doctor.model.view import heading, memory_table
+from onbeat.doctor.model.view import alternatives_table, heading, memory_table
 from onbeat.doctor.service import SERVICES, Service, service_named, service_of
 from onbeat.doctor.service import look as look_at_service
 from onbeat.stack.access import run_root_from
@@ -108,6 +108,7 @@ def _tell_of_model(
             console.print(line(finding), soft_wrap=True)
         if report.memory is not None:
             console.print(memory_table(report.memory))
+            console.print(alternatives_table(report.alternatives))
     if report.is_refused:
         raise typer.Exit(FAILED)
 

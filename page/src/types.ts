@@ -1267,6 +1267,7 @@ export interface TrainerSpec {
   entropy_alarm?: number;
   stop_on?: ("completions_cut" | "completions_unscorable" | "entropy_gone" | "gradient_dead" | "groups_equal" | "kl_high" | "lag_too_large" | "mismatch_high" | "mismatch_unusual" | "reward_collapsed" | "score_collapsed" | "truncations_rising")[];
   gradient_checkpointing: boolean;
+  free_gradients?: boolean;
   offload_activations?: boolean;
   lora: (LoraSpec | null);
   external: boolean;

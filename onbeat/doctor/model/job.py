@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from contracts.errors import InvalidInput
@@ -67,6 +68,12 @@ def job_in_words(spec: JobSpec) -> str:
     words.append(f"{trainer.max_tokens_per_micro_batch} tokens a pass")
     if trainer.gradient_checkpointing:
         words.append("activations computed again")
+    if trainer.frees_gradients:
+        words.append("gradients freed")
+    if spec.optimizer.offload is not UNSET:
+        words.append(f"its state on the {spec.optimizer.offload}")
+    if trainer.offloads_activations:
+        words.append("activations on the host")
     if trainer.lora is not None:
         words.append(f"adapters of rank {trainer.lora.rank}")
     if num_ranks(spec) > 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ from contracts.spec.job import JobSpec
 from contracts.spec.trainer import LoraSpec
 from onbeat.doctor.finding import Finding, bad, in_bytes, ok, refused, warn
 from onbeat.doctor.machine import CGROUP, left_bytes
+from onbeat.doctor.model.alternatives import alternatives
 from onbeat.doctor.model.job import job_in_words, num_ranks
 from onbeat.doctor.model.memory import ModelSizes, adapter_items, memory_of
 from onbeat.doctor.model.report import QUESTIONS, Memory, ModelReport
@@ -111,6 +113,7 @@ def look(spec: JobSpec, settings: StackSettings, engine: Engine, *, load: bool |
         kept_bytes=0 if memory is None else memory.kept_bytes,
         peak_bytes=0 if memory is None else memory.peak_bytes,
         memory=memory,
+        alternatives=tuple(alternatives(spec, partial(_sizes, shape, tried), device=settings.device)),
     )
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from msgspec import UNSET
+
 from contracts.spec.job import JobSpec
 from onbeat.doctor.model.job import num_ranks, tokens_of_a_pass
 from onbeat.doctor.model.report import Memory, MemoryPart
@@ -19,6 +21,9 @@ GROUP_BYTES = {"cpu": 32 * 2**20, "cuda": 256 * 2**20}
 """Gradients of a step that are there at a time, as consumer/gradient/optimizer.py has them."""
 CHUNK_LOGITS = 2**25
 """Logits that are there at a time, as consumer/model/language_head.py has them."""
+GRADIENTS_OF_LARGEST = 3
+"""Gradients that are there at a time where each goes as soon as it is in the sums: a tied embedding has one of each of
+its two uses, and their sum."""
 LOGITS_COPIES = 3
 """The logits, their log-probs and their gradient."""
 BLOCK_ITEMS = 256
@@ -87,7 +92,8 @@ def memory_of(sizes: ModelSizes, spec: JobSpec, *, device: str) -> Memory:
 
     Args:
         sizes: The model's sizes.
-        spec: The job; its dtype, optimizer, accumulation, sharding, adapters, reference and limit of a pass count.
+        spec: The job; its dtype, optimizer, accumulation, sharding, adapters, reference, limit of a pass and what it
+            offloads count.
         device: "cpu" or "cuda".
     """
     is_sharded = spec.trainer.sharding == "fsdp"
@@ -107,25 +113,55 @@ def memory_of(sizes: ModelSizes, spec: JobSpec, *, device: str) -> Memory:
             )
     elif spec.algorithm.advantage_kind.has_critic:
         permanent.append(_part("critic", item_bytes * _critic_items(sizes), "the model again, with a head of one row"))
+    state: list[MemoryPart] = []
     if trained_item_bytes < 4:
-        permanent.append(_part("masters", 4 * num_trained, "float32, 4 bytes a trained parameter"))
-    permanent.append(_moments(trained, spec.optimizer.type))
+        state.append(_part("masters", 4 * num_trained, "float32, 4 bytes a trained parameter"))
+    state.append(_moments(trained, spec.optimizer.type))
+    elsewhere: list[MemoryPart] = []
+    place = state_place(spec, device=device)
+    if place:
+        elsewhere += [part.elsewhere(place) for part in state]
+    else:
+        permanent += state
     sum_bytes = 8 if spec.trainer.accumulation == "exact" else 4
     permanent.append(_part("sums", sum_bytes * num_trained, f"{sum_bytes} bytes a trained parameter"))
     if spec.loads_reference and lora is None:
         permanent.append(_reference(of_model, item_bytes, spec))
-    in_a_pass = [*_activations(sizes, spec, item_bytes)]
+    in_a_pass = [*_activations(sizes, spec, item_bytes, on_host=False, device=device)]
+    elsewhere += _activations(sizes, spec, item_bytes, on_host=True, device=device)
     if is_sharded:
         in_a_pass.append(_gathered(sizes, item_bytes, sum_bytes, with_gradient=lora is None))
-    if not is_sharded or lora is not None:
-        in_a_pass.append(_part("gradient", trained_item_bytes * num_trained, "of the pass, in the parameters' dtype"))
     largest = max((tensor.num_items for tensor in trained), default=0)
+    if not is_sharded or lora is not None:
+        num_gradients = num_trained
+        says = "of the pass, in the parameters' dtype"
+        if spec.trainer.frees_gradients:
+            num_gradients = min(num_trained, GRADIENTS_OF_LARGEST * largest)
+            says = "of the largest tensor, of each of its uses"
+        in_a_pass.append(_part("gradient", trained_item_bytes * num_gradients, says))
     group_bytes = min(4 * num_trained, max(GROUP_BYTES[device], 4 * largest))
     in_a_step = [_part("gradients", group_bytes, "float32, of a group of parameters")]
+    if place:
+        # The share of the group in all that is trained: 4 bytes of gradient to each of its parameters.
+        of_group = sum(part.num_bytes for part in state) * group_bytes // max(1, 4 * num_trained)
+        in_a_step.append(_part("state", of_group, "masters and moments of the group"))
     if is_sharded and lora is None:
         whole = max((parameter.num_items for parameter in sizes.trained()), default=0)
         in_a_step.append(_part("gathered", 4 * whole, "the largest tensor, float32, for the norm"))
-    return Memory(permanent=tuple(permanent), in_a_pass=tuple(in_a_pass), in_a_step=tuple(in_a_step))
+    return Memory(
+        permanent=tuple(permanent),
+        in_a_pass=tuple(in_a_pass),
+        in_a_step=tuple(in_a_step),
+        elsewhere=tuple(part for part in elsewhere if part.num_bytes),
+    )
+
+
+def state_place(spec: JobSpec, *, device: str) -> str:
+    """Returns where the optimizer's state is between two steps: "the host", "the disk", or "" for the device."""
+    if spec.optimizer.offload is UNSET or (spec.optimizer.offload == "host" and device == "cpu"):
+        # A CPU's memory is the host's.
+        return ""
+    return f"the {spec.optimizer.offload}"
 
 
 def adapter_items(sizes: ModelSizes, rank: int) -> int:
@@ -203,12 +239,32 @@ def _gathered(sizes: ModelSizes, item_bytes: int, sum_bytes: int, *, with_gradie
     return _part("gathered", num_bytes, "a layer and what is outside the layers, whole, with the gradient of one")
 
 
-def _activations(sizes: ModelSizes, spec: JobSpec, item_bytes: int) -> list[MemoryPart]:
+def _activations(sizes: ModelSizes, spec: JobSpec, item_bytes: int, *, on_host: bool, device: str) -> list[MemoryPart]:
+    """Counts the activations of a pass, and its logits.
+
+    Args:
+        sizes: The model's.
+        spec: The job.
+        item_bytes: Bytes of an activation.
+        on_host: True for the part that waits on the host, False for the part on the device.
+        device: "cpu" or "cuda".
+    """
     num_tokens = tokens_of_a_pass(spec)
-    of_token = sizes.token_items
+    # All of the layer that is computed, or computed again.
+    of_layer = sizes.token_items // max(1, sizes.num_layers)
+    waiting = sizes.token_items
     if spec.trainer.gradient_checkpointing and sizes.num_layers:
-        # Each layer's input, and all of the layer that is computed again.
-        of_token = sizes.num_layers * sizes.hidden_size + sizes.token_items // sizes.num_layers
+        # Each layer's input.
+        waiting = sizes.num_layers * sizes.hidden_size
+    offloads = spec.trainer.offloads_activations and device == "cuda"
+    if on_host:
+        num_bytes = num_tokens * waiting * item_bytes if offloads else 0
+        return [_part("activations", num_bytes, "an estimate").elsewhere("the host")]
+    of_token = waiting
+    if offloads:
+        of_token = of_layer
+    elif spec.trainer.gradient_checkpointing and sizes.num_layers:
+        of_token = waiting + of_layer
     num_logits = min(num_tokens * sizes.vocabulary_size, CHUNK_LOGITS)
     return [
         _part("activations", num_tokens * of_token * item_bytes, f"an estimate, of {num_tokens} tokens, within twice"),

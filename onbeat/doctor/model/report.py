@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from contracts.encoding.wire import Record
 from onbeat.doctor.finding import Finding, Level
 
@@ -29,6 +31,10 @@ class MemoryPart(Record, frozen=True, kw_only=True):
     says: str = ""
     """How they are counted."""
 
+    def elsewhere(self, place: str) -> MemoryPart:
+        """Returns the part as it is in another place than the device, which its words then name."""
+        return replace(self, says=f"on {place}: {self.says}")
+
 
 class Memory(Record, frozen=True, kw_only=True):
     """Bytes that a rank of the trainer needs. `memory_of` creates it from shapes alone."""
@@ -39,6 +45,8 @@ class Memory(Record, frozen=True, kw_only=True):
     """The parts that a pass needs on top of them."""
     in_a_step: tuple[MemoryPart, ...]
     """The parts that an optimizer step needs on top of them, after the last pass."""
+    elsewhere: tuple[MemoryPart, ...] = ()
+    """The parts that are on the host or on the disk instead of the device; no sum has them."""
 
     @property
     def kept_bytes(self) -> int:
@@ -50,6 +58,16 @@ class Memory(Record, frozen=True, kw_only=True):
         of_pass = sum(part.num_bytes for part in self.in_a_pass)
         of_step = sum(part.num_bytes for part in self.in_a_step)
         return self.kept_bytes + max(of_pass, of_step)
+
+
+class Alternative(Record, frozen=True, kw_only=True):
+    """Bytes that a rank needs with other keys than the job's. `alternatives` creates it."""
+
+    keys: tuple[str, ...]
+    """The keys that differ from the job's, as `--set` takes them; () for the job itself."""
+    peak_bytes: int
+    elsewhere_bytes: int
+    """Bytes on the host, or on the disk."""
 
 
 class ModelReport(Record, frozen=True, kw_only=True):
@@ -78,6 +96,8 @@ class ModelReport(Record, frozen=True, kw_only=True):
     peak_bytes: int = 0
     memory: Memory | None = None
     """None where the model's shapes aren't known."""
+    alternatives: tuple[Alternative, ...] = ()
+    """The job, and the same with keys that save memory, in the order in which one tries them."""
 
     @property
     def is_refused(self) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from onbeat.doctor.finding import in_bytes
-from onbeat.doctor.model.report import Memory, MemoryPart, ModelReport
+from onbeat.doctor.model.report import Alternative, Memory, MemoryPart, ModelReport
 from onbeat.terminal.words import one_line
 
 
@@ -27,6 +29,24 @@ def memory_table(memory: Memory) -> RenderableType:
     _add(table, "in a pass: ", memory.in_a_pass)
     _add(table, "in a step: ", memory.in_a_step)
     table.add_row("peak", in_bytes(memory.peak_bytes), "kept, with a pass or a step, whichever is larger", style="bold")
+    if memory.elsewhere:
+        table.add_section()
+        _add(table, "elsewhere: ", memory.elsewhere)
+    return Group(Text(), table)
+
+
+def alternatives_table(alternatives: Sequence[Alternative]) -> RenderableType:
+    """Returns a row for the job, and one for each key that saves memory."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+    table.add_column("what would fit", no_wrap=True)
+    table.add_column("a rank's peak", justify="right", no_wrap=True)
+    table.add_column("elsewhere", justify="right", no_wrap=True)
+    for alternative in alternatives:
+        keys = " ".join(f"--set {key}" for key in alternative.keys[-1:]) or "this job"
+        # A row has the keys of the rows before it.
+        name = f"… {keys}" if len(alternative.keys) > 1 else keys
+        elsewhere = in_bytes(alternative.elsewhere_bytes) if alternative.elsewhere_bytes else ""
+        table.add_row(name, in_bytes(alternative.peak_bytes), elsewhere)
     return Group(Text(), table)
 
 
