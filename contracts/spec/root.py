@@ -59,9 +59,10 @@ class SpecRoot:
         root = max(around, key=lambda root: len(root.parts), default=None)
         if root is None:
             raise InvalidInput(
-                "leads out of the model root",
+                f"{path} leads out of the model root, {self._roots[0]}",
                 field=field,
-                cure="name a path below it; the operator may add folders by ONBEAT_EXTRA_ROOTS",
+                cure="name a path below it; the operator may start the stack with another --model-root, or add folders "
+                "by ONBEAT_EXTRA_ROOTS",
             )
         if any(closed.is_relative_to(root) and resolved.is_relative_to(closed) for closed in self._closed):
             raise InvalidInput(

@@ -54,7 +54,9 @@ def submit(
         schedule=schedule, max_policy_lag=max_policy_lag, correction=correction, iterations=iterations, seed=seed
     )
     job_spec = load_spec(spec, [*flags, *(settings or [])])
-    with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
+    access = options.access_from(gateway, api_key, run_dir)
+    job_spec = options.with_local_paths(job_spec, [spec.parent], access)
+    with options.client_for(access) as client:
         if idempotency_key and not (idempotency_key.isascii() and idempotency_key.isprintable()):
             raise InvalidInput("must be visible ASCII characters", field="--idempotency-key", cure="use a UUID")
         key = idempotency_key or uuid.uuid4().hex

@@ -15,13 +15,15 @@ from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.jobs import JobState, ResumeRequest
 from contracts.rewards import OnUnscorable
-from contracts.settings import settings_from
+from contracts.settings import StackSettings, settings_from
+from contracts.spec.job import JobSpec
 from contracts.spec.trainer import MOST_WIDER_BITS
 from onbeat.base.http.outgoing import make_client
 from onbeat.base.shipped import SPECS, is_shipped, shipped_root
 from onbeat.client.gateway import GatewayClient
-from onbeat.stack.access import GatewayAccess, gateway_access
+from onbeat.stack.access import GatewayAccess, gateway_access, read_roots, read_stack_file, same_origin, with_roots
 from onbeat.stack.profile import StackProfile, load_profile
+from onbeat.stack.spec_paths import PathSearch
 
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
 Gateway = Annotated[str | None, typer.Option("--gateway", metavar="URL", help="Address of the gateway.")]
@@ -145,18 +147,50 @@ def model_root_or_default(chosen: Path | None) -> Path:
     return shipped_root()
 
 
-def model_root_for(spec: Path, chosen: Path | None) -> Path:
-    """Returns the model root of a stack that is started for one job.
+def own_root_of(spec: Path, chosen: Path | None) -> Path | None:
+    """Returns the model root that a spec has by itself: a shipped one trains a shipped model.
 
-    A shipped spec trains a shipped model, also in a folder that has a configs/ of its own without that model.
+    That holds also in a folder that has a configs/ of its own without that model.
 
     Args:
         spec: The job's file, as it was named.
-        chosen: What --model-root says; None where it isn't given.
+        chosen: What --model-root says, which counts first; None where it isn't given.
     """
     if chosen is None and not os.environ.get("ONBEAT_MODEL_ROOT") and is_shipped(spec):
         return shipped_root()
-    return model_root_or_default(chosen)
+    return chosen
+
+
+def model_root_for(spec: Path, chosen: Path | None) -> Path:
+    """Returns the model root of a stack that is started for one job. The arguments are those of `own_root_of`."""
+    return model_root_or_default(own_root_of(spec, chosen))
+
+
+def with_run_roots(settings: StackSettings, run_root: Path, chosen: Path | None) -> StackSettings:
+    """Returns the settings with the roots by which the jobs of a run folder name their models.
+
+    Args:
+        settings: Of this process.
+        run_root: The folder of the runs.
+        chosen: The flag, which counts first.
+    """
+    return with_roots(settings, run_root, chosen, default=model_root_or_default(None))
+
+
+def with_local_paths(spec: JobSpec, folders: Sequence[Path], access: GatewayAccess) -> JobSpec:
+    """Returns the spec with its relative paths found by their author's folders, for a stack of this machine and user.
+
+    Args:
+        spec: The spec.
+        folders: Where a relative path may start; the current folder comes after them.
+        access: The gateway. At one of another machine or user the paths stay: they are below the model root there.
+    """
+    run_root = Path(access.run_root)
+    stack = read_stack_file(run_root)
+    roots = read_roots(run_root)
+    if stack is None or roots is None or not same_origin(stack.gateway_url, access.url):
+        return spec
+    return PathSearch(folders=(*folders, Path.cwd()), model_root=Path(roots.model_root)).resolve(spec)
 
 
 def profile_and_count(path: Path | None, generators: int | None) -> tuple[StackProfile | None, int | None]:

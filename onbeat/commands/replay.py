@@ -45,9 +45,11 @@ def replay(
 ) -> None:
     """Sample a recorded batch again; exit code 1 unless its digest is the same. The run folder is only read."""
     settings = stack_settings(os.environ)
+    run_root = (run_dir or Path(settings.run_root)).resolve()
+    settings = options.with_run_roots(settings, run_root, model_root)
     stack_options = StackOptions(
-        run_root=(run_dir or Path(settings.run_root)).resolve(),
-        model_root=options.model_root_or_default(model_root),
+        run_root=run_root,
+        model_root=Path(settings.model_root),
         threads=threads_from(os.environ, threads),
         settings=settings,
         engine=engine_from(os.environ),

@@ -11,17 +11,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import psutil
 import typer
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from contracts.errors import Unavailable
+from contracts.errors import NotFound, Unavailable
 from contracts.settings import engine_from
 from onbeat.base.process.folders import make_private, writable_run_dir
 from onbeat.base.process.waiting import Waiting
 from onbeat.commands import options
-from onbeat.stack.access import FILE_NAME, StackFile, read_stack_file, run_dir_flag
+from onbeat.stack.access import (
+    FILE_NAME,
+    StackFile,
+    read_roots,
+    read_stack_file,
+    run_dir_flag,
+    run_root_from,
+)
 from onbeat.stack.options import StackOptions, stack_settings, threads_from
 from onbeat.stack.stack import LOG, EmbeddedStack
 from onbeat.terminal.output import console_for, emit, tell, tell_page
@@ -76,16 +84,27 @@ def up(
         flag = run_dir_flag(os.environ, stack_options.run_root)
         if json_output:
             emit(
-                {"gateway_url": started.gateway_url, "stack_file": str(_stack_file(stack_options)), "pid": started.pid}
+                {
+                    "gateway_url": started.gateway_url,
+                    "stack_file": str(_stack_file(stack_options)),
+                    "model_root": str(stack_options.model_root.resolve()),
+                    "pid": started.pid,
+                }
             )
         console.print(f"onbeat is up, process {started.pid}   stop it: onbeat down{flag}", soft_wrap=True)
+        console.print(f"model root {stack_options.model_root.resolve()}", markup=False, soft_wrap=True)
         tell_page(console, started.gateway_url, started.api_key)
         return
     stack = EmbeddedStack(stack_options)
     try:
         with console.status("starting redis and every other process"):
             stack.start()
-        where = {"gateway_url": stack.gateway_url, "stack_file": str(_stack_file(stack_options)), "pids": stack.pids}
+        where = {
+            "gateway_url": stack.gateway_url,
+            "stack_file": str(_stack_file(stack_options)),
+            "model_root": str(stack_options.model_root.resolve()),
+            "pids": stack.pids,
+        }
         tell(where, _stack_panel(stack), json_output=json_output)
         tell_page(console, stack.gateway_url, stack.api_key)
         while True:
@@ -97,6 +116,40 @@ def up(
         stack.stop()
 
 
+def status(json_output: options.Json = False, run_dir: options.RunDir = None) -> None:
+    """Show the stack of a run folder: its address, the page with the key, and the folder where models and data lie."""
+    run_root = run_root_from(os.environ, run_dir)
+    stack = read_stack_file(run_root)
+    roots = read_roots(run_root)
+    if stack is None or roots is None or not psutil.pid_exists(stack.pid):
+        raise NotFound(
+            f"no stack is running in {run_root}",
+            field="--run-dir",
+            cure="start one with `onbeat up`, or name its folder",
+        )
+    extra_roots = [folder for folder in roots.extra_roots.split(os.pathsep) if folder]
+    facts = {
+        "gateway_url": stack.gateway_url,
+        "run_dir": str(run_root.resolve()),
+        "model_root": roots.model_root,
+        "extra_roots": extra_roots,
+        "pid": stack.pid,
+    }
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("gateway", Text(stack.gateway_url))
+    table.add_row("key", Text(f"in {run_root / FILE_NAME}"))
+    table.add_row("run dir", Text(str(run_root.resolve())))
+    table.add_row("model root", Text(roots.model_root))
+    for folder in extra_roots:
+        table.add_row("and below", Text(folder))
+    table.add_row("process", str(stack.pid))
+    tell(facts, table, json_output=json_output)
+    if not json_output:
+        tell_page(console_for(json_output=False), stack.gateway_url, stack.api_key)
+
+
 def _stack_panel(stack: EmbeddedStack) -> Panel:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
@@ -105,6 +158,7 @@ def _stack_panel(stack: EmbeddedStack) -> Panel:
     table.add_row("key", Text(f"in {_stack_file(stack.options)}, for the commands of this folder"))
     table.add_row("processes", "   ".join(f"{name} {pid}" for name, pid in sorted(stack.pids.items())))
     table.add_row("logs", Text(str(stack.logs)))
+    table.add_row("model root", Text(str(stack.options.model_root.resolve())))
     table.add_row("try", f"onbeat submit {DEMO_SPEC} --wait{run_dir_flag(os.environ, stack.options.run_root)}")
     table.add_row("stop", "Ctrl-C")
     return Panel(table, title="onbeat is up", title_align="left", border_style="green", padding=(1, 2))

@@ -6,17 +6,21 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
 from msgspec import field
+from msgspec.structs import replace
 
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import InvalidInput, NotFound
-from contracts.settings import PREFIX
+from contracts.settings import PREFIX, StackSettings
 from onbeat.base.process.folders import write_private
 
 FILE_NAME = "stack.json"
+ROOTS_NAME = "roots.json"
 DEFAULT_RUN_DIR = "runs"
+T = TypeVar("T", bound=Record)
 
 
 class StackFile(Record, frozen=True, kw_only=True):
@@ -28,6 +32,18 @@ class StackFile(Record, frozen=True, kw_only=True):
     """Process that runs the stack."""
     roles: dict[str, dict[str, str]] = field(default_factory=dict)
     """Role in Redis → the ONBEAT_ variables with which a process of this user's own takes that part."""
+
+
+class Roots(Record, frozen=True, kw_only=True):
+    """The folders in which the stack of a run folder finds models and data; `<run_dir>/roots.json`.
+
+    The stack writes it when it starts, and leaves it: an export or a replay of a run reads the job's model again, also
+    when the stack is down.
+    """
+
+    model_root: str
+    extra_roots: str = ""
+    """As ONBEAT_EXTRA_ROOTS."""
 
 
 class GatewayAccess(Record, frozen=True, kw_only=True):
@@ -50,19 +66,54 @@ def write_stack_file(run_root: Path, stack: StackFile) -> Path:
     return path
 
 
+def write_roots(run_root: Path, settings: StackSettings) -> None:
+    """Writes the roots of a stack that starts."""
+    roots = Roots(model_root=settings.model_root, extra_roots=settings.extra_roots)
+    write_private(run_root / ROOTS_NAME, encode_json(roots).decode())
+
+
+def with_roots(settings: StackSettings, run_root: Path, chosen: Path | None, *, default: Path) -> StackSettings:
+    """Returns the settings with the model root by which the jobs of a run folder name their models.
+
+    Args:
+        settings: Of this process.
+        run_root: The folder of the runs.
+        chosen: The model root of a flag or an argument, which counts first; then ONBEAT_MODEL_ROOT, then the run
+            folder's own.
+        default: Counts where the run folder has none.
+    """
+    roots = _read_own(run_root / ROOTS_NAME, Roots)
+    if chosen is not None:
+        return replace(settings, model_root=str(chosen))
+    if roots is None or os.environ.get(f"{PREFIX}MODEL_ROOT"):
+        return replace(settings, model_root=str(default))
+    extra = os.pathsep.join(filter(None, (settings.extra_roots, roots.extra_roots)))
+    return replace(settings, model_root=roots.model_root, extra_roots=extra)
+
+
+def read_roots(run_root: Path) -> Roots | None:
+    """Returns the roots of the stack that ran last in a folder; None where none wrote them."""
+    return _read_own(run_root / ROOTS_NAME, Roots)
+
+
 def read_stack_file(run_root: Path) -> StackFile | None:
-    path = run_root / FILE_NAME
+    """Returns how to reach the stack of a folder; None where none runs."""
+    return _read_own(run_root / FILE_NAME, StackFile)
+
+
+def _read_own(path: Path, kind: type[T]) -> T | None:
+    """Reads a file of this user's own; None where there is none. Raises InvalidInput for one of another user."""
     try:
         # A user that can plant a file here could have specs and keys sent to another address.
         if os.geteuid() not in (0, path.stat().st_uid):
             raise InvalidInput(
                 f"{path} belongs to another user", field="--run-dir", cure="choose a --run-dir of your own"
             )
-        return decode_json(path.read_bytes(), StackFile)
+        return decode_json(path.read_bytes(), kind)
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
-        raise InvalidInput(f"{run_root} is not a folder", field="--run-dir") from error
+        raise InvalidInput(f"{path.parent} is not a folder", field="--run-dir") from error
     except PermissionError as error:
         raise InvalidInput(f"{path} belongs to another user", field="--run-dir") from error
 

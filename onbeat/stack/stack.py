@@ -46,7 +46,7 @@ from onbeat.base.process.folders import make_private
 from onbeat.base.process.host_memory import with_large_pages
 from onbeat.base.process.signals import uninterrupted
 from onbeat.base.process.waiting import Waiting
-from onbeat.stack.access import StackFile, inputs_below, write_stack_file
+from onbeat.stack.access import StackFile, inputs_below, write_roots, write_stack_file
 from onbeat.stack.folder_lock import FolderLock
 from onbeat.stack.options import REDIS_ROLES, StackOptions, child_environment, settings_of
 from onbeat.stack.ports import HOST, free_port, is_free
@@ -160,6 +160,7 @@ class EmbeddedStack:
         stack = StackFile(
             gateway_url=self.gateway_url, api_key=self.api_key, pid=os.getpid(), roles=self._roles(settings)
         )
+        write_roots(self.folder, settings)
         self._stack_file = write_stack_file(self.folder, stack)
         if self._targets is not None:
             self._targets.write(self.folder, self._urls)

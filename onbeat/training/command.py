@@ -18,7 +18,7 @@ from onbeat.stack.access import run_dir_flag
 from onbeat.terminal.output import FAILED, console_for, tell
 from onbeat.terminal.words import by_reason, count, duration, one_line, plural, score
 from onbeat.training.demo import DemoSummary, run_demo
-from onbeat.training.private_stack import new_run_root, options_of_job
+from onbeat.training.private_stack import new_run_root, options_of_job, placed
 
 
 def demo(
@@ -43,12 +43,16 @@ def demo(
     flags = flag_settings(
         schedule=schedule, max_policy_lag=max_policy_lag, correction=correction, iterations=iterations, seed=seed
     )
-    job_spec = load_spec(spec or DEMO_SPEC, [*flags, *(settings or [])])
+    path = spec or DEMO_SPEC
+    job_spec = load_spec(path, [*flags, *(settings or [])])
+    root = options.own_root_of(path, model_root)
+    job_spec, extra_roots = placed(job_spec, [path.parent], model_root=root)
     stack_profile, num_generators = options.profile_and_count(profile, generators)
     stack_options = options_of_job(
         job_spec,
         run_root=run_dir or new_run_root("demo"),
-        model_root=options.model_root_for(spec or DEMO_SPEC, model_root),
+        model_root=root,
+        extra_roots=extra_roots,
         generators=num_generators,
         stage_workers=stage_workers,
         profile=stack_profile,

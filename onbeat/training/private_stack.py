@@ -6,11 +6,12 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from contracts.encoding.wire import changed
 from contracts.engines import TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.settings import engine_from, usable_cores
@@ -20,6 +21,7 @@ from onbeat.commands.options import model_root_or_default
 from onbeat.stack.access import run_root_from
 from onbeat.stack.options import StackOptions, stack_settings, stage_workers_for, threads_from
 from onbeat.stack.profile import StackProfile
+from onbeat.stack.spec_paths import PathSearch
 from onbeat.terminal.follow import TICK_S
 from onbeat.terminal.output import tell_fetch
 from onbeat.training.driver import Driver
@@ -43,11 +45,33 @@ def new_run_root(name: str) -> Path:
     return path
 
 
+def placed(spec: JobSpec, folders: Sequence[Path], *, model_root: Path | None) -> tuple[JobSpec, list[Path]]:
+    """Finds the files that a spec names, for a stack of its own.
+
+    Args:
+        spec: The spec.
+        folders: Where a relative path may start: the spec's, the program's. The current folder comes after them, and
+            the model root last; one that is given comes first.
+        model_root: The model root that is given.
+
+    Returns:
+        The spec with the paths, and the folders, other than the model root, that have some of them.
+
+    Raises:
+        SpecRefused: A path is in none of them.
+    """
+    given = [] if model_root is None else [model_root]
+    root = model_root_or_default(model_root)
+    search = PathSearch(folders=(*given, *folders, Path.cwd()), model_root=root)
+    return search.resolve_all(spec), search.found_below
+
+
 def options_of_job(
     spec: JobSpec,
     *,
     run_root: Path,
     model_root: Path | None = None,
+    extra_roots: Sequence[Path] = (),
     generators: int | None = None,
     stage_workers: int | None = None,
     profile: StackProfile | None = None,
@@ -55,12 +79,14 @@ def options_of_job(
 ) -> StackOptions:
     """Returns the options of a job's stack; what isn't given is taken from the variables of this process.
 
-    generators: None takes as many as suit the job and this machine; with a profile they are its. stage_workers: None
-    takes one where Onbeat serves a stage of the job.
+    extra_roots: further folders in which the job's files lie. generators: None takes as many as suit the job and this
+    machine; with a profile they are its. stage_workers: None takes one where Onbeat serves a stage of the job.
     """
     if profile is not None:
         profile.check(spec)
     settings = stack_settings(os.environ)
+    extra = [settings.extra_roots, *(str(folder.resolve()) for folder in extra_roots)]
+    settings = changed(settings, extra_roots=os.pathsep.join(filter(None, extra)))
     options = StackOptions(
         run_root=run_root,
         model_root=model_root_or_default(model_root),
@@ -99,7 +125,7 @@ def on_own_stack(job: JobSpec, options: StackOptions, *, shown: Shown = HIDDEN) 
     driver = Driver(lambda client: client.submit(job, idempotency_key=key, fetching=tell_fetch).job_id, options)
     with nothing_left_of_what_is_refused(options.run_root):
         job_id = _submitted(driver, shown)
-    return Run(job_id, run_root=options.run_root, driver=driver, model_root=options.model_root, shown=shown)
+    return Run(job_id, run_root=options.run_root, driver=driver, shown=shown)
 
 
 def _submitted(driver: Driver, shown: Shown) -> str:

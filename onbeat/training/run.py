@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from msgspec.structs import replace
-
 from contracts.answers import AuditVerdict
 from contracts.encoding.json_lines import read_json_lines
 from contracts.errors import DeadlineExceeded, JobFailed
@@ -28,7 +26,7 @@ from onbeat.base.process.signals import uninterrupted
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
 from onbeat.commands.exports.audit_file import read_audit, verify_at, verify_folder
-from onbeat.commands.options import model_root_or_default
+from onbeat.commands.options import with_run_roots
 from onbeat.run_folder.run_files import bring_missing
 from onbeat.stack.access import GatewayAccess, page_address
 from onbeat.terminal.follow import TICK_S
@@ -203,7 +201,7 @@ class Run:
         from onbeat.export.export import export  # torch is slow to import
 
         self._ended(None)
-        settings = replace(settings_from(os.environ), model_root=str(model_root_or_default(self._model_root)))
+        settings = with_run_roots(settings_from(os.environ), self.folder.run_root, self._model_root)
         bring_missing(settings, self.folder)
         spec = read_spec(self.folder)
         return export(

@@ -22,7 +22,7 @@ from contracts.settings import PREFIX
 from contracts.spec.job import JobSpec
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import parse_spec, read_toml
-from onbeat.commands.options import model_root_for
+from onbeat.commands.options import own_root_of, with_local_paths
 from onbeat.stack.access import GatewayAccess, gateway_access, inputs_below, read_stack_file, run_root_from, same_origin
 from onbeat.terminal.output import tell_fetch
 from onbeat.training.inputs import (
@@ -35,7 +35,13 @@ from onbeat.training.inputs import (
     reward_table,
     tools_table,
 )
-from onbeat.training.private_stack import new_run_root, nothing_left_of_what_is_refused, on_own_stack, options_of_job
+from onbeat.training.private_stack import (
+    new_run_root,
+    nothing_left_of_what_is_refused,
+    on_own_stack,
+    options_of_job,
+    placed,
+)
 from onbeat.training.progress_line import shown_for
 from onbeat.training.run import Run
 
@@ -76,7 +82,11 @@ def train(
 
     url, key: of a gateway, else ONBEAT_GATEWAY_URL and ONBEAT_API_KEY; or run_dir: of an `onbeat up` of this user.
     Where none of them names one, a stack is started for the job, in run_dir or in `runs/train-<time>`, and ends with
-    it. Only such a stack takes model_root (where relative paths start), generators, stage_workers and threads.
+    it. Only such a stack takes model_root, generators, stage_workers and threads. At a gateway of this machine and user
+    model_root has no effect either: `save_model` finds the stack's own.
+
+    Relative paths start at the folder of the spec's file, else at that of the program, else at the current folder, else
+    at the model root; model_root comes first where it is given. At another machine's gateway they are below its root.
 
     progress: shows a line while the program waits; None does at a terminal and in a notebook. Raises InvalidInput that
     names the field.
@@ -86,6 +96,7 @@ def train(
     if access is not None:
         _refuse_own(model_root=model_root, generators=generators, stage_workers=stage_workers, threads=threads)
         job = spec_of(spec, tables | parts, put=_put_at(access))
+        job = with_local_paths(job, _folders_of(spec), access)
         with GatewayClient(access.url, access.key) as client:
             job_id = client.submit(job, idempotency_key=uuid.uuid4().hex, fetching=tell_fetch).job_id
         return Run(job_id, run_root=Path(access.run_root), access=access, shown=shown_for(progress))
@@ -94,10 +105,15 @@ def train(
     run_root = Path(run_dir) if run_dir is not None else new_run_root("train")
     with nothing_left_of_what_is_refused(run_root):
         job = spec_of(spec, tables | parts, put=put_below(inputs_below(run_root)))
+        root = Path(model_root) if model_root is not None else None
+        if isinstance(spec, str | os.PathLike):
+            root = own_root_of(Path(spec), root)
+        job, extra_roots = placed(job, _folders_of(spec), model_root=root)
         options = options_of_job(
             job,
             run_root=run_root,
-            model_root=_root_of(spec, model_root),
+            model_root=root,
+            extra_roots=extra_roots,
             generators=generators,
             stage_workers=stage_workers,
             threads=threads,
@@ -131,12 +147,18 @@ def attach(
     return Run(job_id, run_root=Path(access.run_root), access=access, model_root=root, shown=shown_for(progress))
 
 
-def _root_of(spec: Any, model_root: str | os.PathLike[str] | None) -> Path | None:
-    """Returns the model root of a stack of its own; None takes the default one."""
-    chosen = Path(model_root) if model_root is not None else None
+def _folders_of(spec: Any) -> list[Path]:
+    """Returns where relative paths of a job may start: the folder of the spec's file, then that of the program.
+
+    A notebook has no file; its folder is the current one.
+    """
+    folders: list[Path] = []
     if isinstance(spec, str | os.PathLike):
-        return model_root_for(Path(spec), chosen)
-    return chosen
+        folders.append(Path(spec).parent)
+    program = getattr(sys.modules.get("__main__"), "__file__", None)
+    if program is not None:
+        folders.append(Path(program).parent)
+    return folders
 
 
 def _named_gateway(url: str, key: str, run_dir: str | os.PathLike[str] | None) -> GatewayAccess | None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from msgspec.structs import replace
 from rich.table import Table
 from rich.text import Text
 
@@ -71,7 +70,7 @@ def export(
 
     folder, records = _run_of(job, gateway, api_key, run_dir)
     spec = read_spec(folder)
-    settings = replace(settings_from(os.environ), model_root=str(options.model_root_or_default(model_root)))
+    settings = options.with_run_roots(settings_from(os.environ), folder.run_root, model_root)
     exported = exported_from(
         folder,
         spec,

@@ -361,7 +361,7 @@ def test_a_spec_that_leads_out_of_the_model_root_is_not_followed(
         spec = replace(run.spec, model=replace(run.spec.model, path=path))
         run.folder.spec.write_bytes(encode_json(spec))
         assert cli.run(["export", "job-1", str(tmp_path / "out"), *flags]) == 2
-        assert "model.path: leads out of the model root" in capsys.readouterr().err
+        assert "leads out of the model root" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

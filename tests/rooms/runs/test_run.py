@@ -40,6 +40,8 @@ def gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGat
     for name in ("ONBEAT_GATEWAY_URL", "ONBEAT_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ONBEAT_RUN_ROOT", str(tmp_path / "runs"))
+    (tmp_path / "models" / "qwen3").mkdir(parents=True)
+    monkeypatch.setenv("ONBEAT_MODEL_ROOT", str(tmp_path / "models"))
     monkeypatch.setattr(follow, "LAST_EVENTS_S", 0.2)  # the stream of a job that ran goes on in this gateway
     with running_gateway(monkeypatch) as server:
         yield server

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,7 +120,61 @@ def test_a_program_that_is_interrupted_leaves_a_cancelled_job_with_its_rewards_d
     assert isinstance(component, PluginReward)
     assert Path(component.file).read_text() == component.source
     for entry in read_audit(run.folder)[1]:
-        assert entry.record.rewards == {"plugin": content_digest(component.source.encode())}
+        assert entry.record.rewards == {component.entry_point: content_digest(component.source.encode())}
+
+
+OF_TRL = """
+import onbeat
+from helpers import same
+
+
+def right(completions, solution, **kwargs):
+    print("scores", len(completions))
+    return [same(text, answer) for text, answer in zip(completions, solution)]
+
+
+rows = [{"prompt": f"{a}+{b}=", "solution": str(a + b)[::-1]} for a in range(10, 30) for b in range(10, 14)]
+shape = {"batches_per_iteration": 1, "prompts_per_batch": 2, "group_size": 2, "sampling": {"max_new_tokens": 4}}
+evaluation = {"num_prompts": 4, "prompts_per_batch": 4}
+
+tables = {"iterations": 1, "rollout": shape, "evaluation": evaluation}
+with onbeat.train(model="models/sums", reward=right, dataset=rows, **tables) as run:
+    print(run.result().state.value, list(run.metrics[0].reward_components), run.id, run.folder.run_root)
+    run.save_model("saved")
+"""
+
+
+def test_a_program_names_files_next_to_it_has_trls_signature_and_an_export_needs_no_model_root(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "models").mkdir(parents=True)
+    shutil.copytree(REPOSITORY / "configs" / "models" / "two-digit-addition", home / "models" / "sums")
+    (home / "helpers.py").write_text("def same(text, answer):\n    return float(text.strip() == answer)\n")
+    (home / "program.py").write_text(OF_TRL)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")}
+    command = [sys.executable, str(home / "program.py")]
+    ended = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert ended.returncode == 0, ended.stderr
+    state, name, job, run_root = ended.stdout.split()
+    assert (state, name) == ("succeeded", "['right']")
+    assert (elsewhere / "saved" / "model.safetensors").is_file()
+    assert f"{job} prints: scores 4" in (Path(run_root) / "logs" / "reward_service.log").read_text()
+
+    exporting = [sys.executable, "-m", "onbeat", "export", job, "again", "--run-dir", run_root]
+    again = subprocess.run(
+        exporting, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert again.returncode == 0, again.stderr
+    saved, exported = (elsewhere / name / "model.safetensors" for name in ("saved", "again"))
+    assert digest_of([saved]) == digest_of([exported])
+
+    shutil.rmtree(home / "models")
+    refused = subprocess.run(
+        command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert f"model.path: there is no models/sums in {home}, {elsewhere}, and the model root " in refused.stderr
+    assert len(list((elsewhere / "runs").iterdir())) == 1, "nothing was started"
 
 
 PLAYED = """

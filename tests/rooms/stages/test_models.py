@@ -179,7 +179,7 @@ def test_a_folder_that_is_not_there_is_named_by_the_stages_key(tmp_path: Path, s
     with pytest.raises(InvalidInput, match=rf"{re.escape(key)}: no folder") as raised:
         load(tmp_path, served(stage))
     assert raised.value.cure
-    with pytest.raises(InvalidInput, match=rf"{re.escape(key)}: leads out of the model root"):
+    with pytest.raises(InvalidInput, match=rf"{re.escape(key)}: .* leads out of the model root"):
         load(tmp_path, served(stage | {"model": "../elsewhere"}))
 
 

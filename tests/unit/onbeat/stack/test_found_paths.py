@@ -1,0 +1,63 @@
+"""Relative paths of a spec start at its file, the program, the current folder, and the model root, in this order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import SpecRefused
+from contracts.spec.datasets import HuggingFaceDataset
+from contracts.spec.job import JobSpec
+from onbeat.stack.spec_paths import PathSearch
+from tests.builders import job_spec
+
+
+def folder(place: Path, *names: str) -> Path:
+    for name in names:
+        (place / name).mkdir(parents=True)
+    return place
+
+
+def of_model(path: str) -> JobSpec:
+    return job_spec(model__path=path)
+
+
+def test_the_first_folder_that_has_a_path_counts_and_the_model_root_is_the_last(tmp_path: Path) -> None:
+    beside = folder(tmp_path / "spec", "models/tiny")
+    program = folder(tmp_path / "program", "models/tiny", "models/large")
+    root = folder(tmp_path / "root", "models/tiny", "models/huge")
+    search = PathSearch(folders=(beside, program), model_root=root)
+    assert search.resolve(of_model("models/tiny")).model.path == str(beside / "models/tiny")
+    assert search.resolve(of_model("models/large")).model.path == str(program / "models/large")
+    assert search.resolve(of_model("models/huge")).model.path == "models/huge"
+    assert search.found_below == [beside, program]
+
+
+def test_a_path_below_the_model_root_is_relative_to_it(tmp_path: Path) -> None:
+    root = folder(tmp_path, "project/models/tiny")
+    search = PathSearch(folders=(tmp_path / "project",), model_root=root)
+    assert search.resolve_all(of_model("models/tiny")).model.path == "project/models/tiny"
+    assert search.found_below == []
+
+
+def test_absolute_paths_names_of_a_hub_and_parts_of_a_folder_stay_as_they_mean(tmp_path: Path) -> None:
+    data = folder(tmp_path / "data", "set/main")
+    (data / "set" / "main" / "train-0.parquet").touch()
+    model = folder(tmp_path / "model", "tiny")
+    search = PathSearch(folders=(data,), model_root=tmp_path / "root")
+    spec = job_spec(model__path=str(model / "tiny"), dataset=HuggingFaceDataset(train_path="set/main/train"))
+    resolved = search.resolve_all(spec)
+    assert resolved.model.path == str(model / "tiny")
+    assert resolved.dataset == HuggingFaceDataset(train_path=str(data / "set/main/train"))
+    assert search.resolve_all(of_model("hub:owner/name")).model.path == "hub:owner/name"
+
+
+def test_a_path_that_is_nowhere_is_refused_with_the_folders_that_were_looked_in(tmp_path: Path) -> None:
+    search = PathSearch(folders=(tmp_path / "spec",), model_root=tmp_path / "root")
+    with pytest.raises(SpecRefused) as caught:
+        search.resolve_all(of_model("models/tiny"))
+    (refusal,) = caught.value.refusals
+    assert refusal.field == "model.path"
+    assert refusal.problem == f"there is no models/tiny in {tmp_path / 'spec'}, and the model root {tmp_path / 'root'}"
+    assert "--model-root" in refusal.cure
