@@ -336,6 +336,9 @@ class JobStatus(JobCounts, frozen=True, kw_only=True):
     """0.0 before a final state."""
     run_directory: str = ""
     """Relative to the run root."""
+    stack_directory: str = ""
+    """Folder by which a command on the gateway's host finds the stack, as its `--run-dir`; "" where the gateway is of no
+    `onbeat up`."""
     live_generators: int = 0
     evaluation_before: EvaluationScore | None = None
     evaluation_latest: EvaluationScore | None = None

@@ -30,6 +30,10 @@ CHECKPOINT = "i"
 """First letter of the folders that are numbered by iteration."""
 
 
+STACK_FILE = "stack.json"
+"""File of the run root of a running `onbeat up`, by which its commands find it."""
+
+
 class RunFolder:
     """The paths of a job's files; nothing is written here. Each process that reads or writes a file creates its own."""
 

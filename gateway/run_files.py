@@ -29,7 +29,7 @@ from contracts.encoding.wire import MAX_ITERATIONS, encode_json
 from contracts.errors import Unavailable
 from contracts.events import NOT_DRAWN, IterationMetrics
 from contracts.jobs import EvaluationScore, JobStatus
-from contracts.run_folder import RunFolder
+from contracts.run_folder import STACK_FILE, RunFolder
 from contracts.settings import StackSettings
 from onbeat.base.http.bodies import JSON, json_answer
 
@@ -249,21 +249,26 @@ class DiskUse:
         self._run_root, self._weight_root = settings.run_root_path, settings.weight_root_path
         self.bytes: dict[str, int] = {}
         self._looked_s: dict[str, float] = {}
+        self._active: set[str] = set()
+        """The jobs that were active at the last `measure`."""
 
     def measure(self, *, active: set[str], now_s: float) -> None:
-        """Walks the folders of active jobs, and each other one where it is new, or was looked at an hour ago."""
+        """Walks the folders of active jobs, of those that have ended since, of new ones, and the rest once an hour."""
         with readable("ONBEAT_RUN_ROOT"):
             job_ids = {entry.name for entry in os.scandir(self._run_root) if entry.name.startswith("job-")}
         for job_id in job_ids:
-            if job_id in active or now_s - self._looked_s.get(job_id, -ENDED_AGAIN_S) >= ENDED_AGAIN_S:
+            is_changing = job_id in active or job_id in self._active
+            if is_changing or now_s - self._looked_s.get(job_id, -ENDED_AGAIN_S) >= ENDED_AGAIN_S:
                 self.bytes[job_id] = sum(map(_size_of, {self._run_root / job_id, self._weight_root / job_id}))
                 self._looked_s[job_id] = now_s
         for gone in self.bytes.keys() - job_ids:
             del self.bytes[gone], self._looked_s[gone]
+        self._active = set(active)
 
     def told(self, status: JobStatus) -> JobStatus:
-        """The status with its size, where that is known."""
-        return replace(status, disk_bytes=self.bytes.get(status.job_id))
+        """Returns the status with its size, where that is known, and with the folder by which commands find the stack."""
+        directory = str(self._run_root.resolve()) if (self._run_root / STACK_FILE).exists() else ""
+        return replace(status, disk_bytes=self.bytes.get(status.job_id), stack_directory=directory)
 
 
 def _size_of(folder: Path) -> int:

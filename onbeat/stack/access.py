@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import InvalidInput, NotFound
+from contracts.run_folder import STACK_FILE
 from contracts.settings import PREFIX, StackSettings
 from onbeat.base.process.folders import write_private
 
-FILE_NAME = "stack.json"
+FILE_NAME = STACK_FILE
 ROOTS_NAME = "roots.json"
 DEFAULT_RUN_DIR = "runs"
 T = TypeVar("T", bound=Record)

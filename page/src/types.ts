@@ -586,6 +586,7 @@ export interface JobStatus {
   started_s: number;
   ended_s: number;
   run_directory: string;
+  stack_directory: string;
   live_generators: number;
   evaluation_before: (EvaluationScore | null);
   evaluation_latest: (EvaluationScore | null);

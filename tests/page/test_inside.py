@@ -18,7 +18,7 @@ from contracts.encoding.wire import encode
 from contracts.jobs import JobState
 from contracts.monitor import ConsumerSeen, GeneratorSeen, ServiceSeen
 from contracts.rollouts import batch_digest
-from contracts.run_folder import RunFolder
+from contracts.run_folder import STACK_FILE, RunFolder
 from gateway.services import Services
 from onbeat.recording.records import RecordedBatch
 from tests.integration.dead_batches import bury, running
@@ -154,8 +154,10 @@ def test_a_trajectory_shows_its_turns_its_calls_and_what_was_not_trained(shown: 
 
 
 def test_a_batch_shows_the_command_that_samples_it_again_or_why_there_is_none(shown: Shown) -> None:
+    run_root = shown.services.settings.run_root_path.resolve()
+    (run_root / STACK_FILE).touch()  # as a running `onbeat up` has it
     with shown.tab("rollouts?batch=3/train/1") as page:
-        command = f"onbeat replay {shown.job_id} --iteration 3 --batch 1"
+        command = f"onbeat replay {shown.job_id} --iteration 3 --batch 1 --run-dir {run_root}"
         page.get_by_role("button", name=f"copy {command}", exact=True).get_by_text(command).wait_for()
     folder = RunFolder(shown.services.settings.run_root_path, shown.job_id)
     (folder.weights_of(0) / "weights.safetensors").unlink()

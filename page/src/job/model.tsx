@@ -1,13 +1,13 @@
 // Where the trained model is, and how it becomes a Hugging Face folder: by a worker, or by a command.
 import type { JSX } from "preact";
 import type { JobStatus } from "../types";
-import { bytes } from "../ui/format";
+import { bytes, stackFlag } from "../ui/format";
 import { Digest } from "../ui/parts";
 import { Export } from "./export";
 
 export function Model({ status }: { status: JobStatus }): JSX.Element | null {
   if (!status.iterations_committed) return null;
-  const command = `onbeat export ${status.job_id} my-model`;
+  const command = `onbeat export ${status.job_id} my-model${stackFlag(status.stack_directory)}`;
   return (
     <section class="card model" aria-labelledby="model-title">
       <div class="card-head">

@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { duration, number, share, ticks } from "./format";
+import { duration, number, share, stackFlag, ticks } from "./format";
 
 it("has three significant digits, however small or large a number is", () => {
   const shown = [5.2e-4, 1e-6, -5.2e-4, 0.00123, 0.05, 0.2, 0.8123, 1, 12.34, 123.4, 12345.6, 0, 1e30, NaN].map((value) => number(value));
@@ -19,4 +19,10 @@ it("labels an axis with the decimals that its steps have", () => {
   expect(ticks([0.00001, 0.00002])).toEqual(["1e-5", "2e-5"]);
   expect(ticks([0, 5000, 10000])).toEqual(["0", "5k", "10k"]);
   expect(ticks([9, 10, 11])).toEqual(["9", "10", "11"]);
+});
+
+it("quotes the folder of a command that is copied into a shell", () => {
+  expect(stackFlag("")).toBe("");
+  expect(stackFlag("/srv/runs-2")).toBe(" --run-dir /srv/runs-2");
+  expect(stackFlag("/a folder/it's")).toBe(` --run-dir '/a folder/it'\\''s'`);
 });

@@ -99,3 +99,10 @@ function decimalsOf(step: number): number {
 function exponentOf(value: number): number {
   return value > 0 ? Math.floor(Math.log10(value)) : 0;
 }
+
+/** ` --run-dir DIR` for a command that is copied into a shell of the gateway’s host; "" where the gateway names no folder. */
+export function stackFlag(directory: string): string {
+  if (!directory) return "";
+  const plain = /^[\w./+-]+$/.test(directory);
+  return ` --run-dir ${plain ? directory : `'${directory.replaceAll("'", `'\\''`)}'`}`;
+}

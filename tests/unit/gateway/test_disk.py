@@ -40,6 +40,12 @@ def test_an_ended_job_is_measured_again_after_an_hour_and_a_deleted_one_is_forgo
         written(tmp_path / job_id / "more", 9)
     use.measure(active={JOB}, now_s=60.0)
     assert use.bytes == {JOB: 10, OTHER: 1}
+    written(tmp_path / JOB / "last", 5)
+    use.measure(active=set(), now_s=120.0)
+    assert use.bytes == {JOB: 15, OTHER: 1}, "once more when it has ended"
+    written(tmp_path / JOB / "last", 0)
+    use.measure(active=set(), now_s=180.0)
+    assert use.bytes == {JOB: 15, OTHER: 1}
     use.measure(active={JOB}, now_s=ENDED_AGAIN_S)
     assert use.bytes == {JOB: 10, OTHER: 10}
     (tmp_path / OTHER / "file").unlink()

@@ -3,11 +3,11 @@ import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { useResource } from "../../live";
 import { go } from "../../router";
-import { number, plural } from "../../ui/format";
+import { number, plural, stackFlag } from "../../ui/format";
 import { Digest, Empty, Failure } from "../../ui/parts";
 import { Fact } from "../parts";
 import { Plain, PlainBlock } from "../plain";
-import type { GroupView, RecordedBatchView } from "../../types";
+import type { GroupView, JobStatus, RecordedBatchView } from "../../types";
 import { oneLine } from "../visible";
 import { Completion } from "./completion";
 import { DIFFERENCE_STEPS, HEAT_MODES, meanOf, SURPRISE_STEPS } from "./heat";
@@ -60,8 +60,13 @@ export function Batch({ jobId, batchId, group, sample }: BatchProps): JSX.Elemen
 /** The command that samples the batch again, where its run folder is; or why it can’t be. */
 function SampleAgain({ jobId, batch }: { jobId: string; batch: RecordedBatchView }): JSX.Element {
   if (!batch.can_sample_again) return <p class="sample-again quiet small">Can’t be sampled again: <Plain text={batch.why_not} /></p>;
+  return <SampleCommand jobId={jobId} batch={batch} />;
+}
+
+function SampleCommand({ jobId, batch }: { jobId: string; batch: RecordedBatchView }): JSX.Element {
+  const job = useResource<JobStatus>(`/v1/jobs/${encodeURIComponent(jobId)}`);
   const [iteration, purpose, index] = batch.batch_id.split("/");
-  const command = `onbeat replay ${jobId} --iteration ${iteration} --batch ${index}${purpose === "evaluation" ? " --evaluation" : ""}`;
+  const command = `onbeat replay ${jobId} --iteration ${iteration} --batch ${index}${purpose === "evaluation" ? " --evaluation" : ""}${stackFlag(job.value?.stack_directory ?? "")}`;
   return <p class="sample-again small">Sample again: <Digest value={command} length={command.length} /></p>;
 }
 
