@@ -387,6 +387,12 @@ class JobStore:
         after = resumed_spec(before, request, num_trained=num_trained)
         if after.iterations < num_trained:
             raise InvalidInput(f"{num_trained} are trained already", field="iterations", cure="give as many or more")
+        if state is JobState.SUCCEEDED and chain and chain[-1].stopped is not UNSET:
+            raise Conflict(
+                f"the job has ended early, as its spec says: {chain[-1].stopped}",
+                field="state",
+                cure="fork it with another evaluation.stop_when (onbeat resume JOB --set KEY=VALUE)",
+            )
         if state is JobState.SUCCEEDED and after.iterations <= before.iterations:
             raise Conflict(
                 f"a succeeded job of {before.iterations} iterations has nothing left to do",

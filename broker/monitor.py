@@ -103,8 +103,7 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorSee
             schedule=spec.schedule,
             max_policy_lag=spec.max_policy_lag,
             iterations=spec.iterations,
-            # The last opened iteration may only evaluate: it trains nothing.
-            iterations_committed=min(fence.committed + 1, spec.iterations),
+            iterations_committed=_num_trained(fence, last_audit, spec),
             owner=values.get("owner", b"").decode(),
             fault=fault,
             created_s=float(values["created_s"]),
@@ -117,6 +116,17 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorSee
             health=health_of(values),
             **counted(JobStatus, fence, last_audit, with_lost(counters, missing, seconds(clock))),
         )
+
+
+def _num_trained(fence: FenceState, last_audit: list[Any], spec: JobSpec) -> int:
+    """Returns the number of iterations that were committed with a version that they made."""
+    if last_audit:
+        last = decode(last_audit[0][1][b"record"], AuditRecord)
+        # `evaluation.stop_when` has ended the job in this iteration, which is committed and trained nothing.
+        if last.stopped is not UNSET:
+            return last.iteration
+    # The last opened iteration may only evaluate: it trains nothing.
+    return min(fence.committed + 1, spec.iterations)
 
 
 def _newest_version(fence: FenceState, last_audit: list[Any]) -> tuple[int, str]:

@@ -381,6 +381,11 @@ class AuditRecord(Record, frozen=True, kw_only=True):
     """The probe of the version that the step made; left out in a job without probes."""
     first_probe: ProbedVersion | UnsetType = UNSET
     """In iteration 0, the probe of the version that the job began with."""
+    held_out: float | UnsetType = UNSET
+    """The mean held-out reward of the version that was trained, where the spec has `evaluation.stop_when` and this
+    iteration evaluated."""
+    stopped: str | UnsetType = UNSET
+    """Why `evaluation.stop_when` ended the job in this iteration, which trained nothing; else left out."""
     previous: str
     """`record_digest` of the record before; "" for the first."""
 

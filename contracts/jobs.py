@@ -324,7 +324,7 @@ class JobStatus(JobCounts, frozen=True, kw_only=True):
     name: str
     state: JobState
     reason: str = ""
-    """Why a job failed, what a running one waits for, or what a cancelled one could not save."""
+    """Why a job failed or ended early, what a running one waits for, or what a cancelled one could not save."""
     schedule: str
     iterations: int
     iterations_committed: int = 0

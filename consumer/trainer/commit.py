@@ -53,12 +53,13 @@ class Commits:
         self.succession = succession
         self._furthest = furthest_commit(succession.records)
 
-    def commit(self, iteration: Iteration, stepped: Stepped | None) -> Boundary:
+    def commit(self, iteration: Iteration, stepped: Stepped | None, *, stopped: str = "") -> Boundary:
         """Reports and commits an iteration, opens another, and saves what is due.
 
         Args:
             iteration: A complete iteration.
             stepped: The version and the numbers of its steps; None where it only evaluated.
+            stopped: The reason why the job ends here, before a step; "" where it goes on.
 
         Returns:
             The times between this iteration and the next.
@@ -81,6 +82,7 @@ class Commits:
             metrics=metrics,
             write_score=self._run_log.evaluation,
             opens=not takes_turns,
+            stopped=stopped,
         )
         if stepped is not None:
             log_iteration(stepped.metrics, job.spec.iterations)

@@ -2,6 +2,7 @@
 
     what ended it                       the job          saved    exit code
     the last iteration is committed     succeeded                 DONE
+    evaluation.stop_when                succeeded        yes      DONE
     Cancelled                           cancelled        yes      DONE
     Stopped, by SIGTERM or SIGINT       stays running    yes      DONE; STOPPED where Redis is away
     BatchFailed, DeadlineExceeded,
@@ -125,7 +126,7 @@ def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callabl
             raise Cancelled
         _begin(jobs, job_id, side)
         job = load()
-        run_iterations(job)
+        stopped = run_iterations(job)
     except Cancelled:
         reason = ""
         if job is not None:
@@ -148,8 +149,8 @@ def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callabl
         _clear(job)
         return TrainerExit.FAILED
     else:
-        jobs.move(job_id, JobState.SUCCEEDED, trainer_epoch=side.trainer_epoch)
-        log.info("job %s succeeded", job_id)
+        jobs.move(job_id, JobState.SUCCEEDED, reason=stopped, trainer_epoch=side.trainer_epoch)
+        log.info("job %s succeeded%s", job_id, f": {stopped}" if stopped else "")
         _clear(job)
     finally:
         if job is not None:

@@ -68,8 +68,7 @@ def start(job: HeldJob) -> Succession:
     manifest = job.probes.with_probe(job.publish_weights(first))
     succession.take_up(manifest)
     job.settled = manifest
-    # Without work, every iteration is committed, and the last weights are in a checkpoint.
-    has_work = succession.committed < job.spec.last_iteration or first != job.spec.iterations
+    has_work = succession.has_work(first)
     job.recorder.begin(first if has_work else None)
     if has_work:
         succession.begin(first, lambda first: set_aside_after(checkpoints, first - 1))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 from functools import partial
 
-from consumer.trainer.commit import Commits
+from consumer.trainer.commit import Commits, save
 from consumer.trainer.gather import gather
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Boundary, Iteration
@@ -29,10 +29,13 @@ from onbeat.base.telemetry.correlation import about
 from onbeat.base.telemetry.observing import observed
 
 
-def run_iterations(job: HeldJob) -> None:
-    """Trains a job under one trainer epoch, from its newest checkpoint; returns when its last iteration is committed.
+def run_iterations(job: HeldJob) -> str:
+    """Trains a job under one trainer epoch, from its newest checkpoint, until its last iteration is committed.
 
     Every other end is an exception.
+
+    Returns:
+        The reason why `evaluation.stop_when` ended the job earlier; "" where it trained all iterations.
 
     Raises:
         Cancelled, Stopped, FencedOff, BrokerUnavailable: As the lease keeper and Redis have it; and an OnbeatError that
@@ -65,9 +68,16 @@ def run_iterations(job: HeldJob) -> None:
                 # A trainer that was paused past its lease ends here, before it moves a weight or writes a file.
                 job.side.renew()
                 stepped: Stepped | None = None
+                stopped = succession.stop_reason(iteration)
                 # The last number is `iterations` where the last version is evaluated: nothing is trained in it.
-                if iteration.number < job.spec.iterations:
+                if iteration.number < job.spec.iterations and not stopped:
                     stepped = step(job, iteration)
-                boundary = commits.commit(iteration, stepped)
+                boundary = commits.commit(iteration, stepped, stopped=stopped)
             number = succession.next
-        job.side.confirm(job.spec.last_iteration)
+        job.side.confirm(succession.last_iteration)
+        if succession.stopped is None:
+            return ""
+        # The version that was evaluated is the job's last one, whether or not a checkpoint of it was due.
+        job.side.renew()
+        save(job)
+        return succession.stopped.stopped or ""

@@ -405,11 +405,15 @@ def unseen_distributions(spec: JobSpec) -> Iterator[Values]:
             yield {"key": setting.split()[0], "setting": setting, "stage": stage.name, "column": min(columns)}
 
 
+def evaluates_meanwhile(spec: JobSpec) -> bool:
+    """Returns True where versions between the first and the last are evaluated."""
+    return spec.evaluation.num_batches > 0 and 0 < spec.evaluation.every_iterations < spec.iterations
+
+
 def unbreakable(spec: JobSpec) -> Iterator[Values]:
     """Yields each rule of health in `trainer.stop_on` that can't be broken."""
-    scores = spec.evaluation.num_batches > 0 and 0 < spec.evaluation.every_iterations < spec.iterations
     reasons: dict[str, str] = {}
-    if not scores:
+    if not evaluates_meanwhile(spec):
         reasons["score_collapsed"] = "no version between the first and the last is evaluated"
     if not kind(spec).compares_groups:
         reasons["groups_equal"] = "algorithm.advantage compares no group"

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.digests import Digest
-from contracts.encoding.wire import MAX_ITERATIONS, NO_CONTROL_CHARACTERS, FilePath, Iterations, Record
+from contracts.encoding.wire import MAX_ITERATIONS, NO_CONTROL_CHARACTERS, FilePath, IterationsOrNone, Record
 from contracts.experience.graph import StageGraph
 from contracts.file_digests import FileDigests
 from contracts.rewards import RewardSpec
@@ -89,9 +89,9 @@ class JobSpec(Record, frozen=True, kw_only=True):
     """For people."""
     tags: Annotated[tuple[Tag, ...], Meta(max_length=8)] = ()
     """For people: what groups jobs on the page, as the seeds of one setting."""
-    iterations: Iterations
+    iterations: IterationsOrNone
     """Iteration t trains version t and makes version t + 1, in algorithm.updates_per_iteration
-    passes of algorithm.mini_batches optimizer steps."""
+    passes of algorithm.mini_batches optimizer steps. 0: the job evaluates the model, and trains nothing."""
     model: ModelSpec
     """The model that is trained."""
     fork: ForkSpec | UnsetType = UNSET

@@ -159,6 +159,18 @@ RULES: tuple[Rule, ...] = (
         cure="set deterministic = false",
     ),
     Rule(
+        field="iterations",
+        when=lambda spec: spec.iterations == 0 and spec.evaluation.num_batches == 0,
+        says="0 trains nothing, and evaluation.num_prompts = 0 evaluates nothing",
+        cure="set evaluation.num_prompts, or iterations to 1 or more",
+    ),
+    Rule(
+        field="iterations",
+        when=lambda spec: spec.iterations == 0 and spec.trainer.external,
+        says="0 leaves nothing to do for a trainer of your own",
+        cure="set it to 1 or more, or trainer.external = false",
+    ),
+    Rule(
         field="max_policy_lag",
         when=lambda spec: spec.max_policy_lag > 0 and not spec.schedule_rule.lags,
         says='{spec.max_policy_lag} has no effect with schedule = "{spec.schedule}": there the version that an '
@@ -613,6 +625,28 @@ RULES: tuple[Rule, ...] = (
         ),
         says="`{name}` is the name of a source of dataset, too",
         cure="give the set its own name",
+    ),
+    Rule(
+        field="evaluation.stop_when",
+        when=lambda spec: (
+            spec.evaluation.stop_when is not UNSET
+            and spec.evaluation.stop_when.held_out is UNSET
+            and spec.evaluation.stop_when.patience is UNSET
+        ),
+        says="names nothing by which the job ends",
+        cure="set held_out, patience or both, or leave it out",
+    ),
+    Rule(
+        field="evaluation.stop_when",
+        when=lambda spec: spec.evaluation.stop_when is not UNSET and not conditions.evaluates_meanwhile(spec),
+        says="has no effect: no version between the first and the last is evaluated",
+        cure="set evaluation.every_iterations below iterations, with evaluation.num_prompts",
+    ),
+    Rule(
+        field="evaluation.stop_when",
+        when=lambda spec: spec.evaluation.stop_when is not UNSET and spec.trainer.external,
+        says="has no effect with trainer.external = true: a trainer of your own decides when it ends",
+        cure=LEAVE_OUT,
     ),
     Rule(
         field="evaluation.best",

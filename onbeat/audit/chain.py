@@ -15,6 +15,7 @@ What it proves of a run whose records it is given, oldest first:
 - the columns: in a job with stages each trained batch, and no other, has a digest of what stages made of it;
 - the environment: in a deterministic job all iterations were played by one version of it;
 - the draws: what measured pass rates decide is drawn again from what the records before have measured;
+- the early end: `evaluation.stop_when` ends the job where the held-out scores of the records say so, and nowhere else;
 - the named files: each iteration was trained with the model's folder, rows and stages' models of the spec;
 - the rewards: functions of files are those of the spec, and a completion that couldn't be judged has a score only where
   the component, the environment or the stage stated one;
@@ -41,6 +42,7 @@ from contracts.schedule import versions_in_words
 from contracts.spec.datasets import difficulty_pools_of
 from contracts.spec.environment import VERSIONS_END, played_by
 from contracts.spec.job import JobSpec
+from contracts.stopping import scores_after, stop_reason
 from onbeat.data.prompts.difficulty import DrawCheck
 
 
@@ -75,6 +77,10 @@ class _Walk:
     """Draws each iteration's prompts again; None in a job without difficulty pools."""
     only_evaluated: int | None = None
     """The iteration of the last record, where it made no version: nothing but a rewind may follow."""
+    scores: dict[int, float] = field(default_factory=dict)
+    """Version → mean held-out reward, by which `evaluation.stop_when` decides."""
+    is_stopped: bool = False
+    """Whether the last record ended the job early."""
 
 
 def verify_run(
@@ -100,6 +106,8 @@ def verify_run(
     for position, entry in enumerate(entries):
         _check_link(walk, entry, position)
         _check_after_evaluation(walk, entry.record)
+        walk.scores = scores_after(walk.scores, entry.record)
+        walk.is_stopped = entry.record.stopped is not UNSET
         if entry.record.kind == "commit":
             _check_commit(walk, entry.record, spec)
         elif entry.record.kind == "rewind":
@@ -111,12 +119,13 @@ def verify_run(
     _check_files(walk, digests_on_disk)
     notes += _notes_on_probes(walk, spec)
     final = {entry.record.iteration: entry.record for entry in entries if entry.record.kind == "commit"}
+    trained = [record for record in final.values() if record.next_weights_digest]
     return AuditVerdict(
         job_id=job_id,
         verified=not walk.gaps,
         records=len(entries),
-        iterations=sum(1 for iteration in final if iteration < spec.iterations),
-        batches_trained=sum("/train/" in batch for record in final.values() for batch in record.batches),
+        iterations=len(trained),
+        batches_trained=sum("/train/" in batch for record in trained for batch in record.batches),
         batches_evaluated=sum("/evaluation/" in batch for record in final.values() for batch in record.batches),
         rewinds=walk.rewinds,
         digests_recomputed=len(digests_on_disk),
@@ -163,6 +172,7 @@ def _check_commit(walk: _Walk, record: AuditRecord, spec: JobSpec) -> None:
     _check_environment(walk, record, spec, name)
     _check_forked(walk, record, spec, name)
     _check_drawn(walk, record, spec, name)
+    _check_stop(walk, record, spec, name)
     if (record.rewards or {}) != source_digests(spec.reward.components):
         walk.gaps.append(f"{name}: its rewards are of another file than the spec's")
     if (record.files or "") != digest_of_files(spec.file_digests):
@@ -192,6 +202,21 @@ def _check_drawn(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> 
         if walk.draws is None:
             walk.draws = DrawCheck(spec)
         walk.gaps += (f"{name}: {problem}" for problem in walk.draws(record))
+
+
+def _check_stop(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
+    """Checks that the job goes on, or ends, as the held-out scores of the chain say."""
+    has_score = spec.evaluation.stop_when is not UNSET and spec.evaluates(record.iteration)
+    if record.held_out is not UNSET and not has_score:
+        walk.gaps.append(f"{name}: it has a held-out score, by which this job does not end")
+    if record.held_out is UNSET and has_score and not record.abandoned:
+        walk.gaps.append(f"{name}: it lacks the held-out score by which the job may end")
+    # The last iteration of a job that was resumed with more of them made no version either, and ended nothing early.
+    if record.stopped is UNSET and not record.next_weights_digest:
+        return
+    due = stop_reason(spec, record.iteration, walk.scores)
+    if (record.stopped or "") != due:
+        walk.gaps.append(f"{name}: {'the job was due to end there' if due else 'it ended the job, which was not due'}")
 
 
 def _check_after_evaluation(walk: _Walk, record: AuditRecord) -> None:
@@ -249,8 +274,10 @@ def _check_batches(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -
     undigested = sorted(batch for batch, digest in record.batches.items() if not digest)
     if undigested:
         walk.gaps.append(f"{name}: {first_few(undigested)} have no digest")
-    # The last iteration of a job that was resumed with more: it evaluated, and trained nothing.
-    expected = set(expected_batches(spec, record.iteration)) if record.next_weights_digest else set()
+    # The last iteration of a job that was resumed with more: it evaluated, and trained nothing. One that ended the job
+    # early had its training batches, and made no version of them.
+    has_training = bool(record.next_weights_digest) or record.stopped is not UNSET
+    expected = set(expected_batches(spec, record.iteration)) if has_training else set()
     if not record.next_weights_digest or spec.evaluates(record.iteration):
         expected |= {f"{record.iteration}/evaluation/{index}" for index in range(spec.evaluation.num_batches)}
     missing = sorted(expected - accounted)
@@ -402,6 +429,8 @@ def _check_sums(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> N
 
 
 def _check_end(walk: _Walk, spec: JobSpec) -> None:
+    if walk.is_stopped:
+        return
     last = spec.last_iteration
     if walk.only_evaluated is not None and walk.only_evaluated < spec.iterations:
         walk.gaps.append(f"iteration {walk.only_evaluated} made no version")

@@ -33,6 +33,8 @@ def commit_record(
     environment: str = "",
     forked: ForkedFrom | UnsetType = UNSET,
     first_probe: Probe | UnsetType = UNSET,
+    held_out: float | UnsetType = UNSET,
+    stopped: str = "",
 ) -> AuditRecord:
     """Returns the audit record of an iteration's commit.
 
@@ -46,6 +48,8 @@ def commit_record(
         environment: The version of the job's environment; "" in a job without one.
         forked: The version that the job began with; UNSET but for a forked job.
         first_probe: The probe of version 0, which no commit makes.
+        held_out: As in the record.
+        stopped: The reason why the job ends here, before it trains; "" where it goes on.
     """
     loss = grad_norm = reward_mean = 0.0
     if numbers:
@@ -73,9 +77,12 @@ def commit_record(
         rewards=source_digests(spec.reward.components) or UNSET,
         files=digest_of_files(spec.file_digests) or UNSET,
         forked=UNSET if iteration.number else forked,
-        drawn=iteration.drawn or UNSET,
         probe=probed_version(manifest.probe if manifest else UNSET),
         first_probe=UNSET if iteration.number else probed_version(first_probe),
+        # Of an iteration that trains nothing no rate is measured.
+        drawn=(iteration.drawn or UNSET) if manifest else UNSET,
+        held_out=held_out,
+        stopped=stopped or UNSET,
         previous=previous,
     )
 

@@ -34,6 +34,7 @@ from contracts.probes import Probe
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
+from contracts.stopping import scores_after, scores_of, stop_reason
 from contracts.versions import WeightManifest
 from onbeat.base.process.crash_points import reach
 from onbeat.base.process.folders import make_private, usable, written_whole
@@ -193,7 +194,12 @@ class Succession:
         self._first_probe: Probe | UnsetType = UNSET
         """The probe of version 0, where this trainer has published it: the record of iteration 0 names it."""
         self.next: int | None = None
-        """The iteration that is trained next; None where every one is committed."""
+        """The iteration that is trained next; None where every one is committed, or the job has stopped."""
+        self._scores = scores_of(self.records)
+        """Version → mean held-out reward of the committed evaluations, by which `evaluation.stop_when` decides."""
+        self.stopped: events.AuditRecord | None = None
+        """The newest record, where it ended the job by `evaluation.stop_when`."""
+        self._find_stop()
 
     @property
     def records(self) -> list[events.AuditRecord]:
@@ -205,6 +211,30 @@ class Succession:
         self._chain = restored(self._chain, self._job.side, policy_version=version, weights_digest=digest)
         self._last_link = self._chain.last_link
         self.committed = self._job.side.fence().committed
+        self._scores = scores_of(self.records)
+        self._find_stop()
+
+    @property
+    def last_iteration(self) -> int:
+        """The last iteration that is committed once the job has succeeded."""
+        return self._job.spec.last_iteration if self.stopped is None else self.stopped.iteration
+
+    def has_work(self, first: int) -> bool:
+        """Returns False where every iteration is committed and the last weights are in a checkpoint.
+
+        first: the iteration that is trained first.
+        """
+        spec = self._job.spec
+        if self.stopped is not None and self.stopped.iteration == first:
+            return False
+        return self.committed < spec.last_iteration or first != spec.iterations
+
+    def stop_reason(self, iteration: ExpectedIteration) -> str:
+        """Says why the job ends with the version that a complete iteration has evaluated; "" where it is trained."""
+        held_out = self._held_out(iteration)
+        if held_out is UNSET:
+            return ""
+        return stop_reason(self._job.spec, iteration.number, {**self._scores, iteration.number: held_out})
 
     def take_up(self, manifest: WeightManifest) -> None:
         """Says that this trainer goes on at the version it has published.
@@ -264,6 +294,7 @@ class Succession:
         metrics: events.IterationMetrics | None,
         write_score: Callable[[EvaluationScore], None],
         opens: bool = True,
+        stopped: str = "",
     ) -> IterationOpening | None:
         """Commits a complete iteration and opens another, in one script.
 
@@ -273,6 +304,7 @@ class Succession:
             metrics: The numbers of its training; None where it only evaluated.
             write_score: Writes the score of its evaluation, where it has one.
             opens: False where the caller opens the next iteration by a script of its own.
+            stopped: As `stop_reason` says; the iteration has made no version, and is the last one.
 
         Returns:
             The opening that is left to the caller; None where there is none.
@@ -297,6 +329,8 @@ class Succession:
             environment=job.window.prompt_batches.environment,
             forked=job.forked,
             first_probe=self._first_probe,
+            held_out=self._held_out(iteration),
+            stopped=stopped,
         )
         job.side.commit(record, iteration.digests, event=event, opening=opening, next_version=version)
         self._append(record)
@@ -304,11 +338,25 @@ class Succession:
         if metrics is not None:
             observed("the job's health", partial(job.health.committed, metrics))
         # An iteration that only evaluates is the last one.
-        self.next = number + 1 if number < job.spec.last_iteration else None
+        self.next = number + 1 if number < self.last_iteration else None
         return left
+
+    def _held_out(self, iteration: ExpectedIteration) -> float | UnsetType:
+        """Returns the mean held-out reward by which the job may stop; UNSET where nothing was evaluated for that."""
+        evaluation = self._job.spec.evaluation
+        if evaluation.stop_when is UNSET:
+            return UNSET
+        score = evaluation_score(iteration.expected.values(), iteration.evaluation, evaluation)
+        return UNSET if score is None else score.sampled
+
+    def _find_stop(self) -> None:
+        newest = self.records[-1] if self.records else None
+        self.stopped = newest if newest is not None and newest.stopped is not UNSET else None
 
     def _append(self, record: events.AuditRecord) -> None:
         self._last_link = events.record_digest(record)
+        self._scores = scores_after(self._scores, record)
+        self.stopped = record if record.stopped is not UNSET else None
         self._job.chain_file.append(record, self._last_link)
 
 

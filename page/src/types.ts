@@ -68,6 +68,8 @@ export interface AuditRecord {
   in_sums?: number[];
   forked?: ForkedFrom;
   drawn?: DrawnPrompts[];
+  held_out?: number;
+  stopped?: string;
   previous: string;
 }
 
@@ -290,6 +292,7 @@ export interface EvaluationSpec {
   sampling?: SamplingParams;
   pass_reward?: number;
   every_iterations: number;
+  stop_when?: StopSpec;
   sets?: EvaluationSet[];
   best?: string;
 }
@@ -1083,6 +1086,11 @@ export interface StateChanged {
   reason: string;
   by?: string;
   changes?: string[];
+}
+
+export interface StopSpec {
+  held_out?: number;
+  patience?: number;
 }
 
 export interface StreamReport {

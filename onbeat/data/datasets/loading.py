@@ -29,7 +29,8 @@ def job_examples(spec: JobSpec, root: SpecRoot) -> ExampleSets:
         seed=spec.seed,
         model_root=root,
         components=spec.reward.components,
-        learns_given=spec.algorithm.learns_given,
+        # Of a job that only evaluates nothing scores the training pool either.
+        learns_given=spec.algorithm.learns_given or spec.iterations == 0,
         reads_references=_reads_references(spec),
         sets=spec.evaluation.sets or (),
     )

@@ -40,6 +40,7 @@ TWO_STEPS: Fields = {"algorithm__updates_per_iteration": 2}
 MINE: Fields = {"algorithm__loss": {"type": "plugin", "entry_point": "mine"}}
 RESAMPLES: Fields = {"rollout__max_resamples": 1}
 EXTERNAL: Fields = {"trainer__external": True}
+STOPS: Fields = {"evaluation__every_iterations": 1, "evaluation__stop_when": {"held_out": 0.5}}
 JUDGE: Fields = {"type": "llm_judge", "model": "judge", "prompt": "{completion}"}
 SCORER: Fields = {"type": "reward_model", "model": "scorer"}
 MIXTURE: Fields = {
@@ -129,6 +130,18 @@ EXAMPLES: tuple[Example, ...] = (
         'is not possible with stage "llm_judge"',
         {"stages": [JUDGE]},
         {"deterministic": False},
+    ),
+    Example(
+        "iterations",
+        "0 trains nothing, and evaluation.num_prompts = 0 evaluates nothing",
+        {"iterations": 0, "evaluation__num_prompts": 0},
+        {"evaluation__num_prompts": 4},
+    ),
+    Example(
+        "iterations",
+        "0 leaves nothing to do for a trainer of your own",
+        EXTERNAL | {"iterations": 0},
+        {"iterations": 1},
     ),
     Example(
         "max_policy_lag",
@@ -459,6 +472,19 @@ EXAMPLES: tuple[Example, ...] = (
         {"dataset": MIXTURE} | sets(HELD | {"name": "sums"}),
         sets(HELD),
     ),
+    Example(
+        "evaluation.stop_when",
+        "names nothing by which the job ends",
+        STOPS | {"evaluation__stop_when": {}},
+        STOPS,
+    ),
+    Example(
+        "evaluation.stop_when",
+        "no version between the first and the last is evaluated",
+        {"evaluation__stop_when": {"patience": 2}},
+        STOPS,
+    ),
+    without("evaluation.stop_when", "a trainer of your own decides when it ends", EXTERNAL | STOPS),
     Example(
         "evaluation.best",
         "`another` is not the name of an evaluation set",

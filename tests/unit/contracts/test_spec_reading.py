@@ -58,8 +58,8 @@ def test_a_wrong_key_of_an_entry_of_a_list_is_named_by_its_place() -> None:
 
 
 def test_a_required_key_that_is_wrong_is_refused_once() -> None:
-    assert lines(SPEC | {"iterations": 0, "seed": -1}) == [
-        "iterations: expected `int` >= 1",
+    assert lines(SPEC | {"iterations": -1, "seed": -1}) == [
+        "iterations: expected `int` >= 0",
         "seed: expected `int` >= 0",
     ]
     assert lines({"name": "test"}) == ["iterations: is required (docs/configuration.md explains it)"]

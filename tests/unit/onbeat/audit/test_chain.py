@@ -323,3 +323,55 @@ def test_a_gradient_s_sums_held_each_batch_in_each_pass_and_no_other(
     assert verdict_of(changed(1, in_sums=in_sums)).gaps == gaps
     doubled = tuple(2 * times for times in in_sums)
     assert len(verdict_of(changed(1, in_sums=doubled), algorithm__updates_per_iteration=2).gaps) == len(gaps)
+
+
+STOP_WHEN = {"held_out": 0.9}
+
+
+def stopped_run(scores: Sequence[float], *, why: str | None = None) -> list[AuditRecord]:
+    """A run that evaluated each version, and whose last record ended it before the step."""
+    records = [
+        commit(
+            number,
+            batches=commit(number).batches | {f"{number}/evaluation/{index}": "evaluation" for index in range(2)},
+            held_out=score,
+        )
+        for number, score in enumerate(scores)
+    ]
+    if why is None:
+        last = len(scores) - 1
+        why = f"version {last} has a held-out reward of {scores[-1]:g}, and evaluation.stop_when.held_out is 0.9"
+    records[-1] = msgspec.structs.replace(records[-1], next_weights_digest="", stopped=why)
+    return records
+
+
+def verdict_of_stopped(records: Sequence[AuditRecord]) -> AuditVerdict:
+    return verdict_of(records, evaluation__every_iterations=1, evaluation__stop_when=STOP_WHEN)
+
+
+def test_a_run_that_its_spec_ends_early_is_verified_up_to_there() -> None:
+    verdict = verdict_of_stopped(stopped_run([0.2, 0.95]))
+    assert verdict.gaps == ()
+    assert (verdict.iterations, verdict.batches_trained, verdict.batches_evaluated) == (1, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("records", "gap"),
+    [
+        (stopped_run([0.2, 0.5]), "iteration 1: it ended the job, which was not due"),
+        (stopped_run([0.95, 0.95]), "iteration 0: the job was due to end there"),
+        (
+            [msgspec.structs.replace(record, held_out=UNSET) for record in stopped_run([0.2, 0.95])],
+            "iteration 0: it lacks the held-out score by which the job may end",
+        ),
+        (stopped_run([0.2, 0.95])[:1], "iteration 1 of 0 to 3 was never committed"),
+    ],
+)
+def test_a_run_that_ends_elsewhere_than_its_scores_say_is_none(records: list[AuditRecord], gap: str) -> None:
+    verdict = verdict_of_stopped(records)
+    assert any(gap in found for found in verdict.gaps), verdict.gaps
+
+
+def test_a_score_in_a_job_that_does_not_end_by_scores_is_a_gap() -> None:
+    gaps = verdict_of(changed(0, held_out=0.5)).gaps
+    assert gaps == ("iteration 0: it has a held-out score, by which this job does not end",)

@@ -80,7 +80,7 @@ def test_a_later_setting_wins() -> None:
         ("reward.components.0.colour=red", r"^reward\.components\[0\]\.colour: unknown key"),
         ("reward.components.9.weight=1", r"^reward\.components\.9: `9` is not an entry of a list of 2"),
         ("iterations=many", r"^iterations: expected `int`, got `str`"),
-        ("iterations=0", r"^iterations: expected `int` >= 1"),
+        ("iterations=-1", r"^iterations: expected `int` >= 0"),
         ("iterations.deep=1", r"^iterations: is a value, not a table"),
         ("reward.components.0.type.more.yet=1", r"^reward\.components\.0\.type: is a value, not a table"),
         ("trackers.0.name=1", r"^trackers\.0: is a value, not a table"),
