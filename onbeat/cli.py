@@ -185,6 +185,27 @@ def _streams() -> Command:
     return streams
 
 
+def _evaluate() -> Command:
+    """Score a model on the held-out prompts of a spec, and train nothing; exit code 1 unless it comes to its end."""
+    from onbeat.commands.derived.evaluate import evaluate
+
+    return evaluate
+
+
+def _samples() -> Command:
+    """Show completions of a job with their prompts and rewards: the newest that are recorded, or those you ask for."""
+    from onbeat.commands.samples import samples
+
+    return samples
+
+
+def _sweep() -> Command:
+    """Submit a job for each combination of some values, and compare them; exit code 1 unless all succeed."""
+    from onbeat.commands.derived.sweep import sweep
+
+    return sweep
+
+
 def _tasks() -> Command:
     """List the tasks, newest first: what each does, for whom, how far it is, and why it waits or has failed."""
     from onbeat.commands.tasks import tasks
@@ -203,6 +224,9 @@ COMMANDS: dict[str, Callable[[], Command]] = {
     "up": _up,
     "submit": _submit,
     "watch": _watch,
+    "samples": _samples,
+    "evaluate": _evaluate,
+    "sweep": _sweep,
     "cancel": _cancel,
     "resume": _resume,
     "backup": _backup,

@@ -138,8 +138,7 @@ class Learner:
         if kept_batch is not None and (self.spec.algorithm.updates_per_iteration > 1 or not is_first):
             self.kept_batches.append(kept_batch)
         logprobs: tuple[bytes | None, ...] | None = None
-        recording = self.spec.recording_policy
-        if recording.takes(batch.batch_id, purpose=batch.purpose, seed=self.spec.seed):
+        if self.spec.records(batch.batch_id, batch.purpose):
             logprobs = measured_logprobs(batch, kept_batch)
         trained = self._trained(stats, batch, started_s, with_reference=self.reference is not None, is_trained=is_first)
         return replace(trained, logprobs=logprobs)

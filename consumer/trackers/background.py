@@ -1,6 +1,6 @@
 """The trackers that a spec names, each in a thread of its own: no delay or failure of theirs reaches training.
 
-Consumes:     iteration metrics and evaluation scores of one job.
+Consumes:     iteration metrics, evaluation scores and some completions of one job.
 Waits for:    the tracker's library, in a thread of its own; at the job's end, with a deadline.
 Unblocked by: nothing; a tracker that fails is turned off.
 Produces:     one point a step in the tracker, and none twice.
@@ -12,8 +12,8 @@ import functools
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 from contracts.errors import InvalidInput, kind_and_text
 from contracts.events import IterationMetrics
@@ -22,6 +22,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec.job import JobSpec, TrackerName
 from contracts.spec.trainer import PluginTracker
 from onbeat.base.process.entry_points import load_entry_point
+from onbeat.recording.records import RecordedSample
 
 log = logging.getLogger(__name__)
 
@@ -43,17 +44,30 @@ class Tracker(Protocol):
         ...
 
 
+@runtime_checkable
+class ShowsSamples(Protocol):
+    """A tracker that shows completions, too."""
+
+    def log_samples(self, step: int, samples: Sequence[RecordedSample]) -> None:
+        """Takes completions of an iteration, after its numbers: those that were trained, and held-out ones."""
+        ...
+
+
+Point = tuple[int, Mapping[str, float] | Sequence[RecordedSample]]
+"""A step, and its numbers by name or its completions."""
+
+
 class BackgroundTracker:
     """Logs in a thread: neither a slow server nor an error of the library may hold up or end a job."""
 
     def __init__(self, name: str, make: Callable[[], Tracker]) -> None:
         self._name = name
         self._make = make
-        self._points: queue.SimpleQueue[tuple[int, Mapping[str, float]] | None] = queue.SimpleQueue()
+        self._points: queue.SimpleQueue[Point | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"tracker-{name}", daemon=True)
         self._thread.start()
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def log(self, step: int, values: Mapping[str, float] | Sequence[RecordedSample]) -> None:
         """Hands the point to the thread, without waiting; does nothing once the tracker is off."""
         if self._thread.is_alive():
             self._points.put((step, values))
@@ -70,7 +84,11 @@ class BackgroundTracker:
         try:
             tracker = self._make()
             while (point := self._points.get()) is not None:
-                tracker.log(*point)
+                step, values = point
+                if isinstance(values, Mapping):
+                    tracker.log(step, values)
+                elif isinstance(tracker, ShowsSamples):
+                    tracker.log_samples(step, values)
             tracker.close()
         except BaseException as error:  # SystemExit, too, which would end this thread without a word
             log.warning("tracker %s fails and is off: %s", self._name, kind_and_text(error))
@@ -112,6 +130,8 @@ class Trackers:
         self._trackers = [BackgroundTracker(name, make) for name, make in makers.items()]
         self._last_iteration = last_iteration
         self._last_evaluation = last_evaluation
+        # Completions come last, when an iteration is committed with its numbers.
+        self._last_samples = max(last_iteration, last_evaluation)
 
     def iteration(self, metrics: IterationMetrics) -> None:
         """Takes the numbers of an iteration, which a replay may have given before."""
@@ -124,6 +144,13 @@ class Trackers:
         if score.iteration > self._last_evaluation:
             self._last_evaluation = score.iteration
             self._log(score.iteration, evaluation_values(score))
+
+    def samples(self, iteration: int, samples: Sequence[RecordedSample]) -> None:
+        """Takes completions of an iteration, which a replay may have given before."""
+        if iteration > self._last_samples:
+            self._last_samples = iteration
+            for tracker in self._trackers:
+                tracker.log(iteration, samples)
 
     def close(self) -> None:
         """Waits for each tracker, up to its deadline."""

@@ -27,6 +27,7 @@ from contracts.spec.job import JobSpec
 from onbeat.base.process.folders import usable
 from onbeat.base.telemetry.observing import observed
 from onbeat.loop.trained_job import append_lines, begin_folder
+from onbeat.recording.records import RecordedSample
 
 LIKELY_CAUSES = (
     "likely causes: another dtype or other kernels in the generator, a logits processor of the engine, "
@@ -126,6 +127,11 @@ class RunLog:
         append_lines(self._folder.metrics, [metrics])
         if self._trackers is not None:
             observed("the trackers", partial(self._trackers.iteration, metrics))
+
+    def samples(self, iteration: int, samples: Sequence[RecordedSample]) -> None:
+        """Hands completions of a committed iteration to the trackers that show texts."""
+        if self._trackers is not None and samples:
+            observed("the trackers", partial(self._trackers.samples, iteration, samples))
 
     def timeline(self, spans: Iterable[TimelineSpan]) -> None:
         append_lines(self._folder.timeline, spans)

@@ -129,7 +129,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
     evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
     """Held-out evaluation."""
     recording: RecordingSpec | UnsetType | None = UNSET
-    """Which batches stay on disk to be looked at and sampled again; left out: one an iteration, without its version."""
+    """Which batches stay on disk to be looked at and sampled again; left out: one of each iteration and those of
+    evaluations, without their versions. null: none."""
     timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
     """Deadlines."""
     limits: LimitSpec = field(default_factory=LimitSpec)
@@ -230,7 +231,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
     def recording_policy(self) -> RecordingSpec:
         """The batches that are recorded. Those of a share of 0 and no evaluations are none.
 
-        A spec without the table records about one batch of each iteration, in 64 MiB, and keeps no version for it.
+        A spec without the table records one batch of each iteration and its evaluations, in 64 MiB, and keeps no
+        version for them.
         """
         if self.recording is UNSET:
             share = 1 / self.rollout.batches_per_iteration
@@ -238,6 +240,12 @@ class JobSpec(Record, frozen=True, kw_only=True):
         if self.recording is None:
             return NOTHING_RECORDED
         return self.recording
+
+    def records(self, batch_id: str, purpose: str) -> bool:
+        """Returns True where the recording policy chooses a batch."""
+        return self.recording_policy.takes(
+            batch_id, purpose=purpose, seed=self.seed, num_batches=self.rollout.batches_per_iteration
+        )
 
     @property
     def file_digests(self) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import Annotated
 
@@ -14,10 +15,10 @@ class RecordingSpec(Record, frozen=True, kw_only=True):
     """Chooses the trained batches that stay on disk, for the rollout browser and to be sampled again."""
 
     share: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
-    """Part of the training batches that is recorded, by seed and batch id: each run of the job records the same
-    ones. 0: none."""
-    evaluations: bool = False
-    """Whether the batches of evaluations are recorded, too."""
+    """Part of each iteration's training batches that is recorded, at least one; each run of the job records the same
+    ones, by its seed. 0: none."""
+    evaluations: bool = True
+    """Records the batches of evaluations, too."""
     keep_iterations: Annotated[int, Meta(ge=1, le=MAX_ITERATIONS)] = 20
     """Newest recorded iterations that stay on disk."""
     max_bytes: Annotated[int, Meta(ge=65536, le=2**50)] = 256 * 1024 * 1024
@@ -27,12 +28,22 @@ class RecordingSpec(Record, frozen=True, kw_only=True):
     """Bytes of versions that stay on disk so that recorded batches can be sampled again, the newest first. Transport
     "redis" keeps none."""
 
-    def takes(self, batch_id: str, *, purpose: str, seed: int) -> bool:
-        """Returns True where a batch is recorded. seed: the job's."""
+    def takes(self, batch_id: str, *, purpose: str, seed: int, num_batches: int) -> bool:
+        """Returns True where a batch is recorded.
+
+        Args:
+            batch_id: Its id.
+            purpose: "train" or "evaluation".
+            seed: The job's.
+            num_batches: Training batches of an iteration.
+        """
         if purpose != "train":
             return self.evaluations
-        drawn = hashlib.blake2b(f"{seed}/record/{batch_id}".encode(), digest_size=6).digest()
-        return int.from_bytes(drawn, "little") < self.share * 2**48
+        if self.share == 0.0:
+            return False
+        iteration, _, index = batch_id.split("/")
+        num_recorded = max(1, round(self.share * num_batches))
+        return int(index) in _drawn(int(iteration), seed=seed, num_batches=num_batches, num_recorded=num_recorded)
 
     @property
     def takes_any(self) -> bool:
@@ -40,5 +51,15 @@ class RecordingSpec(Record, frozen=True, kw_only=True):
         return self.share > 0.0 or self.evaluations
 
 
-NOTHING_RECORDED = RecordingSpec(share=0.0, max_version_bytes=0)
+@functools.lru_cache(maxsize=8)
+def _drawn(iteration: int, *, seed: int, num_batches: int, num_recorded: int) -> frozenset[int]:
+    """Returns the numbers of the training batches that are recorded of an iteration: those of the smallest digests."""
+
+    def digest(index: int) -> bytes:
+        return hashlib.blake2b(f"{seed}/record/{iteration}/train/{index}".encode(), digest_size=6).digest()
+
+    return frozenset(sorted(range(num_batches), key=digest)[:num_recorded])
+
+
+NOTHING_RECORDED = RecordingSpec(share=0.0, evaluations=False, max_version_bytes=0)
 """The policy of a job whose spec has `recording` null."""

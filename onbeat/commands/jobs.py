@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from msgspec import to_builtins
-from rich.text import Text
 
-from contracts.errors import InvalidInput
-from contracts.jobs import JobState, JobStatus
+from contracts.errors import Conflict, InvalidInput, NotFound
+from contracts.events import CheckpointWritten, JobEvent
+from contracts.jobs import JobStatus
+from onbeat.client.derived_specs import forking, without_digests
 from onbeat.client.gateway import GatewayClient
-from onbeat.client.spec_file import flag_settings, load_spec
+from onbeat.client.spec_file import flag_settings, load_spec, parse_spec
 from onbeat.commands import options
+from onbeat.commands.following import follow_or_show, follow_to_end
 from onbeat.commands.options import Job
-from onbeat.stack.access import run_dir_flag, run_root_from
-from onbeat.terminal.follow import follow, until_over
-from onbeat.terminal.job_view import NoView, dead_letter_table, health_lines
-from onbeat.terminal.output import FAILED, console_for, emit, tell, tell_fetch
-from onbeat.terminal.panel import view_for
+from onbeat.terminal.follow import until_over
+from onbeat.terminal.output import console_for, emit, tell, tell_fetch
 from onbeat.terminal.trainer_log import LogLines
-from onbeat.terminal.words import UNKNOWN, one_line, plural
 
 DEFAULT_LINES = 100
-MAX_LETTERS = 20
-"""Batches that were given up which are shown at the end of a job, the newest first."""
 
 
 def submit(
@@ -61,7 +54,7 @@ def submit(
             raise InvalidInput("must be visible ASCII characters", field="--idempotency-key", cure="use a UUID")
         key = idempotency_key or uuid.uuid4().hex
         status = client.submit(job_spec, idempotency_key=key, fetching=tell_fetch)
-        _follow_or_show(client, status, run_dir, wait=wait, json_output=json_output)
+        follow_or_show(client, status, run_dir, wait=wait, json_output=json_output)
 
 
 def watch(
@@ -93,7 +86,7 @@ def watch(
             num_lines = DEFAULT_LINES if lines is None else lines
             _show_log(client, job, num_lines, once=once, json_output=json_output)
         if not once:
-            _follow_to_end(client, job, json_output=json_output, is_quiet=show_log)
+            follow_to_end(client, job, json_output=json_output, is_quiet=show_log)
 
 
 def cancel(
@@ -115,6 +108,15 @@ def resume(
     on_unscorable: options.OnUnscorableScores = None,
     on_failure: options.OnFailureScores = None,
     wider_sums: options.WiderSums = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY.PATH=VALUE",
+            help="Change one key of the spec; may be repeated. The job stays as it is, and a new one, a fork, goes on "
+            "from its newest checkpoint.",
+        ),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end.")] = False,
     json_output: options.Json = False,
     gateway: options.Gateway = None,
@@ -122,25 +124,76 @@ def resume(
     run_dir: options.RunDir = None,
 ) -> None:
     """Queue a failed or cancelled job again, or give a job more iterations: it goes on from its newest checkpoint."""
+    if settings:
+        for flag, value in (
+            ("--on-unscorable", on_unscorable),
+            ("--on-failure", on_failure),
+            ("--wider-sums", wider_sums),
+        ):
+            if value:
+                raise InvalidInput("has no effect with --set", field=flag, cure="set the key of the spec by --set, too")
+        with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
+            status, version = _forked(client, job, settings, iterations)
+            console_for(json_output=True).print(
+                f"{status.job_id} goes on from version {version} of {job}", soft_wrap=True
+            )
+            follow_or_show(client, status, run_dir, wait=wait, json_output=json_output)
+        return
     of_components = options.stated_scores_from(on_unscorable or [], "--on-unscorable", e_g="math_verify=0")
     of_others = options.stated_scores_from(on_failure or [], "--on-failure", e_g="environment=0")
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
         status = client.resume(
             job, iterations=iterations, on_unscorable=of_components, on_failure=of_others, wider_sums=wider_sums
         )
-        _follow_or_show(client, status, run_dir, wait=wait, json_output=json_output)
+        follow_or_show(client, status, run_dir, wait=wait, json_output=json_output)
 
 
-def _follow_or_show(
-    client: GatewayClient, status: JobStatus, run_dir: Path | None, *, wait: bool, json_output: bool
-) -> None:
-    """Tells of a job that was queued, or with --wait of its end."""
-    if wait:
-        _follow_to_end(client, status.job_id, json_output=json_output)
-        return
-    flag = run_dir_flag(os.environ, run_root_from(os.environ, run_dir))
-    shown = f"{status.job_id}  {status.state.value}   follow it: onbeat watch {status.job_id}{flag}"
-    tell(status, shown, json_output=json_output)
+def _forked(client: GatewayClient, job_id: str, settings: list[str], iterations: int | None) -> tuple[JobStatus, int]:
+    """Submits a job that goes on from the newest checkpoint of another one, which has ended, with some keys changed.
+
+    Args:
+        client: Of the gateway.
+        job_id: The other job.
+        settings: KEY.PATH=VALUE of each key.
+        iterations: How many both jobs train together; None takes the number of the other's spec.
+
+    Returns:
+        The new job's status, and the version that it begins with.
+
+    Raises:
+        Conflict: The other job has not ended.
+        NotFound: It has written no checkpoint.
+        InvalidInput: Nothing is left to train; and what the gateway refuses.
+    """
+    status = client.job(job_id)
+    if not status.state.is_final:
+        raise Conflict(
+            f"a {status.state.value} job can't be gone on from", field="state", cure=f"onbeat cancel {job_id}, or wait"
+        )
+    version = newest_checkpoint(event for _, event in client.events(job_id))
+    if not version:
+        raise NotFound("has no checkpoint to go on from", field=job_id, cure="submit its spec anew")
+    whole = status.iterations if iterations is None else iterations
+    values = client.of_job("GET", job_id, "/spec", params={"defaults": "false"})
+    if whole <= version and not any(setting.partition("=")[0].strip() == "iterations" for setting in settings):
+        raise InvalidInput(
+            f"{version} of {whole} are trained already",
+            field="iterations",
+            cure=f"give more in all, as --iterations {version + max(1, version)}",
+        )
+    without_digests(values, settings)
+    values = forking(values, job=job_id, version=version, iterations=max(1, whole - version))
+    return client.submit(parse_spec(values, settings), idempotency_key=uuid.uuid4().hex), version
+
+
+def newest_checkpoint(events: Iterable[JobEvent]) -> int:
+    """Returns the version of the checkpoint that a job wrote last; 0 where it wrote none."""
+    version = 0
+    for event in events:
+        if isinstance(event, CheckpointWritten):
+            # Iteration t makes version t + 1.
+            version = event.iteration + 1
+    return version
 
 
 def _show_log(client: GatewayClient, job_id: str, num_lines: int, *, once: bool, json_output: bool) -> None:
@@ -171,30 +224,3 @@ def _print_lines(job_id: str, lines: list[str], *, json_output: bool) -> None:
             emit({"job_id": job_id, "line": line})
         else:
             console.print(line, soft_wrap=True)
-
-
-def _follow_to_end(client: GatewayClient, job_id: str, *, json_output: bool, is_quiet: bool = False) -> None:
-    """Follows a job, and prints how it ended. is_quiet: of what comes before the end nothing is shown."""
-    console = console_for(json_output=json_output)
-    try:
-        with contextlib.nullcontext(NoView()) if is_quiet else view_for(console) as view:
-            progress = follow(client, job_id, view=view)
-    except KeyboardInterrupt:
-        sys.stderr.write(f"{job_id} goes on: onbeat watch {job_id}, or onbeat cancel {job_id}\n")
-        raise
-    status = progress.status
-    letters = ()
-    if status.batches_dead:
-        letters = client.dead_letters(job_id, limit=MAX_LETTERS)
-    if json_output:
-        emit({**to_builtins(status), "dead_letters": to_builtins(letters)})
-    else:
-        digest = f"version {status.policy_version}   weights digest {status.weights_digest or UNKNOWN}"
-        console.print(f"{status.job_id}  {status.state.value}   {one_line(status.reason) or digest}", soft_wrap=True)
-        console.print(*health_lines(status), sep="\n", end="\n" * bool(status.health), soft_wrap=True)
-        if letters:
-            console.print(Text(f"\n{plural(status.batches_dead, 'batch')} given up; the newest:\n"))
-        for letter in letters:
-            console.print(dead_letter_table(letter))
-    if status.state is not JobState.SUCCEEDED:
-        raise typer.Exit(FAILED)

@@ -86,6 +86,9 @@ StageWorkers = Annotated[
         "--stage-workers", help="Processes that serve stages of Onbeat's own. [up: 0; else 1 where the job has any]"
     ),
 ]
+Consumers = Annotated[
+    int, typer.Option("--consumers", metavar="N", help="Trainer processes: so many jobs are trained at a time.")
+]
 Profile = Annotated[
     Path | None,
     typer.Option("--profile", metavar="FILE", help="Stack profile: which engines the generators have. [transformers]"),

@@ -41,6 +41,7 @@ DEMO_SPEC = Path("configs/demo.toml")
 def up(
     generators: options.GeneratorCount = None,
     stage_workers: options.StageWorkers = None,
+    consumers: options.Consumers = 1,
     profile: options.Profile = None,
     run_dir: options.RunDir = None,
     port: Annotated[int, typer.Option("--port", help="Port of the gateway; 0 takes a free one.")] = 0,
@@ -69,6 +70,7 @@ def up(
         model_root=options.model_root_or_default(model_root),
         generators=1 if num_generators is None else num_generators,
         stage_workers=stage_workers or 0,
+        consumers=consumers,
         tasks=tasks,
         profile=stack_profile,
         threads=threads_from(os.environ, threads),

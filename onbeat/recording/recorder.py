@@ -8,6 +8,7 @@ here has a say in what is trained.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,10 +29,14 @@ from onbeat.base.process.crash_points import reach
 from onbeat.base.process.folders import make_missing
 from onbeat.data.rendering.pieces import Pieces
 from onbeat.recording.files import INDEX, RecordedFiles, folders_of, parts_of, write_record
-from onbeat.recording.records import RecordedBatch, RecordedIteration, RecordedSummary
+from onbeat.recording.records import RecordedBatch, RecordedIteration, RecordedSample, RecordedSummary
+from onbeat.recording.samples import samples_of
 from onbeat.weights.files.tensor_folder import remove_folders, remove_scratch
 
 log = logging.getLogger(__name__)
+
+MOST_SAMPLES = 16
+"""Completions of an iteration, of each purpose, that trackers get."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +80,8 @@ class Recorder:
         """Iteration → bytes of its records."""
         self._versions: dict[int, Mapping[str, int]] = {}
         """Recorded iteration → the folders of its versions, and their bytes."""
+        self._samples: list[RecordedSample] = []
+        """Completions of the open iteration for trackers, MOST_SAMPLES of each purpose."""
         self._engine = ""
         self._num_left_out = 0
         self._has_complained = False
@@ -115,7 +122,7 @@ class Recorder:
 
     def takes(self, batch: RolloutBatch) -> bool:
         """Returns True where the batch is recorded."""
-        return self._policy.takes(batch.batch_id, purpose=batch.purpose, seed=self._spec.seed)
+        return self._spec.records(batch.batch_id, batch.purpose)
 
     def take(
         self,
@@ -172,6 +179,8 @@ class Recorder:
         if taken.manifest is not None:
             self._manifests[taken.manifest.directory] = taken.manifest
         self._written[batch_id] = _summary(taken)
+        if self._spec.trackers:
+            self._note_samples(record)
 
     def commit(self, iteration: int, *, deviation: float = 1.0) -> None:
         """Lists what was written of an iteration that is committed, and removes what is kept no longer.
@@ -196,6 +205,16 @@ class Recorder:
         self._has_complained = False
         for old in sorted(self._bytes)[: -self._policy.keep_iterations]:
             self._remove(old)
+
+    def take_samples(self) -> list[RecordedSample]:
+        """Returns completions of the iteration that was committed last, for trackers; none in a job without any."""
+        samples, self._samples = self._samples, []
+        return samples
+
+    def _note_samples(self, record: RecordedBatch) -> None:
+        purpose = record.batch.purpose
+        left = MOST_SAMPLES - sum(sample.purpose == purpose for sample in self._samples)
+        self._samples += itertools.islice(samples_of(record), max(0, left))
 
     def _record(
         self, taken: Recorded, advantages: Sequence[float] | None, trainer_logprobs: Sequence[bytes | None] | None

@@ -102,6 +102,27 @@ class RecordedSummary(Record, frozen=True, kw_only=True):
     batch_digest: Digest
 
 
+class RecordedSample(Record, frozen=True, kw_only=True):
+    """A recorded completion with its prompt, as a person reads it. `onbeat samples` and `run.samples()` return them."""
+
+    iteration: int
+    batch_id: str
+    purpose: Purpose
+    policy_version: PolicyVersion
+    """The version that sampled it."""
+    prompt: str
+    reference: str
+    sample: int
+    """Its number among the completions of its prompt in this batch."""
+    completion: str
+    """The text; of several turns all of them, with what answered the model."""
+    reward: float
+    """As it was trained, with what stages added."""
+    reward_components: dict[str, float]
+    """Component → its unweighted score."""
+    finish_reason: FinishReason
+
+
 class RecordedIteration(Record, frozen=True, kw_only=True):
     """The index of an iteration, written once it is committed: without it the iteration isn't recorded yet."""
 

@@ -54,6 +54,8 @@ DECIDED = {
 """Setting that the stack decides itself → why."""
 MAX_GENERATORS = 1024
 """Most generators of a stack, and most stage workers."""
+MAX_CONSUMERS = 64
+"""Most jobs that a stack of one machine trains at a time."""
 MAX_THREADS = 4096
 """That of `StackSettings.threads`."""
 
@@ -67,13 +69,15 @@ class StackOptions:
     generators: int = 1
     stage_workers: int = 0
     """Processes that serve Onbeat's own stages."""
+    consumers: int = 1
+    """Processes that have a trainer each: as many jobs are trained at a time."""
     tasks: bool = False
     """Whether there are a worker of tasks and the clock, as `onbeat up` has them. A stack of one job ends with the job:
     nothing of it is due, and `onbeat verify` and `onbeat export` read its folder."""
     profile: StackProfile | None = None
     """Where generators aren't all alike; it has as many as `generators` says."""
     threads: int | None = None
-    """Compute threads of each generator and stage worker and of the trainer; None shares the cores among them, and
+    """Compute threads of each generator, stage worker and trainer; None shares the cores among them, and
     gives them to those that have their turn in a colocated job."""
     gateway_port: int = 0
     """0: any free port."""
@@ -98,6 +102,8 @@ class StackOptions:
             )
         if not 0 <= self.stage_workers <= MAX_GENERATORS:
             raise InvalidInput(f"must be from 0 to {MAX_GENERATORS}", field="--stage-workers")
+        if not 1 <= self.consumers <= MAX_CONSUMERS:
+            raise InvalidInput(f"must be from 1 to {MAX_CONSUMERS}", field="--consumers")
         if self.profile is not None and len(self.profile.each) != self.generators:
             raise InvalidInput(
                 f"differs from the profile, which has {len(self.profile.each)} generators", field="--generators"
@@ -116,7 +122,7 @@ class StackOptions:
     @property
     def threads_each(self) -> int:
         """Two busy processes with as many threads each as there are cores run many times slower than with one each."""
-        return self.threads or max(1, (os.cpu_count() or 1) // (self.generators + self.stage_workers + 1))
+        return self.threads or max(1, (os.cpu_count() or 1) // (self.generators + self.stage_workers + self.consumers))
 
     def colocated_threads_of(self, service: str) -> int:
         """The service's setting of that name: generators share the cores in their turn, a trainer has all of them.

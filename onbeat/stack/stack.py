@@ -200,8 +200,12 @@ class EmbeddedStack:
         asked_s = time.monotonic()
         for child in scaled:
             child.stop(grace_s=max(0.0, asked_s + GENERATOR_GRACE_S - time.monotonic()))
-        if "consumer" in self.children:
-            self.children["consumer"].stop(grace_s=CONSUMER_GRACE_S)
+        consumers = [child for name, child in self.children.items() if name.partition("-")[0] == "consumer"]
+        for child in consumers:
+            child.terminate()
+        consumers_asked_s = time.monotonic()
+        for child in consumers:
+            child.stop(grace_s=max(0.0, consumers_asked_s + CONSUMER_GRACE_S - time.monotonic()))
         for child in background:
             child.stop(grace_s=max(0.0, asked_s + TASKS_GRACE_S - time.monotonic()))
         for name in ("gateway", "reward_service"):
@@ -277,9 +281,11 @@ class EmbeddedStack:
     def _plan_children(self, settings: StackSettings) -> list[ChildProcess]:
         ports = {service: int(url.rpartition(":")[2]) for service, url in self._urls.items()} | {"consumer": 0}
         generators = [f"generator-{number}" for number in range(1, self.options.generators + 1)]
+        # The first one is called as in a stack that has no other.
+        consumers = [f"consumer-{number}" for number in range(2, self.options.consumers + 1)]
         stages = [f"stage-{number}" for number in range(1, self.options.stage_workers + 1)]
         background = BACKGROUND if self.options.tasks else ()
-        names = (*ports, *generators, *stages, *background)
+        names = (*ports, *consumers, *generators, *stages, *background)
         names = [name for name in names if name.partition("-")[0] in self._modules]
         return [
             self._plan_child(name, settings, ("-m", self._modules[name.partition("-")[0]]), port=ports.get(name, 0))

@@ -37,8 +37,9 @@ class MetricsTargets:
     def told(self, name: str, settings: StackSettings) -> StackSettings:
         """Returns the settings of a process with the ports of its metrics, which are the same at each of its starts."""
         settings = replace(settings, metrics_port=self._port(name))
-        if name == CONSUMER:
-            return replace(settings, trainer_metrics_port=self._port(TRAINER))
+        service, dash, number = name.partition("-")
+        if service == CONSUMER:
+            return replace(settings, trainer_metrics_port=self._port(f"{TRAINER}{dash}{number}"))
         return settings
 
     def _port(self, name: str) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +28,8 @@ from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
 from onbeat.commands.exports.audit_file import read_audit, verify_at, verify_folder
 from onbeat.commands.options import with_run_roots
+from onbeat.recording.records import RecordedSample
+from onbeat.recording.samples import FolderSamples, GatewaySamples, SampleSource, read_samples
 from onbeat.run_folder.run_files import bring_missing
 from onbeat.stack.access import GatewayAccess, page_address
 from onbeat.terminal.follow import TICK_S
@@ -103,6 +106,32 @@ class Run:
         if self._driver is not None and self._driver.progress is not None:
             return list(self._driver.progress.evaluations.values())
         return read_json_lines(self.folder.evaluations, EvaluationScore)
+
+    def samples(
+        self,
+        *,
+        iteration: int | None = None,
+        batch: int | None = None,
+        held_out: bool = False,
+        worst: bool = False,
+        limit: int = 8,
+    ) -> list[RecordedSample]:
+        """Returns recorded completions with their prompts and rewards, as they are now.
+
+        Args:
+            iteration: Its number; None takes the newest that is recorded.
+            batch: The number of one batch in it; None takes all that are recorded.
+            held_out: Completions of held-out prompts, in place of those that were trained.
+            worst: Those of the lowest rewards first; else as they were sampled.
+            limit: How many at most.
+
+        Raises:
+            NotFound: Nothing of that kind is recorded, or not yet.
+        """
+        source: SampleSource = FolderSamples(self.folder)
+        if self._client is not None:
+            source = GatewaySamples(partial(self._client.of_job, "GET", self.id))
+        return read_samples(source, iteration=iteration, batch=batch, held_out=held_out, worst=worst, limit=limit)
 
     @property
     def gateway(self) -> GatewayAccess | None:

@@ -221,6 +221,8 @@ class Routes(BaseHTTPRequestHandler):
             self._answer(200, self.server.status())
         elif path == f"{jobs}/metrics":
             self._answer(200, {"iterations": [metrics_of(0, 0.5), metrics_of(1, 0.75)]})
+        elif self.path == f"{jobs}/spec?defaults=false":
+            self._answer(200, self.server.spec)
         elif self.path == f"{jobs}/streams":
             self._answer(
                 200, {"num_prompts": 3, "oldest_age_s": 1.5, "groups": [{"name": "generators", "num_bytes": 2048}]}

@@ -18,12 +18,16 @@ from broker.connection.client import connect
 from broker.connection.probe import probe
 from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TASKS, TRAINER
 from contracts.errors import Conflict, InvalidInput, Unavailable
+from contracts.jobs import JobState
 from onbeat.base.process import child_process
 from onbeat.client.connection import client_settings
+from onbeat.client.gateway import GatewayClient
 from onbeat.stack.access import gateway_access, read_stack_file
 from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import STACK_MARK, EmbeddedStack
 from onbeat.stack.supervision import RestartPolicy
+from tests.building.specs import trained_job
+from tests.pipeline import REPOSITORY
 from tests.until import until
 
 STAND_INS = Path(__file__).parent / "stand_ins"
@@ -70,6 +74,38 @@ def test_every_service_is_its_own_process_and_none_outlives_the_stack(tmp_path: 
         assert probe(stack.redis.url).version
     assert not child_process.living(everything)
     stack.stop()
+
+
+def test_a_stack_of_two_consumers_trains_two_jobs_at_a_time(tmp_path: Path) -> None:
+    stack = EmbeddedStack(StackOptions(run_root=tmp_path / "runs", model_root=REPOSITORY, threads=1, consumers=2))
+    with stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
+        assert {"consumer", "consumer-2"} <= set(stack.pids)
+        # Neither ends by itself within the test.
+        spec = trained_job(iterations=1000)
+        jobs = [client.submit(spec, idempotency_key=str(number)).job_id for number in range(2)]
+        until(
+            lambda: all(client.job(job_id).iterations_committed for job_id in jobs),
+            "a commit of both jobs",
+            tick=stack.tick,
+        )
+        assert {client.job(job_id).state for job_id in jobs} == {JobState.RUNNING}
+
+
+@linux_only
+def test_the_trainers_of_several_consumers_end_with_the_stack(tmp_path: Path) -> None:
+    with EmbeddedStack(stack_options(tmp_path, consumers=3), modules=MODULES) as stack:
+        consumers = [stack.pids[name] for name in ("consumer", "consumer-2", "consumer-3")]
+        until(lambda: all(len(child_process.descendants(pid)) == 1 for pid in consumers), "the trainers")
+        everything = identities(stack.pids) | {
+            trainer for pid in consumers for trainer in child_process.descendants(pid)
+        }
+    assert not child_process.living(everything)
+
+
+@pytest.mark.parametrize("consumers", [0, 65])
+def test_a_number_of_consumers_out_of_bounds_is_refused(tmp_path: Path, consumers: int) -> None:
+    with pytest.raises(InvalidInput, match="--consumers: must be from 1 to 64"):
+        stack_options(tmp_path, consumers=consumers)
 
 
 @linux_only

@@ -203,18 +203,6 @@ def test_a_spec_without_a_word_has_a_batch_of_each_iteration_recorded_and_no_ver
     assert job_spec(recording=only_held_out).recording_policy == only_held_out
 
 
-def test_the_share_is_a_function_of_seed_and_batch() -> None:
-    policy = RecordingSpec(share=0.25)
-    names = [f"{number}/train/{index}" for number in range(100) for index in range(10)]
-    chosen = [name for name in names if policy.takes(name, purpose="train", seed=7)]
-    assert 200 < len(chosen) < 300
-    assert chosen == [name for name in names if policy.takes(name, purpose="train", seed=7)]
-    assert chosen != [name for name in names if policy.takes(name, purpose="train", seed=8)]
-    assert all(RecordingSpec().takes(name, purpose="train", seed=7) for name in names)
-    assert not any(RecordingSpec(share=0.0).takes(name, purpose="train", seed=7) for name in names)
-    assert not policy.takes("0/evaluation/0", purpose="evaluation", seed=7)
-
-
 class Odd:
     """A tokenizer with a sentencepiece space, half a surrogate pair, and an id that it doesn't know."""
 

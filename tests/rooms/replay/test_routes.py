@@ -72,7 +72,7 @@ def test_iterations_are_listed_newest_first_and_page_by_page(ask: Ask, services:
     assert [one["iteration"] for one in rest["iterations"]] == [1]
 
 
-@pytest.mark.parametrize("says", [None, {"share": 0}])
+@pytest.mark.parametrize("says", [None, {"share": 0, "evaluations": False}])
 def test_a_job_that_records_nothing_says_so(ask: Ask, says: object) -> None:  # noqa: F811
     job_id = submit(ask, recording=says)
     answer = ask("GET", f"/v1/jobs/{job_id}/rollouts")

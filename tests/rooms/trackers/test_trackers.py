@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from consumer.trackers.background import tracker_makers
 from consumer.trainer.report import RunLog
 from contracts.errors import InvalidInput
 from contracts.run_folder import RunFolder
+from onbeat.recording.records import RecordedSample
 from tests.builders import install, job_spec
 from tests.rooms.trackers.test_background import metrics, score
 
@@ -139,3 +142,82 @@ def log_records(data: bytes) -> Iterator[bytes]:
         if kind in (1, 4):
             yield joined
             joined = b""
+
+
+def samples_of(iteration: int) -> list[RecordedSample]:
+    """A trained completion and a held-out one."""
+    sample = RecordedSample(
+        iteration=iteration,
+        batch_id=f"{iteration}/train/0",
+        purpose="train",
+        policy_version=iteration,
+        prompt="12+34=",
+        reference="46",
+        sample=0,
+        completion=f"64 of {iteration}\n# no heading",
+        reward=0.5,
+        reward_components={"right": 1.0},
+        finish_reason="stop",
+    )
+    return [sample, replace(sample, batch_id=f"{iteration}/evaluation/0", purpose="evaluation")]
+
+
+def run_a_job_with_samples(folder: RunFolder, *trackers: str) -> None:
+    """Iterations 0 and 1; a second trainer resumes at 1 and goes on to 2."""
+    spec = job_spec(trackers=list(trackers))
+    for iterations in (range(2), range(1, 3)):
+        run_log = RunLog(folder, spec)
+        for iteration in iterations:
+            run_log.metrics(metrics(iteration, reward=0.5))
+            run_log.samples(iteration, samples_of(iteration))
+        run_log.close()
+
+
+def test_tensorboard_has_the_texts_of_each_iteration_once(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason='tensorboard is not installed: pip install "onbeat[tensorboard]"')
+    from tensorboard.backend.event_processing.event_accumulator import TENSORS, EventAccumulator
+
+    folder = RunFolder(tmp_path, "job-1")
+    run_a_job_with_samples(folder, "tensorboard")
+    events = EventAccumulator(str(folder.path / "tensorboard"), size_guidance={TENSORS: 0})
+    events.Reload()
+    for purpose in ("train", "evaluation"):
+        texts = {
+            point.step: point.tensor_proto.string_val[0].decode()
+            for point in events.Tensors(f"samples/{purpose}/text_summary")
+        }
+        assert sorted(texts) == [0, 1, 2]
+        assert texts[1] == "reward 0.5, reference `46`\n\n    12+34=64 of 1\n    # no heading"
+
+
+def test_wandb_has_a_table_of_completions_of_each_iteration_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb", reason='wandb is not installed: pip install "onbeat[wandb]"')
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    folder = RunFolder(tmp_path, "job-1")
+    run_a_job_with_samples(folder, "wandb")
+    wandb.teardown()
+    tables = sorted(folder.path.glob("wandb/offline-run-*/files/media/table/samples/train_*.table.json"))
+    assert len(tables) == 3
+    table = json.loads(tables[0].read_text())
+    assert table["columns"] == ["version", "prompt", "reference", "completion", "reward", "right"]
+    assert table["data"] == [[0, "12+34=", "46", "64 of 0\n# no heading", 0.5, 1.0]]
+
+
+def test_a_tracker_that_shows_no_samples_is_given_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "numbers_only", "[onbeat.trackers]\nnumbers = numbers_only:Drawing\n")
+    (tmp_path / "numbers_only.py").write_text(
+        "class Drawing:\n"
+        "    def __init__(self, folder, spec): self.path = folder.path / 'steps'\n"
+        "    def log(self, step, values): self.path.open('a').write(f'{step}\\n')\n"
+        "    def close(self): self.path.open('a').write('closed\\n')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = RunFolder(tmp_path, "job-1")
+    spec = job_spec(trackers=[{"type": "plugin", "entry_point": "numbers"}])
+    run_log = RunLog(folder, spec)
+    run_log.metrics(metrics(0, reward=0.5))
+    run_log.samples(0, samples_of(0))
+    run_log.close()
+    assert (folder.path / "steps").read_text().splitlines() == ["0", "closed"]

@@ -10,9 +10,10 @@ import httpx
 import pytest
 
 from contracts.encoding.wire import encode_json
-from contracts.events import HealthChanged, IterationCommitted, Rewound, StateChanged
+from contracts.events import CheckpointWritten, HealthChanged, IterationCommitted, Rewound, StateChanged
 from contracts.jobs import HealthProblem, JobState
 from contracts.run_folder import RunFolder
+from contracts.spec.job import ForkSpec
 from onbeat.audit.folder import AuditFile
 from onbeat.base.shipped import shipped_root
 from onbeat.cli import run
@@ -302,3 +303,62 @@ def test_progress_folds_events_and_estimates_the_time_left(gateway: FakeGateway)
     assert progress.left_s == 0.0
     progress.apply(IterationCommitted(at_s=9.0, metrics=metrics_of(0, 0.6), weights_digest=""))
     assert progress.rewards == [0.6]
+
+
+def test_evaluate_submits_the_model_with_what_the_spec_says_of_evaluations_and_follows_it(
+    gateway: FakeGateway, spec_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["evaluate", "models/other", str(spec_file), "--set", "evaluation.num_prompts=16"]) == 0
+    ((_, spec),) = gateway.submitted
+    assert (spec.model.path, spec.iterations, spec.evaluation.num_prompts) == ("models/other", 0, 16)
+    assert f"{JOB}  succeeded" in capsys.readouterr().out
+    assert run(["evaluate", "models/other", str(spec_file), "--json"]) == 0
+    assert only_object(capsys)["job_id"] == JOB
+    gateway.final = JobState.FAILED
+    assert run(["evaluate", "models/other", str(spec_file)]) == 1
+
+
+def test_a_sweep_submits_each_combination_under_one_tag_and_shows_a_table(
+    gateway: FakeGateway, spec_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--set", "optimizer.learning_rate=1e-4,1e-3", "--set", "iterations=5"]
+    assert run(["sweep", str(spec_file), *flags]) == 0
+    specs = [spec for _, spec in gateway.submitted]
+    assert [(spec.optimizer.learning_rate, spec.iterations) for spec in specs] == [(1e-4, 5), (1e-3, 5)]
+    assert [spec.name for spec in specs] == ["test, learning_rate=1e-4", "test, learning_rate=1e-3"]
+    assert len({spec.tags[0] for spec in specs}) == 1
+    head, *rows = capsys.readouterr().out.splitlines()[1:]
+    assert head.split()[:3] == ["learning_rate", "job", "state"]
+    assert [row.split()[:3] for row in rows] == [["1e-4", JOB, "succeeded"], ["1e-3", JOB, "succeeded"]]
+    assert run(["sweep", str(spec_file), *flags, "--json"]) == 0
+    answer = only_object(capsys)
+    assert [job["values"]["optimizer.learning_rate"] for job in answer["jobs"]] == [1e-4, 1e-3]
+    gateway.final = JobState.FAILED
+    assert run(["sweep", str(spec_file), *flags]) == 1
+    assert run(["sweep", str(spec_file), *flags, "--no-wait"]) == 0
+    assert run(["sweep", str(spec_file), "--set", "seed=1"]) == 2
+    assert "is no sweep" in capsys.readouterr().err
+
+
+def test_resume_with_other_keys_forks_the_job_at_its_newest_checkpoint(
+    gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change = ["--set", "optimizer.learning_rate=1e-5"]
+    assert run(["resume", JOB, *change, "--iterations", "9"]) == 2
+    assert "has no checkpoint to go on from" in capsys.readouterr().err
+    checkpoint = CheckpointWritten(at_s=0.5, iteration=1, directory="checkpoints/i000001", weights_digest="0" * 64)
+    gateway.earlier = [checkpoint]
+    assert run(["resume", JOB, *change, "--iterations", "9"]) == 0
+    ((_, spec),) = gateway.submitted
+    assert isinstance(spec.fork, ForkSpec)
+    assert (spec.fork.job, spec.fork.version, spec.iterations) == (JOB, 2, 7)
+    assert (spec.optimizer.learning_rate, spec.rollout) == (1e-5, gateway.spec.rollout)
+    assert gateway.resumed == []
+    assert f"goes on from version 2 of {JOB}" in capsys.readouterr().err
+    assert run(["resume", JOB, *change]) == 2
+    assert "iterations: 2 of 2 are trained already (give more in all, as --iterations 4)" in capsys.readouterr().err
+    assert run(["resume", JOB, *change, "--wider-sums", "3"]) == 2
+    assert "--wider-sums: has no effect with --set" in capsys.readouterr().err
+    gateway.final = JobState.RUNNING
+    assert run(["resume", JOB, *change, "--iterations", "9"]) == 2
+    assert "a running job can't be gone on from" in capsys.readouterr().err
