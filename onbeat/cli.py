@@ -194,7 +194,7 @@ def _evaluate() -> Command:
 
 def _samples() -> Command:
     """Show completions of a job with their prompts and rewards: the newest that are recorded, or those you ask for."""
-    from onbeat.commands.samples import samples
+    from onbeat.commands.exports.samples import samples
 
     return samples
 
