@@ -105,6 +105,7 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorSee
             iterations=spec.iterations,
             iterations_committed=_num_trained(fence, last_audit, spec),
             owner=values.get("owner", b"").decode(),
+            learns_given=spec.algorithm.learns_given,
             fault=fault,
             created_s=float(values["created_s"]),
             started_s=float(values.get("started_s", 0.0)),

@@ -349,5 +349,7 @@ class JobStatus(JobCounts, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     owner: str = ""
     """The name of the key that submitted it, which with the scope submit may change it; "" where no gateway took it."""
+    learns_given: bool = False
+    """Whether it learns completions of its data set (loss = "sft"): its curve is the loss, its rewards are all 0."""
     fault: Fault | UnsetType = UNSET
     """The side on which the cause of a failed job lies; absent in every other state."""

@@ -437,8 +437,8 @@ class RewardSpec(Record, frozen=True, kw_only=True):
     """The rubric, and how long scoring may take."""
 
     components: Annotated[tuple[RewardComponent, ...], Meta(max_length=32)] = ()
-    """Scorers; the reward is the weighted sum of their scores, and of what an environment gave. Without an environment
-    there is one or more."""
+    """Scorers; the reward is the weighted sum of their scores, and of what an environment and stages gave. There may be
+    none where an environment, or a stage such as a judge or a reward model, gives rewards."""
     item_timeout_s: Annotated[float, Meta(gt=0.0, le=600.0)] = 10.0
     """Hard deadline of one completion; its process is killed past it. Patterns alone have 10 s at most; a plug-in's
     first call in a fresh process has 60 s at least, since it may load a model then."""

@@ -234,6 +234,10 @@ def ask_stack(
     if refusals:
         return spec
     with _added_to(refusals):
+        # Once more: the text of a reward says whether it needs a reference.
+        if spec.algorithm.learns_given and any(isinstance(part, PluginReward) for part in spec.reward.components):
+            check_rows(spec, settings)
+    with _added_to(refusals):
         check_patterns(spec, settings)
     with _added_to(refusals):
         check_plugins(spec, settings)

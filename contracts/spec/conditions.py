@@ -312,8 +312,15 @@ def unscored(spec: JobSpec) -> Iterator[tuple[str, bool]]:
 
 def nothing_scores(spec: JobSpec) -> Iterator[Values]:
     names = [name for name, _ in unscored(spec)]
-    if names and not spec.reward.components:
+    # A judge or a reward model scores what is trained by itself.
+    if names and not spec.reward.components and not spec.stage_reward_weights:
         yield {"what": f"`{names[0]}`" if names[0] else "the job"}
+
+
+def held_out_without_scores(spec: JobSpec) -> bool:
+    """Returns True where stages alone score, which work on training batches: each held-out reward would be 0."""
+    scores_by_stages = bool(spec.stage_reward_weights) and not spec.reward.components
+    return scores_by_stages and spec.evaluation.num_batches > 0 and any(True for _ in unscored(spec))
 
 
 def scored_by_none(spec: JobSpec) -> Iterator[Values]:

@@ -408,7 +408,14 @@ RULES: tuple[Rule, ...] = (
         field="reward.components",
         when=conditions.nothing_scores,
         says="is empty, so nothing scores {what}",
-        cure='add a reward, such as {{ type = "exact" }}, or an environment that gives rewards',
+        cure='add a reward, such as {{ type = "exact" }}, a stage that scores, as "llm_judge" or "reward_model", or an '
+        "environment that gives rewards",
+    ),
+    Rule(
+        field="evaluation.num_prompts",
+        when=conditions.held_out_without_scores,
+        says="has no effect: stages alone score, and they work on training batches, so held-out rewards would all be 0",
+        cure='set it to 0 and leave evaluation.sets out, or add a reward, such as {{ type = "exact" }}',
     ),
     Rule(
         field="reward.components",

@@ -50,8 +50,17 @@ class JobProgress:
         return max(len(self.iterations), self.status.iterations_committed)
 
     @property
-    def rewards(self) -> list[float]:
-        return [metrics.reward_mean for metrics in self.in_order]
+    def curve_name(self) -> str:
+        """The number by which the job is judged first: `loss` where it learns given completions, else `reward`."""
+        return "loss" if self.status.learns_given else "reward"
+
+    @property
+    def curve(self) -> list[float]:
+        """That number of each iteration, oldest first."""
+        return [self.curve_value(metrics) for metrics in self.in_order]
+
+    def curve_value(self, metrics: events.IterationMetrics) -> float:
+        return metrics.loss if self.status.learns_given else metrics.reward_mean
 
     @property
     def evaluation_before(self) -> EvaluationScore | None:

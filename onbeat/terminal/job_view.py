@@ -107,7 +107,8 @@ def bar(progress: JobProgress) -> RenderableType:
     if progress.left_s is not None:
         left = f"{duration(progress.left_s)} left"
     row.add_row(
-        ProgressBar(total=status.iterations, completed=progress.num_committed),
+        # A job that only evaluates has no iteration.
+        ProgressBar(total=status.iterations or 1, completed=progress.num_committed),
         Text(f"{progress.num_committed} of {status.iterations} iterations  {left}"),
     )
     return row
@@ -165,6 +166,12 @@ def event_line(event: events.JobEvent, progress: JobProgress) -> str:
     return f"batch {event.batch_id} was given up: {event.reason}"
 
 
+def curve_text(progress: JobProgress, metrics: events.IterationMetrics) -> str:
+    """Returns the number by which the job is judged first: a reward as a score, a loss with its digits."""
+    value = progress.curve_value(metrics)
+    return number(value) if progress.status.learns_given else score(value)
+
+
 def iteration_line(metrics: events.IterationMetrics, progress: JobProgress) -> str:
     total = progress.status.iterations
     left = f"  {duration(progress.left_s)} left" if progress.left_s else ""
@@ -183,7 +190,7 @@ def iteration_line(metrics: events.IterationMetrics, progress: JobProgress) -> s
         again = metrics.trajectories.num_begun_again
         played += f", {again} begun again" if again else ""
     return (
-        f"iteration {metrics.iteration:>{len(str(total - 1))}}  reward {score(metrics.reward_mean)}"
+        f"iteration {metrics.iteration:>{len(str(total - 1))}}  {progress.curve_name} {curve_text(progress, metrics)}"
         f"  version {metrics.policy_version} → {metrics.policy_version + 1}  {metrics.num_batches} batches"
         f"  {duration(metrics.wall_s)}  {count(metrics.tokens_per_s)} tokens/s{played}{teacher}{lag}{unscorable}"
         f"  {metrics.iteration + 1} of {total}{left}"

@@ -17,7 +17,7 @@ from contracts.jobs import EvaluationScore, JobStatus, WindowIteration
 from contracts.schedule import LAGGING, versions_in_words
 from onbeat.base.telemetry.logs import shown
 from onbeat.client.progress import JobProgress
-from onbeat.terminal.job_view import FRAMES_PER_S, STATE_STYLES, JobView, PlainView, bar, health_lines
+from onbeat.terminal.job_view import FRAMES_PER_S, STATE_STYLES, JobView, PlainView, bar, curve_text, health_lines
 from onbeat.terminal.words import (
     UNKNOWN,
     by_reason,
@@ -104,7 +104,7 @@ def _facts(progress: JobProgress) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    table.add_row("reward", _reward_row(progress))
+    table.add_row(progress.curve_name, _curve_row(progress))
     if latest is not None and latest.num_resamples:
         left = f"{share(latest.zero_advantage_share)} of the groups still of equal reward"
         table.add_row("resampled", f"{plural(latest.num_resamples, 'prompt')}   {left}")
@@ -140,12 +140,15 @@ def _facts(progress: JobProgress) -> Table:
     return table
 
 
-def _reward_row(progress: JobProgress) -> RenderableType:
-    rewards = progress.rewards
-    if not rewards:
+def _curve_row(progress: JobProgress) -> RenderableType:
+    iterations = progress.in_order
+    if not iterations:
         return Text("waiting for the first iteration", "dim")
     return Text.assemble(
-        (score(rewards[-1]), "bold green"), "  ", (sparkline(rewards), "green"), f"  first {score(rewards[0])}"
+        (curve_text(progress, iterations[-1]), "bold green"),
+        "  ",
+        (sparkline(progress.curve), "green"),
+        f"  first {curve_text(progress, iterations[0])}",
     )
 
 

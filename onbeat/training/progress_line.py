@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onbeat.client.progress import JobProgress
-from onbeat.terminal.job_view import FRAMES_PER_S, bar
+from onbeat.terminal.job_view import FRAMES_PER_S, bar, curve_text
 from onbeat.terminal.output import TextConsole
 from onbeat.terminal.words import UNKNOWN, duration, one_line, score, sparkline
 
@@ -94,14 +94,15 @@ class NotebookOutput:
 def as_html(progress: JobProgress) -> str:
     """A job in a few lines; what others wrote in it is text."""
     status = progress.status
-    rewards = progress.rewards
+    iterations = progress.in_order
     head = f"<b>{_text(status.name)}</b> {status.job_id} {status.state.value} {_text(status.reason)}"
     bar_of = f'<progress value="{progress.num_committed}" max="{status.iterations}"></progress>'
     facts = [f"{progress.num_committed} of {status.iterations} iterations"]
     if progress.left_s is not None:
         facts.append(f"{duration(progress.left_s)} left")
-    if rewards:
-        facts.append(f"reward {score(rewards[0])} <code>{sparkline(rewards)}</code> {score(rewards[-1])}")
+    if iterations:
+        first, last = (curve_text(progress, metrics) for metrics in (iterations[0], iterations[-1]))
+        facts.append(f"{progress.curve_name} {first} <code>{sparkline(progress.curve)}</code> {last}")
     before = progress.evaluation_before
     after = progress.evaluation_latest
     if before is not None and after is not None:
@@ -114,8 +115,9 @@ def _line(progress: JobProgress) -> Table:
     row.add_column(no_wrap=True)
     row.add_column(ratio=1)
     latest = progress.latest
-    reward = f"reward {score(latest.reward_mean)}" if latest is not None else f"reward {UNKNOWN}"
-    row.add_row(Text(f"{one_line(progress.status.name)}  {progress.status.state.value}  {reward}"), bar(progress))
+    curve = UNKNOWN if latest is None else curve_text(progress, latest)
+    head = f"{one_line(progress.status.name)}  {progress.status.state.value}  {progress.curve_name} {curve}"
+    row.add_row(Text(head), bar(progress))
     return row
 
 

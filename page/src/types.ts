@@ -597,6 +597,7 @@ export interface JobStatus {
   disk_bytes: (number | null);
   tags: string[];
   owner: string;
+  learns_given: boolean;
   fault?: Fault;
 }
 

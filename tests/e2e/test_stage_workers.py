@@ -197,6 +197,16 @@ def test_a_judge_is_asked_once_for_each_row_and_its_numbers_are_trained(pipeline
     assert pipeline.verdict(job_id).gaps == ()
 
 
+def test_a_judge_alone_is_a_reward(pipeline: Pipeline) -> None:
+    stage = {"type": "llm_judge", "model": "m", "prompt": "Rate {completion}"}
+    job = staged_job(stages=[stage], reward={}, evaluation__num_prompts=0, iterations=2, deterministic=False)
+    folder = RunFolder(pipeline.settings.run_root_path, pipeline.train(job))
+    for line in folder.metrics.read_text().splitlines():
+        metrics = decode_json(line.encode(), IterationMetrics)
+        assert metrics.reward_mean == pytest.approx(metrics.reward_components["llm_judge"])
+        assert metrics.reward_std > 0.0
+
+
 def test_a_judge_s_criteria_are_compared_each_by_itself_and_have_metrics_of_their_own(pipeline: Pipeline) -> None:
     stage = {"type": "llm_judge", "model": "m", "prompt": "JSON for {completion}", "answer": "json"}
     rubric = stage | {"criteria": {"long": 3, "short": 1}, "weight": 2.0}

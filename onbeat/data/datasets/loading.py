@@ -16,7 +16,7 @@ from contracts.spec.rollout import EvaluationSet
 from contracts.spec.root import SpecRoot
 from onbeat.data.datasets.kinds import load_source
 from onbeat.data.datasets.mixture import load_mixture, load_sets
-from onbeat.data.datasets.references import check_job, check_reference
+from onbeat.data.datasets.references import check_job, check_needs_no_reference, check_reference
 from onbeat.data.prompts.examples import ExampleSets, Request
 from onbeat.data.prompts.file_rows import DatasetRoom
 
@@ -29,8 +29,8 @@ def job_examples(spec: JobSpec, root: SpecRoot) -> ExampleSets:
         seed=spec.seed,
         model_root=root,
         components=spec.reward.components,
-        # Of a job that only evaluates nothing scores the training pool either.
-        learns_given=spec.algorithm.learns_given or spec.iterations == 0,
+        learns_given=spec.algorithm.learns_given,
+        trains=spec.iterations > 0,
         reads_references=_reads_references(spec),
         sets=spec.evaluation.sets or (),
     )
@@ -51,6 +51,7 @@ def load_dataset(
     components: tuple[rewards.RewardComponent, ...] = (),
     learns_given: bool = False,
     reads_references: bool = True,
+    trains: bool = True,
     sets: Sequence[EvaluationSet] = (),
 ) -> ExampleSets:
     """Loads the training pool and `num_evaluation` held-out examples; equal arguments give equal sets.
@@ -63,6 +64,7 @@ def load_dataset(
         components: The parts of the job's reward, which have to be able to score each example.
         learns_given: True where the training pool's completions are learnt as they are, so that nothing scores them.
         reads_references: False where a row needs no reference, since nothing compares a completion with it.
+        trains: False where the job only evaluates: the training pool may be empty, and nothing scores it.
         sets: Further data sets that are held out; their examples follow the job's own, with the sets' names as sources.
 
     Raises:
@@ -75,18 +77,27 @@ def load_dataset(
     check_job(tables, components)
     room = DatasetRoom(model_root.dataset_mb)
     request = Request(
-        num_evaluation=num_evaluation, seed=seed, model_root=model_root, reads_references=reads_references, room=room
+        num_evaluation=num_evaluation,
+        seed=seed,
+        model_root=model_root,
+        reads_references=reads_references,
+        trains=trains,
+        room=room,
     )
     dataset = load_mixture(spec, request) if isinstance(spec, MixtureDataset) else load_source(spec, request)
     if sets:
         dataset = load_sets(sets, dataset, request)
-    scored = list(dataset.evaluation) if learns_given else [*dataset.train, *dataset.evaluation]
+    is_pool_scored = trains and not learns_given
+    scored = [*dataset.train, *dataset.evaluation] if is_pool_scored else list(dataset.evaluation)
     for example in scored:
         for component in components:
             if not component.scores(example.source):
                 continue
             try:
                 check_reference(component, reference=example.reference, task_entry=example.task_entry)
+                # Rows that are learned may have no reference; where such a row is held out, a reward has to do without.
+                if example.completion and not example.reference:
+                    check_needs_no_reference(component)
             except InvalidInput as error:
                 where = example.origin or example.example_id
                 raise InvalidInput(f"{where}: {error.problem}", field=example.field, cure=error.cure) from error

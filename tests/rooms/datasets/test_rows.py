@@ -20,7 +20,7 @@ from contracts.spec.datasets import JsonlDataset
 from contracts.spec.root import SpecRoot
 from onbeat.data.datasets.loading import load_dataset
 from onbeat.data.datasets.rows import MAX_METADATA_BYTES
-from onbeat.data.prompts.examples import Example
+from onbeat.data.prompts.examples import Example, ExampleSets
 from onbeat.data.prompts.source import PromptSource
 from reward_service.scorers import plugin
 from tests.builders import job_spec
@@ -379,3 +379,53 @@ def test_a_line_longer_than_any_row_is_refused_before_it_is_in_memory(tmp_path: 
     finally:
         tracemalloc.stop()
     assert error.value.field == "dataset.train_path"
+
+
+@pytest.mark.parametrize(
+    ("source", "is_refused"),
+    [
+        ("def right(completion, reference): return 1.0", True),
+        ("def right(*, completion, reference): return 1.0", True),
+        ("def right(completion, reference=''): return 1.0", False),
+        ("def right(*, completion, reference=''): return 1.0", False),
+        ("def right(completion): return 1.0", False),
+        ("def right(", False),
+    ],
+)
+def test_a_held_out_row_without_a_reference_is_refused_where_the_reward_needs_one(
+    tmp_path: Path, source: str, is_refused: bool
+) -> None:
+    """Rows of `sft` may leave it out; a job that evaluates them would fail with its first held-out completion."""
+    rows = [{"prompt": f"{number}=", "completion": str(number)} for number in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def load(num_evaluation: int) -> ExampleSets:
+        return load_dataset(
+            JsonlDataset(train_path="rows.jsonl"),
+            num_evaluation=num_evaluation,
+            seed=0,
+            model_root=SpecRoot(tmp_path),
+            components=(PluginReward(entry_point="right", source=source),),
+            learns_given=True,
+        )
+
+    assert len(load(0).train) == 4, "what is only learned needs none"
+    if not is_refused:
+        assert len(load(2).evaluation) == 2
+        return
+    with pytest.raises(
+        InvalidInput, match="the reward `right` needs a reference, and this held-out row has none"
+    ) as refused:
+        load(2)
+    assert refused.value.cure is not None
+    assert "dataset.columns.reference" in refused.value.cure
+
+
+def test_a_job_that_only_evaluates_may_hold_out_the_whole_file(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{number}=", "reference": str(number)} for number in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = JsonlDataset(train_path="rows.jsonl")
+    sets = load_dataset(dataset, num_evaluation=4, seed=0, model_root=SpecRoot(tmp_path), trains=False)
+    assert (len(sets.train), len(sets.evaluation)) == (0, 4)
+    with pytest.raises(InvalidInput):
+        load_dataset(dataset, num_evaluation=4, seed=0, model_root=SpecRoot(tmp_path))

@@ -332,6 +332,12 @@ EXAMPLES: tuple[Example, ...] = (
     # reward
     Example("reward.components", "is empty, so nothing scores the job", {"reward": {}}, PLAYED),
     Example(
+        "evaluation.num_prompts",
+        "held-out rewards would all be 0",
+        {"reward": {}, "stages": [SCORER], "evaluation": {"num_prompts": 4}},
+        {"evaluation": {"num_prompts": 0}},
+    ),
+    Example(
         "reward.components",
         "has no reward that scores `rows`",
         {"dataset": MIXTURE} | rewarded(type="exact", sources=["sums"]),
