@@ -68,6 +68,8 @@ export interface AuditRecord {
   in_sums?: number[];
   forked?: ForkedFrom;
   drawn?: DrawnPrompts[];
+  probe?: ProbedVersion;
+  first_probe?: ProbedVersion;
   held_out?: number;
   stopped?: string;
   previous: string;
@@ -791,6 +793,17 @@ export interface PluginTracker {
   entry_point: string;
 }
 
+export interface ProbeSpec {
+  rows: number;
+  tokens: number;
+  max_gap?: number;
+}
+
+export interface ProbedVersion {
+  rows: string;
+  logprobs: string;
+}
+
 export interface ProblemDetails {
   type: string;
   title: string;
@@ -971,6 +984,7 @@ export interface RolloutSpec {
   max_attempts: number;
   on_failed_batch: ("abandon" | "fail");
   hedge: boolean;
+  probe?: ProbeSpec;
 }
 
 export interface RowColumns {
