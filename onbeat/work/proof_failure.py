@@ -1,4 +1,4 @@
-"""What a generator says where its engine has not shown a version (I11)."""
+"""The error of a generator whose engine has not shown a version (I11)."""
 
 from __future__ import annotations
 
