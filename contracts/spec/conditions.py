@@ -430,8 +430,8 @@ def unbreakable(spec: JobSpec) -> Iterator[Values]:
         reasons["mismatch_high"] = 'under a lag "lag_too_large" says it'
     else:
         reasons["lag_too_large"] = "without max_policy_lag nothing lags"
-    if not spec.samples_as_trained:
-        reasons["mismatch_unusual"] = "its engines may differ by rounding, or lag"
+    if not spec.samples_what_it_trains:
+        reasons["mismatch_unusual"] = "another version samples than is trained, or none"
     if spec.algorithm.learns_given:
         # Last, since it is the reason that comes before the others.
         reasons |= dict.fromkeys(RULES_OF_SAMPLES, SAMPLES_NOTHING)

@@ -203,7 +203,12 @@ class JobSpec(Record, frozen=True, kw_only=True):
     def samples_as_trained(self) -> bool:
         """Returns True where generators and trainer compute the same log-probs but for the last bits of float32."""
         is_exact = self.deterministic and self.model.dtype == "float32"
-        return is_exact and not (self.schedule_rule.lags or self.trainer.external or self.algorithm.learns_given)
+        return is_exact and self.samples_what_it_trains
+
+    @property
+    def samples_what_it_trains(self) -> bool:
+        """Returns True where the version that is trained has sampled: log-probs differ by rounding alone then."""
+        return not (self.schedule_rule.lags or self.trainer.external or self.algorithm.learns_given)
 
     @property
     def hedges(self) -> bool:

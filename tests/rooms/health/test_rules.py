@@ -263,5 +263,11 @@ def test_a_mismatch_that_float32_can_not_have_is_told_after_the_first_iteration(
     assert found[0].problem == "K3 of 2e-05 a token, where engines that compute the same in float32 have about 1e-13"
     for well in ({"deterministic": False}, {"model__dtype": "bfloat16"}, LAGGING):
         assert begun(1, mismatch_k3=2e-5).told(**SHORT | well) == ({}, ())
+    for rounded in ({"deterministic": False}, {"model__dtype": "bfloat16"}):
+        first, found = begun(1, mismatch_k3=2e-2).told(**SHORT | rounded)
+        assert first == {"mismatch_unusual": 0}
+        assert found[0].problem == "K3 of 0.02 a token, where engines that round to 16 bits have at most 1e-3"
+        quantized = {"trainer__mismatch_alarm": 0.1}
+        assert begun(1, mismatch_k3=2e-2).told(**SHORT | rounded | quantized) == ({}, ()), "the spec expects so much"
     once = Run.of("healthy").changed(mismatch_k3=lambda row: 2e-5 if row.iteration == 7 else 1e-13)
     assert once.told() == ({}, ()), "a token that takes another expert once is no fault"

@@ -950,7 +950,7 @@ EXAMPLES: tuple[Example, ...] = (
             ("completions_cut", SFT),
             ("completions_unscorable", SFT),
             ("mismatch_unusual", SFT),
-            ("mismatch_unusual", {"model__dtype": "bfloat16"}),
+            ("mismatch_unusual", LAG | {"algorithm__correction": "tis"}),
             ("mismatch_high", SFT),
             ("mismatch_high", LAG | {"algorithm__correction": "tis"}),
             ("score_collapsed", {}),
