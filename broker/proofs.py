@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from contracts.encoding.wire import Record, decode, encode
 from contracts.probes import LogProbs, ProofVerdict
@@ -18,6 +18,7 @@ class FenceProbe(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Scored tokens of a row."""
     limit: float
     floor: float
+    typical: float | UnsetType = UNSET
     is_exact: bool = False
 
 
@@ -37,6 +38,7 @@ def fence_probe(manifest: WeightManifest) -> tuple[bytes, LogProbs, LogProbs]:
             num_scored=probe.num_scored,
             limit=probe.bounds.limit,
             floor=probe.bounds.floor,
+            typical=probe.bounds.typical,
             is_exact=probe.bounds.is_exact,
         )
     )

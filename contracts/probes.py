@@ -34,6 +34,11 @@ LIMITS = {"float64": 1e-3, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 FLOORS = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 """torch name of a dtype → a gap that rounding alone may make: eight roundings of a number of 16 bits, and some hundred
 of one of float32, whose sums go through as many terms in an order of each engine's own."""
+ROUTED_LIMITS = {"float16": 5e-1, "bfloat16": 5e-1}
+"""torch name of a dtype → the limit, and the floor, for a mixture of experts. Two experts whose scores are nearly equal
+change places by a rounding of 16 bits, and the token then goes through another one. How far that moves a log-prob has
+nothing to do with the gap of the first version, which may have had no such token. Such tokens are few, or one expert of
+many layers: half of the rows have the gaps of a dense model all the same."""
 
 
 class ProbeRow(Record, frozen=True, kw_only=True):
@@ -57,9 +62,34 @@ class ProbeBounds(Record, frozen=True, kw_only=True):
     """No gap may be larger, at the first version either: `rollout.probe.max_gap`."""
     floor: Annotated[float, Meta(ge=0.0)]
     """A gap that is smaller is rounding, however small that of the first version was."""
+    typical: Annotated[float, Meta(ge=0.0)] | UnsetType = UNSET
+    """No more than half of the rows may have a larger gap; left out where `limit` says it of all."""
     is_exact: bool = False
     """True where the trainer computes as its own engine does, bit for bit (`trainer.packing = "as_sampled"`): an engine
     without a gap at its first version may have none later."""
+
+
+def bounds_for(dtype: str, *, max_gap: float | UnsetType, is_routed: bool, is_exact: bool) -> ProbeBounds:
+    """Returns the bounds of a job's probes.
+
+    Args:
+        dtype: The torch name of the model's dtype.
+        max_gap: The spec's `rollout.probe.max_gap`; UNSET where it leaves it out.
+        is_routed: True for a mixture of experts.
+        is_exact: True where the trainer computes as its own engine does, bit for bit.
+    """
+    limit = LIMITS[dtype]
+    floor = FLOORS[dtype]
+    typical: float | UnsetType = UNSET
+    if is_routed and dtype in ROUTED_LIMITS:
+        typical = limit
+        limit = ROUTED_LIMITS[dtype]
+        floor = limit
+    if max_gap is not UNSET:
+        # Who says a limit knows of an engine that rounds more, in each row.
+        limit = max_gap
+        typical = UNSET
+    return ProbeBounds(limit=limit, floor=min(limit, floor), typical=typical, is_exact=is_exact)
 
 
 class Probe(Record, frozen=True, kw_only=True):

@@ -300,6 +300,8 @@ local at = 1
 local k3 = 0
 local square = 0
 local is_finite = true
+-- The largest gap of each row, with the place that it is at.
+local of_rows = {}
 -- The engine's step from the version before, along the trainer's; and the trainer's own, squared.
 local along = 0
 local step = 0
@@ -318,6 +320,8 @@ for index = 1, num do
     gap = share
     at = index
   end
+  local number = math.floor((index - 1) / probe.num_scored) + 1
+  if not of_rows[number] or share > of_rows[number].gap then of_rows[number] = { gap = share, at = index } end
   -- Beyond e^700 a double is infinite.
   k3 = k3 + math.exp(math.min(difference, 700)) - 1 - difference
   square = square + difference * difference
@@ -341,11 +345,19 @@ end
 local noise = math.max(first and first.noise or math.sqrt(square / num), probe.floor / 16)
 local can_tell = is_finite and logprobs_before ~= false and math.sqrt(step) > 16 * noise
 local share = can_tell and along / step or 1
+-- A row of a mixture of experts may be far off by itself: no more than half of the rows may be.
+table.sort(of_rows, function(one, other) return one.gap < other.gap end)
+local middle = of_rows[math.ceil(#of_rows / 2)]
 local outcome = 'proved'
 if not is_finite then
   outcome = 'not_finite'
 elseif gap > bound then
   outcome = 'far'
+elseif probe.typical and middle.gap > probe.typical then
+  outcome = 'far'
+  gap = middle.gap
+  at = middle.at
+  bound = probe.typical
 elseif can_tell and share < 0.5 then
   -- Nearer to the version before than to this one.
   outcome = 'stale'

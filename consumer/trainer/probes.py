@@ -9,6 +9,7 @@ from consumer.ranks.base import Ranks
 from contracts.probes import ProbeRow
 from contracts.rollouts import Prompt
 from contracts.spec.job import JobSpec
+from onbeat.base.experts import has_experts
 from onbeat.data.probe_rows import plain_tokens, probe_rows
 from onbeat.data.prompts.prompt_batches import PromptBatches
 from onbeat.loop.version_probes import VersionProbes
@@ -16,8 +17,9 @@ from onbeat.loop.version_probes import VersionProbes
 
 def probes_of(spec: JobSpec, ranks: Ranks, prompt_batches: PromptBatches) -> VersionProbes:
     """Makes the probes of a job's versions from what the ranks hold."""
-    rows = rows_of(spec, ranks.learner.policy, prompt_batches.training_prompts)
-    return VersionProbes(spec, rows, ranks.probe)
+    policy = ranks.learner.policy
+    rows = rows_of(spec, policy, prompt_batches.training_prompts)
+    return VersionProbes(spec, rows, ranks.probe, is_routed=has_experts(policy.model))
 
 
 def rows_of(spec: JobSpec, policy: Policy, prompts: Sequence[Prompt]) -> tuple[ProbeRow, ...]:

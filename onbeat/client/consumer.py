@@ -255,9 +255,14 @@ class Consumer:
         logprobs = self._logprobs
         if logprobs is None or self.spec.rollout.version_probe.rows == 0:
             return None
-        from onbeat.weights.model_folder import context_tokens, load_tokenizer, model_config
+        import torch
+
+        from onbeat.base.experts import has_experts
+        from onbeat.weights.model_folder import context_tokens, empty_model, load_tokenizer, model_config
 
         config = model_config(self.model_folder)
+        # Without values: how the model is made of modules says whether it has experts.
+        model = empty_model(self.model_folder, dtype=getattr(torch, self.spec.model.dtype), device="meta")
         tokenizer = load_tokenizer(self.model_folder)
         rows = probe_rows(
             self.spec.rollout.version_probe,
@@ -266,7 +271,7 @@ class Consumer:
             tokens=plain_tokens(tokenizer, vocabulary_tokens=config.get_text_config().vocab_size),
             longest_tokens=min(context_tokens(config), self.spec.longest_row),
         )
-        return VersionProbes(self.spec, rows, partial(packed_logprobs, logprobs))
+        return VersionProbes(self.spec, rows, partial(packed_logprobs, logprobs), is_routed=has_experts(model))
 
     def _probed(self, manifest: WeightManifest) -> WeightManifest:
         return manifest if self._probes is None else self._probes.with_probe(manifest)

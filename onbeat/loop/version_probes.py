@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from contracts.probes import FLOORS, LIMITS, LogProbs, Probe, ProbeBounds, ProbeRow
+from contracts.probes import LogProbs, Probe, ProbeRow, bounds_for
 from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest
 
@@ -16,7 +16,12 @@ class VersionProbes:
     """Makes the probe of each version from what its trainer computes. The trainer creates it, and publishes by it."""
 
     def __init__(
-        self, spec: JobSpec, rows: tuple[ProbeRow, ...], compute: Callable[[tuple[ProbeRow, ...]], LogProbs]
+        self,
+        spec: JobSpec,
+        rows: tuple[ProbeRow, ...],
+        compute: Callable[[tuple[ProbeRow, ...]], LogProbs],
+        *,
+        is_routed: bool,
     ) -> None:
         """Takes the rows of all versions.
 
@@ -24,10 +29,16 @@ class VersionProbes:
             spec: The job's spec.
             rows: The rows; () gives no version a probe.
             compute: Computes the rows' log-probs under the weights that the trainer holds.
+            is_routed: True for a mixture of experts.
         """
-        self._spec = spec
         self._rows = rows
         self._compute = compute
+        self._bounds = bounds_for(
+            spec.model.dtype,
+            max_gap=spec.rollout.version_probe.max_gap,
+            is_routed=is_routed,
+            is_exact=spec.trainer.packing == "as_sampled",
+        )
         self._measured: tuple[int, LogProbs] | None = None
         """The newest version that was measured, with its log-probs."""
         self._before: tuple[int, LogProbs] | None = None
@@ -53,16 +64,5 @@ class VersionProbes:
         before: LogProbs | UnsetType = UNSET
         if self._before is not None and self._before[0] == version - 1:
             before = self._before[1]
-        probe = Probe(rows=self._rows, logprobs=self._measured[1], before=before, bounds=self._bounds())
+        probe = Probe(rows=self._rows, logprobs=self._measured[1], before=before, bounds=self._bounds)
         return replace(manifest, probe=probe)
-
-    def _bounds(self) -> ProbeBounds:
-        dtype = self._spec.model.dtype
-        limit = self._spec.rollout.version_probe.max_gap
-        if limit is UNSET:
-            limit = LIMITS[dtype]
-        return ProbeBounds(
-            limit=limit,
-            floor=min(limit, FLOORS[dtype]),
-            is_exact=self._spec.trainer.packing == "as_sampled",
-        )

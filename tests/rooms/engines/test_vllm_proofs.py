@@ -71,6 +71,17 @@ GROSS_FAULTS = (
 )
 """Faults that are larger than what bfloat16 rounds."""
 
+ROUTED_FAULTS = (
+    "experts not packed again",
+    "the version before",
+    "gate and up swapped",
+    "keys and values swapped",
+    "two layers swapped",
+    "not finite",
+    "buffers forgotten",
+)
+"""Faults that are larger than what a router's choice makes of bfloat16's rounding."""
+
 
 @dataclass
 class Tampered:
@@ -162,6 +173,14 @@ def test_an_engine_that_computes_wrongly_in_bfloat16_is_refused_where_it_is_furt
     assert_refused_at_once(tampered, tampered.job(broker), fault, step=LARGE_STEP)
 
 
+@pytest.mark.parametrize("fault", ROUTED_FAULTS)
+def test_a_mixture_of_experts_in_bfloat16_is_refused_where_it_is_further_off_than_tokens_of_other_experts_are(
+    start: Start, broker: Broker, fault: str
+) -> None:
+    tampered = start("qwen3_moe", "bfloat16")
+    assert_refused_at_once(tampered, tampered.job(broker), fault, step=LARGE_STEP)
+
+
 def test_an_engine_that_stays_at_the_version_before_is_refused_as_stale_where_rounding_hides_how_far_it_is(
     start: Start, broker: Broker
 ) -> None:
@@ -198,8 +217,9 @@ def test_what_a_sleep_has_lost_is_refused_as_the_same_version_is_shown_again(sta
     assert job.proved(tampered.runner, tampered.engine, manifest).outcome == "proved"
 
 
-def test_fifty_honest_versions_of_small_steps_are_each_proved(start: Start, broker: Broker) -> None:
-    tampered = start("qwen3_moe")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_fifty_honest_versions_of_small_steps_are_each_proved(start: Start, broker: Broker, dtype: str) -> None:
+    tampered = start("qwen3_moe", dtype)
     job = tampered.job(broker)
     for number in range(1, 51):
         verdict = tampered.next_verdict(job, number, step=1e-4)

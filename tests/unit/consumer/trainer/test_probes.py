@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from msgspec import UNSET
 
 from consumer.trainer.held_job import HeldJob
@@ -25,7 +26,9 @@ class Played:
 
     def __init__(self) -> None:
         tokenizer = char_tokenizer()
-        policy = SimpleNamespace(tokenizer=tokenizer, vocabulary_size=len(tokenizer), context_tokens=64)
+        policy = SimpleNamespace(
+            tokenizer=tokenizer, vocabulary_size=len(tokenizer), context_tokens=64, model=torch.nn.Linear(1, 1)
+        )
         self.learner = SimpleNamespace(policy=policy)
         self.weights = 0.0
         self.num_measured = 0
