@@ -168,7 +168,7 @@ chaos: $(STAMP)
 setup-vllm: $(VLLM_STAMP)
 
 $(VLLM_STAMP): pyproject.toml constraints-vllm.txt constraints.txt $(STAMP)
-	$(BIN)/onbeat setup vllm --dir $(VLLM)
+	$(BIN)/onbeat setup vllm
 	touch $(VLLM_STAMP)
 
 # The demo, sampled by vLLM on the CPU.

@@ -14,13 +14,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from contracts.errors import InvalidInput
-from onbeat.base.process.own_packages import DISTRIBUTION
+from onbeat.base.process.own_packages import DISTRIBUTION, PACKAGES
 from onbeat.base.shipped import is_checkout, shipped_root
 
 FOLDER = ".venv-vllm"
 """The environment's default name, in the folder in which `onbeat setup vllm` is typed."""
 MARK = "onbeat-setup"
 """File of a finished environment; its text is the fingerprint of what was installed."""
+FOLDERS = tuple(f"{package}/" for package in PACKAGES)
 PINS = ("constraints.txt", "constraints-vllm.txt", "requirements/vllm/cuda.txt")
 CURE = (
     "run `onbeat setup vllm`; on a machine with a GPU also `pip install 'onbeat[vllm]'` makes one environment of both"
@@ -36,8 +37,10 @@ def fingerprint() -> str:
     for name in PINS:
         digest.update((shipped_root() / name).read_bytes())
     if not is_checkout():
-        # The list of the installed files with a hash of each.
-        digest.update((metadata.distribution(DISTRIBUTION).read_text("RECORD") or "").encode())
+        # The list of the installed files with a hash of each, without what differs by interpreter and by installer.
+        record = metadata.distribution(DISTRIBUTION).read_text("RECORD") or ""
+        files = [line for line in record.splitlines() if line.startswith(FOLDERS) and ".pyc," not in line]
+        digest.update("\n".join(sorted(files)).encode())
     return digest.hexdigest()
 
 

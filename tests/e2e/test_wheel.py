@@ -105,8 +105,10 @@ def installation(python_of_wheel: tuple[Path, dict[str, str]], tmp_path: Path) -
 
 def tracked(*patterns: str) -> set[str]:
     listed = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "-z", "--", *patterns], capture_output=True, text=True, check=True
+        ["git", "-C", str(ROOT), "ls-files", "-z", "--", *patterns], capture_output=True, text=True, check=False
     )
+    if listed.returncode:
+        pytest.skip("not a git clone")
     return set(filter(None, listed.stdout.split("\0")))
 
 

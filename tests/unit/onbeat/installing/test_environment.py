@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from contracts.errors import InvalidInput, Unavailable
 from onbeat.base.shipped import shipped_root
 from onbeat.cli import run
-from onbeat.installing import environment
+from onbeat.installing import command, environment
 from onbeat.installing.environment import (
     check_machine,
     copy_packages,
@@ -145,3 +146,40 @@ def test_the_packages_of_an_installation_run_from_another_environment(tmp_path: 
 def test_bad_arguments_are_one_line(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments) == 2
     assert capsys.readouterr().err.splitlines() == [line]
+
+
+@pytest.mark.parametrize("flag", ["--dir", "--device"])
+def test_a_python_that_has_vllm_gets_no_second_environment(
+    flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "has_vllm", lambda: True)
+    monkeypatch.setattr(command, "version_of_vllm", lambda python: "0.32.0")
+    assert run(["setup", "vllm", "--no-test", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"python": sys.executable, "vllm": "0.32.0", "self_test": None}
+    assert run(["setup", "vllm", flag, "cpu"]) == 2
+    assert f"onbeat: {flag}: has no effect: this Python has vLLM" in capsys.readouterr().err
+
+
+def test_an_engine_of_the_environment_is_refused_before_anything_is_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ONBEAT_ENGINE", "vllm")
+    monkeypatch.setattr(command, "make_environment", None)
+    assert run(["setup", "vllm"]) == 2
+    assert "onbeat: ONBEAT_ENGINE: has no effect here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("chosen", "driver", "device"), [(None, "", "cpu"), (None, "580.1", "cuda"), ("cpu", "580.1", "cpu")]
+)
+def test_a_gpu_whose_driver_answers_is_what_vllm_computes_on_unless_the_flag_says_otherwise(
+    chosen: str | None, driver: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[Path, str]] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "driver_version", lambda: driver)
+    monkeypatch.setattr(command, "make_environment", lambda folder, device: made.append((folder, device)))
+    monkeypatch.setattr(command, "version_of_vllm", lambda python: "0.32.0")
+    flags = ["--device", chosen] if chosen else []
+    assert run(["setup", "vllm", "--no-test", *flags]) == 0
+    assert made == [(tmp_path / ".venv-vllm", device)]
