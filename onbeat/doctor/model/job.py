@@ -10,9 +10,11 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from contracts.errors import InvalidInput
+from contracts.hub_names import is_hub_name, read_hub_name
 from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
 from onbeat.client.spec_file import parse_spec, read_toml
+from onbeat.hub.store import HubStore
 
 LEAST_SPEC: Mapping[str, Any] = {
     "name": "doctor",
@@ -49,8 +51,15 @@ def placed(spec: JobSpec, settings: StackSettings) -> tuple[JobSpec, StackSettin
     """Returns the job and the settings by which its model's folder is found.
 
     A relative path starts at the model root, as in a spec, or where there is no such folder, at the working directory.
-    An absolute path is taken as it is: the person who types it may read it.
+    An absolute path is taken as it is: the person who types it may read it. A name of the hub is the commit that was
+    fetched last. Raises InvalidInput where none was.
     """
+    if is_hub_name(spec.model.path):
+        name = read_hub_name(spec.model.path, kind="model", field="model.path")
+        commit = HubStore(settings.hub_root_path).commit_of(name)
+        if commit is None:
+            raise InvalidInput(f"{name} isn't fetched", field="model.path", cure=f"onbeat fetch {name}")
+        return replace(spec, model=replace(spec.model, path=str(name.at_commit(commit)))), settings
     path = Path(spec.model.path)
     if not path.is_absolute() and (Path(settings.model_root) / path).is_dir():
         return spec, settings
