@@ -70,6 +70,9 @@ advantage = "none"
 [optimizer]
 learning_rate = 1e-5
 
+[evaluation]
+num_prompts = 0
+
 [timeouts]
 trainer_lease_s = 60.0
 iteration_s = 3600.0
@@ -177,7 +180,7 @@ def main() -> None:
         for case in options.cases.split(","):
             started_s = time.monotonic()
             with Watch() as watch:
-                run = run_demo(spec, folder / case, "--model-root", str(folder), *CASES[case])
+                run = run_demo(spec, folder / case, "--model-root", str(folder), "--generators", "1", *CASES[case])
             digests.add(run.summary["final_weights_digest"])
             rows[case] = {
                 **asdict(watch.peaks),

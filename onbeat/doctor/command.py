@@ -24,7 +24,6 @@ from onbeat.doctor import cages, machine, server, versions
 from onbeat.doctor.finding import Finding, Level, bad, refused
 from onbeat.doctor.model.job import job_of, placed
 from onbeat.doctor.model.report import ModelReport
-from onbeat.doctor.model.view import alternatives_table, heading, memory_table
 from onbeat.doctor.service import SERVICES, Service, service_named, service_of
 from onbeat.doctor.service import look as look_at_service
 from onbeat.stack.access import run_root_from
@@ -51,6 +50,10 @@ def doctor(
             help="Load the model for its trials, or try a small twin of it. [load it up to 2 GiB]",
         ),
     ] = None,
+    sizes: Annotated[
+        bool,
+        typer.Option("--sizes", help="Say what models of common sizes need to be trained on a GPU, key by key."),
+    ] = False,
     run_dir: options.RunDir = None,
     model_root: options.ModelRoot = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port that the gateway is to have.")] = 0,
@@ -72,6 +75,9 @@ def doctor(
     Nothing is changed. In a container it judges what its service needs. Before `onbeat up`, set what a stack would
     have: ONBEAT_REDIS_URL, ONBEAT_DEVICE, ONBEAT_RUN_ROOT.
     """
+    if sizes:
+        _tell_of_sizes(json_output=json_output)
+        return
     if model is not None or spec is not None:
         _tell_of_model(model, spec, changes or [], load=load, model_root=model_root, json_output=json_output)
         return
@@ -89,6 +95,18 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
+def _tell_of_sizes(*, json_output: bool) -> None:
+    # Only now: torch and transformers take seconds to import.
+    from onbeat.doctor.model.known import sizes_table
+    from onbeat.doctor.model.view import sizes_view
+
+    rows = sizes_table()
+    if json_output:
+        emit({"sizes": rows})
+    else:
+        console_for(json_output=False).print(sizes_view(rows))
+
+
 def _tell_of_model(
     model: str | None,
     spec_file: Path | None,
@@ -102,6 +120,8 @@ def _tell_of_model(
     if json_output:
         emit({"healthy": not report.is_refused, "model": report})
     else:
+        from onbeat.doctor.model.view import alternatives_table, heading, memory_table
+
         console = console_for(json_output=False)
         console.print(heading(report), soft_wrap=True)
         for finding in report.findings:

@@ -8,7 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from onbeat.doctor.finding import in_bytes
+from onbeat.doctor.finding import GIB, in_bytes
+from onbeat.doctor.model.alternatives import ACTIVATIONS, CHECKPOINTING, FREE, OFFLOAD
+from onbeat.doctor.model.known import SizesRow
 from onbeat.doctor.model.report import Alternative, Memory, MemoryPart, ModelReport
 from onbeat.terminal.words import one_line
 
@@ -53,3 +55,39 @@ def alternatives_table(alternatives: Sequence[Alternative]) -> RenderableType:
 def _add(table: Table, prefix: str, parts: tuple[MemoryPart, ...]) -> None:
     for part in parts:
         table.add_row(f"{prefix}{part.name}", in_bytes(part.num_bytes), Text(part.says, "dim"))
+
+
+COLUMN_NAMES = {
+    CHECKPOINTING: "+ gradient_checkpointing",
+    FREE: "+ free_gradients",
+    OFFLOAD: '+ offload "host"',
+    ACTIVATIONS: "+ offload_activations",
+}
+"""A key of `sizes_table` → the head of its column: each has the keys of those before."""
+
+
+def sizes_view(rows: Sequence[SizesRow]) -> RenderableType:
+    """Returns the table of models of common sizes, in GiB of a GPU."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+    table.add_column("GiB of a GPU", no_wrap=True)
+    table.add_column("trained", no_wrap=True)
+    table.add_column("plain", justify="right")
+    for name in COLUMN_NAMES.values():
+        table.add_column(name, justify="right")
+    table.add_column("then on the host", justify="right")
+    for row in rows:
+        table.add_row(row.model, row.trained, *sizes_cells(row))
+    return table
+
+
+def sizes_cells(row: SizesRow) -> list[str]:
+    """Returns the numbers of a row, in GiB: plain, with each key, and on the host with all of them."""
+    cells = [_in_gib(row.steps[0].peak_bytes)]
+    for key in COLUMN_NAMES:
+        step = row.with_key(key)
+        cells.append("-" if step is None else _in_gib(step.peak_bytes))
+    return [*cells, _in_gib(row.steps[-1].elsewhere_bytes)]
+
+
+def _in_gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f}"
