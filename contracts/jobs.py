@@ -337,8 +337,8 @@ class JobStatus(JobCounts, frozen=True, kw_only=True):
     run_directory: str = ""
     """Relative to the run root."""
     stack_directory: str = ""
-    """Folder by which a command on the gateway's host finds the stack, as its `--run-dir`; "" where the gateway is
-    none of `onbeat up`."""
+    """Folder by which a command on the gateway's host finds the stack, as its `--run-dir`; "" where the gateway is no
+    part of an `onbeat up`."""
     live_generators: int = 0
     evaluation_before: EvaluationScore | None = None
     evaluation_latest: EvaluationScore | None = None

@@ -187,7 +187,7 @@ class PluginReward(Component, tag="plugin", frozen=True, kw_only=True):
     entry_point: Line
     """Name of the function in group `onbeat.rewards`, or in the file."""
     file: FilePathOrNone = ""
-    """File of Python that defines the function; relative paths start at the stack's model root. "" takes an installed
+    """File of Python that defines the function; a relative path starts as that of `model.path`. "" takes an installed
     package's."""
     source: Text = ""
     """The file's text. The gateway reads it when the job is submitted, and what the file says later changes nothing."""

@@ -135,7 +135,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     colocated_threads: Annotated[int, Meta(ge=0, le=4096)] = 0
     """Compute threads of a process in its turn of a colocated job; 0: all its cores, which a trainer's ranks share."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Device on which trainers and the transformers engine of generators compute."""
+    """Device on which trainers and the transformers engine of generators compute. Where it is left out, `onbeat up`,
+    `demo` and `onbeat.train` take cuda if torch sees a GPU, and say so; a service started by itself takes cpu."""
     matmul: Literal["measured", "torch", "onednn"] = "measured"
     """By which library the gateway has float32 jobs multiply that leave model.matmul out: the faster one of its
     machine, measured once; or always torch's or oneDNN, as where trainers run on machines of another kind."""

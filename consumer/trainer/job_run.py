@@ -34,6 +34,7 @@ from typing import NoReturn
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
+from consumer.model.memory import OutOfMemory, cure_of, has_words_of_memory, memory_named
 from consumer.ranks.launching import is_rank, sealed
 from consumer.trainer import repeated_fault
 from consumer.trainer.commit import save
@@ -77,7 +78,7 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
             HeldJob, settings, broker, spec, side=side, keeper=keeper, job_id=job_id, metrics=_metrics_of(settings)
         )
         try:
-            code = _train_held(jobs, job_id, side=side, load=load)
+            code = _train_held(jobs, job_id, side=side, spec=spec, load=load)
             # At an end that is the trainer's own; one that was fenced off or cut off has no lease to give back.
             return _give_back(side, keeper, code)
         except errors.FencedOff as error:
@@ -85,12 +86,15 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
             return TrainerExit.HELD
         except (errors.Unavailable, errors.FenceViolation) as error:
             # A rank's foreign error comes as one of ours, with its words.
-            if error.foreign and repeated_fault.ends_job(jobs, job_id, str(error), trainer_epoch=epoch):
+            words = str(error)
+            if has_words_of_memory(error.foreign):
+                words = f"out of memory: {words} ({cure_of(spec, loads=False)})"
+            if error.foreign and repeated_fault.ends_job(jobs, job_id, words, trainer_epoch=epoch):
                 return _give_back(side, keeper, TrainerExit.FAILED)
             return _left_to_another(error, side, keeper)
         except BaseException as error:
             # SystemExit of a library, too: its code would say that the trainer was done.
-            line = repeated_fault.line_of(error)
+            line = str(error) if isinstance(error, OutOfMemory) else repeated_fault.line_of(error)
             log.critical("this trainer ends by an error that no code of Onbeat raised: %s", line, exc_info=error)
             code = TrainerExit.DIED
             # A rank whose peer was killed meets a RuntimeError of torch: that says nothing of the job.
@@ -115,7 +119,9 @@ def _metrics_of(settings: StackSettings) -> ProcessMetrics:
         return ProcessMetrics("trainer")
 
 
-def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callable[[], HeldJob]) -> TrainerExit:
+def _train_held(
+    jobs: JobStore, job_id: str, *, side: TrainerSide, spec: JobSpec, load: Callable[[], HeldJob]
+) -> TrainerExit:
     """Trains a job whose lease is held, and writes how it ended, as the table at the head of this file says."""
     state = jobs.state(job_id)
     if state.is_final:
@@ -125,8 +131,10 @@ def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callabl
         if state is JobState.CANCELLING:
             raise Cancelled
         _begin(jobs, job_id, side)
-        job = load()
-        stopped = run_iterations(job)
+        with memory_named(spec, loads=True):
+            job = load()
+        with memory_named(spec, loads=False):
+            stopped = run_iterations(job)
     except Cancelled:
         reason = ""
         if job is not None:

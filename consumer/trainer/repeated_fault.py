@@ -42,7 +42,7 @@ def ends_job(jobs: JobStore, job_id: str, line: str, *, trainer_epoch: int | Non
     # The trainer ends whatever becomes of this: where Redis is away, its successor has no line to compare.
     with contextlib.suppress(OnbeatError):
         if jobs.note_trainer_fault(job_id, line):
-            reason = f"two trainers in a row ended by the same error, before any progress: {line}"
+            reason = f"{line}; so two trainers in a row ended by the same error, before any progress"
             log.error("job %s failed: %s", job_id, reason)
             jobs.fail(job_id, reason, trainer_epoch=trainer_epoch)
             return True

@@ -130,7 +130,7 @@ class RowsTable(DrawnTable, frozen=True, kw_only=True):
     """Rows of files."""
 
     train_path: FilePath
-    """Training prompts; relative paths start at the stack's model root."""
+    """Training prompts; a relative path starts as that of `model.path`."""
     evaluation_path: FilePathOrNone = ""
     """Held-out prompts; "": the last `evaluation.num_prompts` training rows."""
     chat: ChatSpec | None = None

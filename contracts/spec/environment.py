@@ -31,7 +31,7 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     """An entry point of group `onbeat.environments` where the reward service runs, Onbeat's or another's; or a class of
     the file."""
     file: FilePathOrNone = ""
-    """File of Python that defines the class; relative paths start at the stack's model root. "" takes an entry
+    """File of Python that defines the class; a relative path starts as that of `model.path`. "" takes an entry
     point."""
     source: Text = ""
     """The file's text. The gateway reads it when the job is submitted, and what the file says later changes nothing."""

@@ -46,7 +46,8 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     """The model that is trained: any Hugging Face causal LM folder. A multi-modal one is trained by its text."""
 
     path: FilePath
-    """Folder with config.json, tokenizer files and safetensors; relative paths start at the stack's model root."""
+    """Folder with config.json, tokenizer files and safetensors. A relative path starts at the folder of the spec's file
+    or of the program, else at the stack's model root; at a gateway of another machine always at its model root."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the parameters. Of bfloat16 the optimizer steps float32 masters, 4 bytes each more; on a CPU without
     bf16 units float32 is 2-4 times faster."""

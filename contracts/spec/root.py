@@ -46,6 +46,11 @@ class SpecRoot:
         """The folder of what was fetched from the hub; None where nothing was."""
         return self._hub
 
+    @property
+    def folder(self) -> Path:
+        """The folder where relative paths start."""
+        return self._roots[0]
+
     def find(self, path: str, *, field: str) -> Path:
         """Returns the path that a path of a spec leads to. Raises InvalidInput that names the field."""
         if is_hub_name(path):

@@ -70,7 +70,7 @@ class TeacherStage(LogProbStage, tag="teacher", frozen=True, kw_only=True):
     """Log-probs of the sampled tokens under another model, for on-policy distillation."""
 
     model: FilePath | UnsetType = UNSET
-    """Folder of a causal LM with the job's vocabulary; relative paths start at the stack's model root."""
+    """Folder of a causal LM with the job's vocabulary; a relative path starts as that of `model.path`."""
     models: Annotated[dict[SourceName, FilePath], Meta(min_length=1, max_length=16)] | UnsetType = UNSET
     """In place of `model`: one for each source of a mixture."""
     top_k: Annotated[int, Meta(ge=1, le=2**12)] | UnsetType = UNSET
@@ -142,7 +142,7 @@ class RewardModelStage(JudgingStage, tag="reward_model", frozen=True, kw_only=Tr
 
     inputs: ClassVar[tuple[str, ...]] = ("prompt", "text")
     model: FilePath
-    """Folder of a transformers sequence classifier; relative paths start at the stack's model root."""
+    """Folder of a transformers sequence classifier; a relative path starts as that of `model.path`."""
     truncate: Truncation = "never"
     """What is cut of a text beyond the model's context: prompt_start reads the prompt's end, completion_end the
     completion's beginning; never: it can't be judged."""

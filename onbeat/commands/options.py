@@ -9,6 +9,7 @@ from typing import Annotated
 
 import httpx
 import typer
+from msgspec.structs import replace
 
 from contracts.encoding.names import check_job_id
 from contracts.encoding.wire import convert
@@ -167,6 +168,23 @@ def own_root_of(spec: Path, chosen: Path | None) -> Path | None:
 def model_root_for(spec: Path, chosen: Path | None) -> Path:
     """Returns the model root of a stack that is started for one job. The arguments are those of `own_root_of`."""
     return model_root_or_default(own_root_of(spec, chosen))
+
+
+def with_current_folder(settings: StackSettings, chosen: Path | None) -> StackSettings:
+    """Returns the settings of `onbeat up` with the folder in which it is started among the extra roots.
+
+    So specs next to each other find their files, as in any program. A home folder, or one around it, is not opened to
+    the stack's clients, and neither is anything where a flag or ONBEAT_MODEL_ROOT names the model root.
+
+    Args:
+        settings: From the environment.
+        chosen: The model root of the flag.
+    """
+    here = Path.cwd().resolve()
+    is_open = chosen is None and not os.environ.get("ONBEAT_MODEL_ROOT")
+    if not is_open or Path.home().resolve().is_relative_to(here) or here.is_relative_to(model_root_or_default(None)):
+        return settings
+    return replace(settings, extra_roots=os.pathsep.join(filter(None, (settings.extra_roots, str(here)))))
 
 
 def with_run_roots(settings: StackSettings, run_root: Path, chosen: Path | None) -> StackSettings:

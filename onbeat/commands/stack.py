@@ -30,6 +30,7 @@ from onbeat.stack.access import (
     run_dir_flag,
     run_root_from,
 )
+from onbeat.stack.device import device_in_words
 from onbeat.stack.options import StackOptions, stack_settings, threads_from
 from onbeat.stack.stack import LOG, EmbeddedStack
 from onbeat.terminal.output import console_for, emit, tell, tell_page
@@ -64,7 +65,7 @@ def up(
 ) -> None:
     """Run the embedded stack in the foreground until Ctrl-C; its jobs go on at the next start."""
     stack_profile, num_generators = options.profile_and_count(profile, generators)
-    from_environment = stack_settings(os.environ)
+    from_environment = options.with_current_folder(stack_settings(os.environ), model_root)
     stack_options = StackOptions(
         run_root=run_dir or Path(from_environment.run_root),
         model_root=options.model_root_or_default(model_root),
@@ -95,6 +96,7 @@ def up(
             )
         console.print(f"onbeat is up, process {started.pid}   stop it: onbeat down{flag}", soft_wrap=True)
         console.print(f"model root {stack_options.model_root.resolve()}", markup=False, soft_wrap=True)
+        console.print(f"device {_device(stack_options)}", markup=False, soft_wrap=True)
         tell_page(console, started.gateway_url, started.api_key)
         return
     stack = EmbeddedStack(stack_options)
@@ -161,9 +163,16 @@ def _stack_panel(stack: EmbeddedStack) -> Panel:
     table.add_row("processes", "   ".join(f"{name} {pid}" for name, pid in sorted(stack.pids.items())))
     table.add_row("logs", Text(str(stack.logs)))
     table.add_row("model root", Text(str(stack.options.model_root.resolve())))
+    for folder in filter(None, stack.options.settings.extra_roots.split(os.pathsep)):
+        table.add_row("and below", Text(folder))
+    table.add_row("device", Text(_device(stack.options)))
     table.add_row("try", f"onbeat submit {DEMO_SPEC} --wait{run_dir_flag(os.environ, stack.options.run_root)}")
     table.add_row("stop", "Ctrl-C")
     return Panel(table, title="onbeat is up", title_align="left", border_style="green", padding=(1, 2))
+
+
+def _device(stack_options: StackOptions) -> str:
+    return device_in_words(stack_options.settings, is_chosen=bool(os.environ.get("ONBEAT_DEVICE")))
 
 
 def _stack_file(stack_options: StackOptions) -> Path:

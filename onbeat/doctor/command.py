@@ -27,6 +27,7 @@ from onbeat.doctor.model.report import ModelReport
 from onbeat.doctor.service import SERVICES, Service, service_named, service_of
 from onbeat.doctor.service import look as look_at_service
 from onbeat.stack.access import run_root_from
+from onbeat.stack.device import chosen_device
 from onbeat.terminal.output import FAILED, console_for, emit
 from onbeat.terminal.words import one_line
 
@@ -162,6 +163,9 @@ def look(run_root: Path, model_root: Path | None, port: int, chosen: Service | N
     settings = StackSettings()
     try:
         settings = settings_from(os.environ)
+        if not os.environ.get("ONBEAT_DEVICE"):
+            # As a stack chooses it; what is started by itself, as in a container, takes the CPU.
+            settings = replace(settings, device=chosen_device())
         engine_from(os.environ)
     except OnbeatError as error:
         yield refused("settings", error)

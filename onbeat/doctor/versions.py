@@ -96,7 +96,7 @@ def of_gpu(device: str) -> Finding:
         large = f"{torch.cuda.device_count()} of {properties.name}, {gib(properties.total_memory)}"
         says = f"{large}, CUDA {torch.version.cuda}, capability {properties.major}.{properties.minor}"
         if device != "cuda":
-            return warn("gpu", f"{says}: unused", "ONBEAT_DEVICE=cuda")
+            return warn("gpu", f"{says}: unused, since ONBEAT_DEVICE=cpu", "unset it, or set ONBEAT_DEVICE=cuda")
         return ok("gpu", says)
     driver = driver_version()
     if device == "cuda":
@@ -108,7 +108,7 @@ def of_gpu(device: str) -> Finding:
         return warn(
             "gpu", f"driver {driver} is there, torch {torch.__version__} is not for it", "take torch's CUDA build"
         )
-    return ok("gpu", "none: ONBEAT_DEVICE=cpu")
+    return ok("gpu", "none: jobs run on the CPU")
 
 
 def of_products(speed: ProductSpeed) -> Finding:

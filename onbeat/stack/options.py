@@ -20,6 +20,7 @@ from contracts.spec.job import JobSpec
 from contracts.spec.stages import ExternalStage, LlmJudgeStage
 from onbeat.base.process.launcher import NUMERIC_THREADS, THREADS_BY_LOAD
 from onbeat.hub.fetching import TOKENS, is_offline
+from onbeat.stack.device import chosen_device
 from onbeat.stack.profile import StackProfile
 
 REDIS_ROLES = {
@@ -158,9 +159,11 @@ def stage_workers_for(spec: JobSpec, chosen: int | None, settings: StackSettings
 
 
 def stack_settings(environment: Mapping[str, str]) -> StackSettings:
-    """Reads the ONBEAT_ variables of a stack, and those of huggingface_hub for whom fetches from the hub.
+    """Reads the ONBEAT_ variables of a stack, chooses the device where they name none, and says for whom it fetches.
 
-    Raises InvalidInput for one that the stack decides itself.
+    Variables of huggingface_hub say how the gateway fetches from the hub.
+
+    Raises InvalidInput for a variable that the stack decides itself.
     """
     for name, reason in DECIDED.items():
         variable = _variable(name)
@@ -170,7 +173,10 @@ def stack_settings(environment: Mapping[str, str]) -> StackSettings:
     # The libraries of all processes of a stack are offline: whether and how the gateway fetches stands in its settings.
     fetches = settings.hub_fetch or ("none" if is_offline(environment) else "operator")
     token = settings.hub_token or next((environment[name] for name in TOKENS if environment.get(name)), "")
-    return replace(settings, hub_fetch=fetches, hub_token=token)
+    device = settings.device
+    if not environment.get(_variable("device")):
+        device = chosen_device()
+    return replace(settings, hub_fetch=fetches, hub_token=token, device=device)
 
 
 def threads_from(environment: Mapping[str, str], flag: int | None) -> int | None:

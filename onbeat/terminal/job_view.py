@@ -103,15 +103,22 @@ def bar(progress: JobProgress) -> RenderableType:
     row = Table.grid(padding=(0, 2), expand=True)
     row.add_column(ratio=1)
     row.add_column(justify="right", no_wrap=True)
-    left = ""
-    if progress.left_s is not None:
-        left = f"{duration(progress.left_s)} left"
     row.add_row(
         # A job that only evaluates has no iteration.
         ProgressBar(total=status.iterations or 1, completed=progress.num_committed),
-        Text(f"{progress.num_committed} of {status.iterations} iterations  {left}"),
+        Text(f"{progress.num_committed} of {status.iterations} iterations  {left_in_words(progress)}"),
     )
     return row
+
+
+def left_in_words(progress: JobProgress) -> str:
+    """Says how long the job will take; "" before the first iteration, and once it has ended."""
+    if progress.left_s is None:
+        return ""
+    # The iterations say nothing of how long the last evaluation takes.
+    if progress.num_committed >= progress.status.iterations:
+        return "evaluates the last version"
+    return f"{duration(progress.left_s)} left"
 
 
 def event_line(event: events.JobEvent, progress: JobProgress) -> str:

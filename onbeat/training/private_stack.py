@@ -18,7 +18,8 @@ from contracts.settings import engine_from, usable_cores
 from contracts.spec.job import JobSpec
 from onbeat.base.process.host_memory import memory_bytes
 from onbeat.commands.options import model_root_or_default
-from onbeat.stack.access import run_root_from
+from onbeat.stack.access import page_address, run_root_from
+from onbeat.stack.device import device_in_words
 from onbeat.stack.options import StackOptions, stack_settings, stage_workers_for, threads_from
 from onbeat.stack.profile import StackProfile
 from onbeat.stack.spec_paths import PathSearch
@@ -125,6 +126,9 @@ def on_own_stack(job: JobSpec, options: StackOptions, *, shown: Shown = HIDDEN) 
     driver = Driver(lambda client: client.submit(job, idempotency_key=key, fetching=tell_fetch).job_id, options)
     with nothing_left_of_what_is_refused(options.run_root):
         job_id = _submitted(driver, shown)
+    device = device_in_words(options.settings, is_chosen=bool(os.environ.get("ONBEAT_DEVICE")))
+    page = "" if driver.gateway is None else f"; page {page_address(driver.gateway.url, '', job_id=job_id)}"
+    shown.began(f"{job_id} runs in {options.run_root / job_id}; device {device}{page}")
     return Run(job_id, run_root=options.run_root, driver=driver, shown=shown)
 
 

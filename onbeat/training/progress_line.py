@@ -15,15 +15,18 @@ from rich.table import Table
 from rich.text import Text
 
 from onbeat.client.progress import JobProgress
-from onbeat.terminal.job_view import FRAMES_PER_S, bar, curve_text
+from onbeat.terminal.job_view import FRAMES_PER_S, bar, curve_text, left_in_words
 from onbeat.terminal.output import TextConsole
-from onbeat.terminal.words import UNKNOWN, duration, one_line, score, sparkline
+from onbeat.terminal.words import UNKNOWN, one_line, score, sparkline
 
 STARTING = "starting redis and every other process"
 
 
 class Shown(Protocol):
     """The display of a program that waits."""
+
+    def began(self, words: str) -> None:
+        """Says once which job runs, where, and on what."""
 
     def update(self, progress: JobProgress | None) -> None:
         """Shows the progress; None before the job is there."""
@@ -40,11 +43,15 @@ def shown_for(wanted: bool | None) -> Shown:
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is not None and hasattr(shell, "kernel"):
         return NotebookOutput(import_module("IPython.display"))
-    return TerminalLine() if wanted or sys.stderr.isatty() else HIDDEN
+    if wanted or sys.stderr.isatty():
+        return TerminalLine()
+    return StartLine()
 
 
 class Hidden:
     """Shows nothing."""
+
+    def began(self, words: str) -> None: ...
 
     def update(self, progress: JobProgress | None) -> None: ...
 
@@ -54,11 +61,25 @@ class Hidden:
 HIDDEN = Hidden()
 
 
+class StartLine:
+    """One line on stderr where nobody watches: what runs, and where it is looked at."""
+
+    def began(self, words: str) -> None:
+        sys.stderr.write(f"{one_line(words)}\n")
+
+    def update(self, progress: JobProgress | None) -> None: ...
+
+    def pause(self) -> None: ...
+
+
 class TerminalLine:
     """The last line of stderr."""
 
     def __init__(self) -> None:
         self._live: Live | None = None
+
+    def began(self, words: str) -> None:
+        TextConsole(stderr=True).print(Text(one_line(words), "dim"), soft_wrap=True)
 
     def update(self, progress: JobProgress | None) -> None:
         line = Text(STARTING, "dim") if progress is None else _line(progress)
@@ -81,6 +102,9 @@ class NotebookOutput:
         self._display = display
         self._handle: Any = None
 
+    def began(self, words: str) -> None:
+        self._display.display(self._display.HTML(f"<small>{_text(words)}</small>"))
+
     def update(self, progress: JobProgress | None) -> None:
         shown = self._display.HTML(f"<i>{STARTING}</i>" if progress is None else as_html(progress))
         if self._handle is None:
@@ -98,8 +122,9 @@ def as_html(progress: JobProgress) -> str:
     head = f"<b>{_text(status.name)}</b> {status.job_id} {status.state.value} {_text(status.reason)}"
     bar_of = f'<progress value="{progress.num_committed}" max="{status.iterations}"></progress>'
     facts = [f"{progress.num_committed} of {status.iterations} iterations"]
-    if progress.left_s is not None:
-        facts.append(f"{duration(progress.left_s)} left")
+    left = left_in_words(progress)
+    if left:
+        facts.append(left)
     if iterations:
         first, last = (curve_text(progress, metrics) for metrics in (iterations[0], iterations[-1]))
         facts.append(f"{progress.curve_name} {first} <code>{sparkline(progress.curve)}</code> {last}")

@@ -63,6 +63,8 @@ class Run:
         self._client = GatewayClient(access.url, access.key) if access is not None else None
         self._model_root = model_root
         self._shown = shown
+        self._was_cancelled = False
+        """True once this program has cancelled the job: its end is no failure then."""
 
     def __enter__(self) -> Self:
         return self
@@ -193,14 +195,22 @@ class Run:
                 return driver.progress
 
     def result(self, timeout_s: float | None = None) -> JobStatus:
-        """Waits for the job's end. Raises JobFailed unless it succeeded, DeadlineExceeded after timeout_s."""
+        """Waits for the job's end, and returns its status, also of a job that this program has cancelled.
+
+        Raises JobFailed where it failed, or another has cancelled it; DeadlineExceeded after timeout_s.
+        """
         status = self._ended(timeout_s)
-        if status.state is not JobState.SUCCEEDED:
+        is_wanted = status.state is JobState.CANCELLED and self._was_cancelled
+        if status.state is not JobState.SUCCEEDED and not is_wanted:
             raise self._failed()
         return status
 
     def cancel(self) -> None:
-        """Has the job end after the micro-batch in work and a checkpoint; `result` waits for that."""
+        """Has the job end after the micro-batch in work and a checkpoint; `result` waits for that, and is no error.
+
+        `save_model` writes the version that it came to.
+        """
+        self._was_cancelled = True
         if self._client is not None:
             self._client.cancel(self.id)
         elif self._driver is not None:
@@ -279,7 +289,10 @@ class Run:
         cure = None
         if self.folder.trainer_log.exists():
             cure = f"see {self.folder.trainer_log}"
-        return JobFailed(f"{status.state.value}: {status.reason or 'no reason given'}", field=self.id, cure=cure)
+        reason = status.reason or "no reason given"
+        if status.state is JobState.CANCELLED:
+            reason = f"not by this program: {reason}"
+        return JobFailed(f"{status.state.value}: {reason}", field=self.id, cure=cure)
 
     @property
     def _is_past(self) -> bool:
@@ -304,7 +317,9 @@ class Run:
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             while not driver.wait_for(is_so, TICK_S):
-                self._shown.update(driver.progress)
+                # A gateway that has not answered yet is no stack that starts.
+                if driver.progress is not None:
+                    self._shown.update(driver.progress)
                 if until_s is not None and time.monotonic() > until_s:
                     raise DeadlineExceeded(f"waited {timeout_s:g} s for the job's end", field=self.id)
         except KeyboardInterrupt:

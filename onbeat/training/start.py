@@ -23,7 +23,15 @@ from contracts.spec.job import JobSpec
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import parse_spec, read_toml
 from onbeat.commands.options import own_root_of, with_local_paths
-from onbeat.stack.access import GatewayAccess, gateway_access, inputs_below, read_stack_file, run_root_from, same_origin
+from onbeat.stack.access import (
+    GatewayAccess,
+    gateway_access,
+    inputs_below,
+    page_address,
+    read_stack_file,
+    run_root_from,
+    same_origin,
+)
 from onbeat.terminal.output import tell_fetch
 from onbeat.training.inputs import (
     TOOLS_NAME,
@@ -99,7 +107,9 @@ def train(
         job = with_local_paths(job, _folders_of(spec), access)
         with GatewayClient(access.url, access.key) as client:
             job_id = client.submit(job, idempotency_key=uuid.uuid4().hex, fetching=tell_fetch).job_id
-        return Run(job_id, run_root=Path(access.run_root), access=access, shown=shown_for(progress))
+        shown = shown_for(progress)
+        shown.began(f"{job_id} is at {page_address(access.url, '', job_id=job_id)}")
+        return Run(job_id, run_root=Path(access.run_root), access=access, shown=shown)
     if key:
         raise InvalidInput("has no effect without a gateway", field="key", cure="set url=, or leave key out")
     run_root = Path(run_dir) if run_dir is not None else new_run_root("train")

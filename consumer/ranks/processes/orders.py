@@ -31,6 +31,7 @@ from torch.distributed import PrefixStore, QueueEmptyError, Store  # pyright: ig
 from torch.distributed.rendezvous import rendezvous
 
 from consumer.gradient.learner import OptimizerStep, Place, Trained
+from consumer.model.memory import is_out_of_memory
 from consumer.model.rows import store_errors
 from contracts import errors
 from contracts.checkpoints import CheckpointState
@@ -240,10 +241,12 @@ def foreign_failure(error: BaseException, rank: int) -> Unavailable:
     """Returns the error of ours that an exception of foreign code on a rank goes to rank 0 by: all ranks end, and the
     job goes on in another trainer, unless the one before ended by the same words.
 
-    torch's plain RuntimeError has no words here: it is also what a rank meets whose peer was killed.
+    torch's plain RuntimeError has no words here, unless it is for want of memory: it is also what a rank meets whose
+    peer was killed.
     """
     failure = Unavailable(f"died: {kind_and_text(error)}", field=f"rank {rank}")
-    if not (type(error) is RuntimeError or isinstance(error, dist.DistError)):
+    is_of_a_peer = type(error) is RuntimeError or isinstance(error, dist.DistError)
+    if not is_of_a_peer or is_out_of_memory(error):
         failure.foreign = fault_words(error)
     return failure
 

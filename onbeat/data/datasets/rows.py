@@ -78,7 +78,7 @@ def _read(spec: RowsTable, request: Request, read: Reader, *, name: str, field: 
         raise InvalidInput(
             f"{path} cannot be read: {error.strerror or error}",
             field=field,
-            cure="relative paths start at the stack's model root",
+            cure=f"the model root, where relative paths of a gateway start, is {request.model_root.folder}",
         ) from error
     return tuple(examples)
 

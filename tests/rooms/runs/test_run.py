@@ -27,7 +27,7 @@ from onbeat.stack.access import StackFile, write_stack_file
 from onbeat.terminal import follow
 from onbeat.terminal.output import TextConsole
 from onbeat.training import driver, progress_line
-from onbeat.training.progress_line import Hidden, NotebookOutput, TerminalLine, as_html, shown_for
+from onbeat.training.progress_line import Hidden, NotebookOutput, StartLine, TerminalLine, as_html, shown_for
 from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, events_of
 from tests.rooms.runs.running_stack import RunningStack, running_gateway, stacks
 from tests.unit.onbeat.terminal.test_output import HOSTILE, assert_is_text, terminal
@@ -167,8 +167,13 @@ def test_a_cancelled_job_ends_the_loop(gateway: FakeGateway) -> None:
         next(entries)
         end(gateway, JobState.CANCELLED)
         assert [entry.number for entry in entries] == [1]
-        with pytest.raises(JobFailed, match="cancelled"):
-            run.result()
+        assert run.result().state is JobState.CANCELLED, "its own cancel is no failure"
+
+
+def test_a_job_that_another_cancels_has_no_result(gateway: FakeGateway) -> None:
+    gateway.final = JobState.CANCELLED
+    with on_own_stack(gateway) as run, pytest.raises(JobFailed, match=f"{JOB}: cancelled: not by this program: "):
+        run.result()
 
 
 def test_ctrl_c_in_a_wait_stops_the_stack(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,8 +315,22 @@ def test_a_line_is_there_while_the_program_waits_and_gone_when_it_goes_on(monkey
     assert "job  running  reward 0.750" in screen.getvalue()
     assert screen.getvalue().endswith("\x1b[2K")  # the line is erased
     line.pause()
-    assert isinstance(shown_for(None), Hidden)
+    assert isinstance(shown_for(None), StartLine)
     assert isinstance(shown_for(False), Hidden)
+
+
+def test_a_program_off_a_terminal_gets_one_line_that_names_the_job_its_folder_and_its_page(
+    gateway: FakeGateway, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with on_own_stack(gateway, run_dir=tmp_path / "run") as run:
+        run.result()
+    device = "cpu: torch sees no GPU"
+    folder = f"{JOB} runs in {tmp_path / 'run' / JOB}; device {device}; page {gateway.url}/#/jobs/{JOB}"
+    assert capsys.readouterr().err == f"{folder}\n"
+    at_gateway(gateway).close()
+    assert capsys.readouterr().err == f"{JOB} is at {gateway.url}/#/jobs/{JOB}\n"
+    at_gateway(gateway, progress=False).close()
+    assert capsys.readouterr().err == ""
 
 
 def test_a_notebook_has_one_output_that_changes_in_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,18 +46,18 @@ def test_each_path_of_a_spec_is_changed_by_its_field_and_nothing_else_is() -> No
 
     def change(field: str, path: str) -> str:
         fields[field] = path
-        return f"/root/{path}"
+        return f"/models/{path}"
 
     changed = with_paths(spec, change)
     assert fields == FIELDS
     again: dict[str, str] = {}
     assert with_paths(changed, lambda field, path: again.setdefault(field, path)) == changed
-    assert again == {field: f"/root/{path}" for field, path in FIELDS.items()}
-    assert with_paths(changed, lambda _, path: path.removeprefix("/root/")) == spec
+    assert again == {field: f"/models/{path}" for field, path in FIELDS.items()}
+    assert with_paths(changed, lambda _, path: path.removeprefix("/models/")) == spec
 
 
 def test_a_table_that_names_its_files_by_content_keeps_its_paths() -> None:
     values = tomllib.loads(SPEC)
     values["model"]["file_digests"] = {"m/config.json": "0" * 64}
     spec = spec_of_values(values)
-    assert with_paths(spec, lambda _, path: f"/root/{path}").model == spec.model
+    assert with_paths(spec, lambda _, path: f"/models/{path}").model == spec.model

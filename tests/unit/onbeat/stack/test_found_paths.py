@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import SpecRefused
+from contracts.settings import StackSettings
 from contracts.spec.datasets import HuggingFaceDataset
 from contracts.spec.job import JobSpec
+from onbeat.commands.options import with_current_folder
+from onbeat.stack.access import with_roots, write_roots
 from onbeat.stack.spec_paths import PathSearch
 from tests.builders import job_spec
 
@@ -61,3 +64,35 @@ def test_a_path_that_is_nowhere_is_refused_with_the_folders_that_were_looked_in(
     assert refusal.field == "model.path"
     assert refusal.problem == f"there is no models/tiny in {tmp_path / 'spec'}, and the model root {tmp_path / 'root'}"
     assert "--model-root" in refusal.cure
+
+
+def test_up_opens_the_folder_that_it_is_started_in_but_no_home_and_nothing_beside_a_root_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ONBEAT_MODEL_ROOT", raising=False)
+    work = folder(tmp_path, "home/work") / "home" / "work"
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(work)
+    settings = StackSettings(extra_roots="/data")
+    assert with_current_folder(settings, None).extra_roots == f"/data:{work}"
+    assert with_current_folder(settings, tmp_path) == settings
+    for closed in (tmp_path / "home", tmp_path):
+        monkeypatch.chdir(closed)
+        assert with_current_folder(settings, None) == settings
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("ONBEAT_MODEL_ROOT", "/models")
+    assert with_current_folder(settings, None) == settings
+
+
+def test_a_run_folder_says_by_which_roots_its_jobs_named_their_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ONBEAT_MODEL_ROOT", raising=False)
+    default = tmp_path / "default"
+    assert with_roots(StackSettings(), tmp_path, None, default=default).model_root == str(default)
+    write_roots(tmp_path, StackSettings(model_root="/models", extra_roots="/more"))
+    found = with_roots(StackSettings(), tmp_path, None, default=default)
+    assert (found.model_root, found.extra_roots) == ("/models", "/more")
+    assert with_roots(StackSettings(), tmp_path, tmp_path / "flag", default=default).model_root == str(
+        tmp_path / "flag"
+    )
