@@ -137,9 +137,9 @@ def lanes_of(spans: Iterable[TimelineSpan], *, since_s: float, until_s: float) -
 def in_words(
     spans: Sequence[TimelineSpan], lanes: Sequence[Lane], path: Sequence[PathStep], shown: Sequence[IterationTimes]
 ) -> str:
-    """`generator-0 was idle 31 % of the last 3 iterations; they waited longest for generate of batch 7/train/2 …`"""
+    """`generator-0 was idle 31 % of the last 3 iterations; the longest wait was for batch 7/train/2 (generate), 2 s of 9 s`"""
     number = len(shown)
-    which, they = ("the last iteration", "it") if number == 1 else (f"the last {number} iterations", "they")
+    which = "the last iteration" if number == 1 else f"the last {number} iterations"
     parts = []
     if lanes:
         idlest = max(lanes, key=lambda lane: lane.idle_share)
@@ -148,16 +148,17 @@ def in_words(
         whole_s = shown[-1].ended_s - shown[0].started_s
         longest = max(path, key=lambda step: step.until_s - step.since_s)
         longest_s = longest.until_s - longest.since_s
-        parts.append(f"{they} waited longest for {name_of(spans[longest.place])}, {longest_s:.2g} s of {whole_s:.3g} s")
+        awaited = name_of(spans[longest.place])
+        parts.append(f"the longest wait was for {awaited}, {longest_s:.2g} s of {whole_s:.3g} s")
         parts.append(f"the critical path is {_by_kind(spans, path, whole_s)}")
     return "; ".join(parts)
 
 
 def name_of(span: TimelineSpan) -> str:
-    """`generate of batch 7/train/2`, or `step of iteration 7` where it is of no batch."""
+    """`batch 7/train/2 (generate)`, or `iteration 7 (step)` where it is of no batch."""
     if span.batch_id:
-        return f"{span.what} of batch {span.batch_id}"
-    return f"{span.what} of iteration {span.iteration}"
+        return f"batch {span.batch_id} ({span.what})"
+    return f"iteration {span.iteration} ({span.what})"
 
 
 def _by_kind(spans: Sequence[TimelineSpan], path: Sequence[PathStep], whole_s: float) -> str:

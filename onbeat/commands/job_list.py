@@ -14,7 +14,7 @@ from rich.text import Text
 from contracts.jobs import JobState, JobStatus
 from onbeat.commands import options
 from onbeat.terminal.job_view import STATE_STYLES, health_lines
-from onbeat.terminal.output import console_for, emit
+from onbeat.terminal.output import console_for, emit, tell_page
 from onbeat.terminal.words import UNKNOWN, ago, duration, one_line, score, short, size
 
 COLUMNS = {
@@ -45,17 +45,23 @@ def jobs(
     run_dir: options.RunDir = None,
 ) -> None:
     """List the jobs, newest first: when each was submitted, how long it took, and why it waits or has failed."""
-    with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
+    access = options.access_from(gateway, api_key, run_dir)
+    with options.client_for(access) as client:
         jobs = client.jobs(limit=limit, states=state or (), name=name)
+    console = console_for(json_output=False)
     if json_output:
         emit({"jobs": jobs})
-    elif jobs:
-        show_jobs(jobs, console_for(json_output=False), now_s=time.time())
+        return
+    if jobs:
+        show_jobs(jobs, console, now_s=time.time())
     else:
         nothing = "no jobs yet: onbeat submit SPEC"
         if state or name:
             nothing = "no job is like that"
-        console_for(json_output=False).print(nothing)
+        console.print(nothing)
+    # A program that reads the list from a pipe asks for no page.
+    if console.is_terminal:
+        tell_page(console, access.url, access.key)
 
 
 def show_jobs(jobs: Iterable[JobStatus], console: Console, *, now_s: float) -> None:

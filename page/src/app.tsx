@@ -102,7 +102,9 @@ function KeyPrompt({ problem }: { problem: string }): JSX.Element {
     >
       <h2>{problem}</h2>
       <p class="quiet">
-        <code>onbeat up</code> prints this page’s address with the key in it. The key stays in this tab.
+        At a terminal <code>onbeat up</code> and <code>onbeat jobs</code> print this page’s address with the key in it. The key is also{" "}
+        <code>api_key</code> in <code>stack.json</code> of the stack’s run folder (<code>runs/</code> unless <code>--run-dir</code> names
+        another). It stays in this tab.
       </p>
       <div class="row key-row">
         <label class="unseen" for="key">

@@ -77,7 +77,7 @@ function LinkFacts({ record }: { record: ChainLink }): JSX.Element {
         {record.next_weights_digest && (
           <div><dt>Made version {record.policy_version + 1}</dt><dd><Digest value={record.next_weights_digest} /></dd></div>
         )}
-        <div><dt>Trainer’s epoch</dt><dd>{record.trainer_epoch}</dd></div>
+        <div><dt>Number of the trainer’s lease</dt><dd>{record.trainer_epoch}</dd></div>
         <div><dt>Loss</dt><dd>{number(record.loss, 4)}</dd></div>
         <div><dt>Gradient’s norm</dt><dd>{number(record.grad_norm, 4)}</dd></div>
       </dl>

@@ -16,6 +16,8 @@ import { columnNames, isFinal, NOTHING, useStories, type Story } from "./series"
 import type { TabProps } from "./tab";
 
 const FIRST_SHOWN = ["entropy", "response_tokens_mean", "grad_norm", "mismatch_k3"];
+/** Of a job that learns given completions, whose sampling numbers are all 0. */
+const FIRST_SHOWN_OF_GIVEN = ["entropy_trained_tokens", "grad_norm", "learning_rate"];
 /** What only some kinds of jobs have, and is looked at first there, beside what an environment reports. */
 const OF_A_KIND = new Set(["kl_to_teacher", "explained_variance", "turns_mean", "done_share"]);
 const MOST_OF_A_KIND = 4;
@@ -40,9 +42,10 @@ export function Overview({ jobId, status, query }: TabProps): JSX.Element {
     return view.isGrouped && otherIds.length ? byTags(single) : single;
   }, [status, stories, others, otherIds.join(), view.isGrouped]);
   const { story } = runs[0]!;
-  const names = useMemo(() => metricNames([...stories.values()]), [stories]);
+  const learnsGiven = runs.every((run) => run.status.learns_given);
+  const names = useMemo(() => metricNames([...stories.values()], learnsGiven), [stories, learnsGiven]);
   const ofKind = names.filter((name) => OF_A_KIND.has(name) || name.startsWith("environment: ")).slice(0, MOST_OF_A_KIND);
-  const shown = chosen ?? [...ofKind, ...FIRST_SHOWN];
+  const shown = chosen ?? [...ofKind, ...(learnsGiven ? FIRST_SHOWN_OF_GIVEN : FIRST_SHOWN)];
   const look = (next: Partial<View>): void => {
     localStorage.setItem(VIEW_AT, JSON.stringify({ ...view, ...next }));
     setView({ ...view, ...next });
@@ -84,7 +87,9 @@ export function Overview({ jobId, status, query }: TabProps): JSX.Element {
         </div>
         {hasCurves ? (
           <div class="charts">
-            <CurveCard title="Reward" name="reward_mean" runs={runs} view={view} onHover={setHovered} />
+            {/* A job that learns given completions gives no reward: its loss says whether it learns. */}
+            {runs.some((run) => run.status.learns_given) && <CurveCard title="Loss" name="loss" runs={runs} view={view} onHover={setHovered} />}
+            {runs.some((run) => !run.status.learns_given) && <CurveCard title="Reward" name="reward_mean" runs={runs} view={view} onHover={setHovered} />}
             {["", ...setsOf(runs)].map((set) => (
               <HeldOutCard key={set} set={set} runs={runs} view={view} onHover={setHovered} />
             ))}
@@ -111,8 +116,9 @@ export function Overview({ jobId, status, query }: TabProps): JSX.Element {
   );
 }
 
-function metricNames(stories: Story[]): string[] {
+/** The numbers that may be drawn besides the one whose card always stands first. */
+function metricNames(stories: Story[], learnsGiven: boolean): string[] {
   const names = new Set(stories.flatMap(columnNames));
-  names.delete("reward_mean");
+  names.delete(learnsGiven ? "loss" : "reward_mean");
   return [...names];
 }

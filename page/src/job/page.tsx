@@ -24,14 +24,15 @@ const EVERY_MS = 1000;
 /** It may be resumed. */
 const ENDED_EVERY_MS = 5000;
 
+/** In the order in which a researcher asks: does it learn, what does it write, what went wrong; then how the stack does. */
 const TABS: Record<string, { title: string; view: (props: TabProps) => JSX.Element }> = {
   overview: { title: "Overview", view: Overview },
+  rollouts: { title: "Rollouts", view: Rollouts },
+  log: { title: "Log", view: Log },
+  spec: { title: "Spec", view: Spec },
   lanes: { title: "Lanes", view: Lanes },
   fence: { title: "Fence", view: Fence },
-  rollouts: { title: "Rollouts", view: Rollouts },
   audit: { title: "Audit", view: Audit },
-  spec: { title: "Spec", view: Spec },
-  log: { title: "Log", view: Log },
 };
 
 export function JobPage({ jobId, tab, query }: { jobId: string; tab: string; query: URLSearchParams }): JSX.Element {

@@ -2,7 +2,16 @@
 import type { JSX } from "preact";
 import type { JobStatus } from "../types";
 import { date, number, spoken } from "../ui/format";
+import { headsOf } from "./heads";
 import { numbersAt, type Story } from "./series";
+
+/** Numbers that are 0 but for rounding in many jobs, and why. */
+const ROUNDED: Record<string, string> = {
+  advantage_mean: "The advantages of a group add up to 0, but for rounding",
+  loss: "With one on-policy step the loss is 0 by construction, but for rounding; its gradient is not",
+};
+/** Far below what any of them is where it means something. */
+const ROUNDING = 1e-7;
 
 export interface ReadoutProps {
   iteration: number;
@@ -26,6 +35,7 @@ export function Readout({ iteration, runs, isHovered }: ReadoutProps): JSX.Eleme
   });
   const names = [...new Set(columns.flatMap(({ found }) => [...found.keys()]))];
   const started = columns[0]?.started;
+  const heads = headsOf(runs.map(({ status }) => status));
   return (
     <aside class="card readout" aria-label="Numbers of one iteration">
       <div class="card-head">
@@ -41,8 +51,8 @@ export function Readout({ iteration, runs, isHovered }: ReadoutProps): JSX.Eleme
                 <th />
                 {runs.map(({ status }, index) => (
                   <th key={status.job_id} class="num">
-                    <span class={`key-of c${(index % 6) + 1}`} title={status.name}>
-                      {index ? (runs.length > 2 ? index : "other") : "this"}
+                    <span class={`key-of c${(index % 6) + 1}`} title={`${status.name}, ${status.job_id}`}>
+                      {heads[index]}
                     </span>
                   </th>
                 ))}
@@ -55,7 +65,7 @@ export function Readout({ iteration, runs, isHovered }: ReadoutProps): JSX.Eleme
                 <td class="quiet">{spoken(name)}</td>
                 {columns.map(({ found }, index) => (
                   <td key={index} class="num">
-                    {found.has(name) ? number(found.get(name)!) : <span class="faint">—</span>}
+                    {found.has(name) ? <Value name={name} value={found.get(name)!} /> : <span class="faint">—</span>}
                   </td>
                 ))}
               </tr>
@@ -65,4 +75,10 @@ export function Readout({ iteration, runs, isHovered }: ReadoutProps): JSX.Eleme
       </div>
     </aside>
   );
+}
+
+function Value({ name, value }: { name: string; value: number }): JSX.Element {
+  const why = ROUNDED[name];
+  if (why && value !== 0 && Math.abs(value) < ROUNDING) return <span class="faint" title={`${value}. ${why}.`}>≈ 0</span>;
+  return <>{number(value)}</>;
 }

@@ -6,6 +6,9 @@ const DRAFT = "onbeat.draft";
 const EARLIER = "onbeat.draft.earlier";
 const SENT = "onbeat.draft.sent";
 
+/** `path` of table `[model]`, as the templates write it. */
+const MODEL_PATH = /(\[model\]\s*\n(?:#[^\n]*\n)*path\s*=\s*)"([^"\n]*)"/;
+
 export interface Draft {
   text: string;
   /** Id of the job that the text was taken from. */
@@ -13,6 +16,14 @@ export interface Draft {
 }
 
 export const FIRST_DRAFT: Draft = { text: START.text, from: null };
+
+/** The first text with a model that the stack has, where it hasn't the one of the text; a text that was typed stays. */
+export function fitted(draft: Draft, models: readonly string[]): Draft {
+  const [first] = models;
+  const named = MODEL_PATH.exec(draft.text);
+  if (!first || !named || models.includes(named[2]!)) return draft;
+  return { ...draft, text: draft.text.replace(MODEL_PATH, `$1${JSON.stringify(first)}`) };
+}
 
 export function readDraft(): Draft | null {
   return read(DRAFT);

@@ -14,7 +14,7 @@ import { plural } from "../ui/format";
 import { Failure } from "../ui/parts";
 import { isAboutSpec, refusalsOf, useCheck, type CheckResult, type SpecRefusal } from "./check";
 import { specCompletion, type Schemas, type Sources } from "./completion";
-import { FIRST_DRAFT, forgetDraft, idempotencyKey, keepDraft, keepEarlier, readDraft, readEarlier, type Draft } from "./draft";
+import { FIRST_DRAFT, fitted, forgetDraft, idempotencyKey, keepDraft, keepEarlier, readDraft, readEarlier, type Draft } from "./draft";
 import { Editor, type Marker } from "./editor";
 import { lineOf, placeOfField, readSpecText, writeSpecText, type Language, type SpecText, type Table } from "./spec_text";
 import { TEMPLATES } from "./templates";
@@ -51,6 +51,7 @@ export function SubmitPage({ from }: { from: string | null }): JSX.Element {
     rewrite(next);
   };
   useClone(from, draft, replace, setProblem);
+  useFitting(draft, rewrite);
   /** The address no longer names the job that was cloned: a reload keeps the text. */
   const begin = (next: Draft): void => {
     replace(next);
@@ -124,6 +125,16 @@ function useClone(from: string | null, draft: Draft, replace: (draft: Draft) => 
       .catch((error) => stop.signal.aborted || onError(error));
     return () => stop.abort();
   }, [from, bearer]);
+}
+
+/** Begins with a model that the stack has: a first look at this screen shows no refusal of a text that nobody typed. */
+function useFitting(draft: Draft, rewrite: (draft: Draft) => void): void {
+  const models = useResource<SpecFiles>("/v1/files").value?.models;
+  useEffect(() => {
+    if (!models || draft !== FIRST_DRAFT) return;
+    const fit = fitted(draft, models);
+    if (fit !== draft) rewrite(fit);
+  }, [models, draft]);
 }
 
 /** Offers keys by the schema of the gateway that runs, and its files; nothing until it has answered. */

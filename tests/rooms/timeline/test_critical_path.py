@@ -144,7 +144,7 @@ def test_a_report_has_lanes_iterations_and_words() -> None:
     assert (round(since_s, 3), round(until_s, 3)) == (8.6, 25.9)
     idle = {lane.who: lane.idle_share for lane in report.lanes}
     assert idle["g2"] == round(1 - 2 * 2.5 / (until_s - since_s), 4)
-    assert report.words.startswith("g2 was idle 71 % of the last 2 iterations; they waited longest for generate of ")
+    assert report.words.startswith("g2 was idle 71 % of the last 2 iterations; the longest wait was for batch ")
     assert "1/train/2, 3.6 s of 17.3 s" in report.words or "2/train/2, 3.6 s of 17.3 s" in report.words
     assert "65 % generate" in report.words
     critical = [report.spans[index] for index in report.critical]

@@ -119,6 +119,7 @@ export function speed(seen: GeneratorSeen): string {
 /** The fence in one sentence. */
 export function fenceInWords(report: StreamReport): string {
   if (!report.fence_state) return "No iteration was opened yet.";
+  if (report.fence_state === "closed") return "No iteration is open: the job has ended, or no trainer has begun the next one. No batch can be published.";
   if (report.fence_state !== "open") return `The fence is ${report.fence_state}: no batch can be published.`;
   const waits = report.batches_expected - report.batches_published;
   const left = waits > 0 ? `waits for ${plural(waits, "batch", "batches")}` : "has all its batches";

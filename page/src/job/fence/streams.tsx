@@ -20,7 +20,7 @@ export function FenceFacts({ report }: Given): JSX.Element {
       <dl class="facts">
         <Fact name="Policy version">{report.policy_version}</Fact>
         <Fact name="Digest of its weights"><Digest value={report.weights_digest} /></Fact>
-        <Fact name="Trainer’s epoch">{report.trainer_epoch || "—"}</Fact>
+        <Fact name="Number of the trainer’s lease">{report.trainer_epoch || "—"}</Fact>
         <Fact name="Trainer’s lease">{lease === null ? "not held" : `for another ${duration(lease)}`}</Fact>
         <Fact name="Largest lag">{report.max_policy_lag}</Fact>
       </dl>

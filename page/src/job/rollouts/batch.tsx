@@ -35,10 +35,7 @@ export function Batch({ jobId, batchId, group, sample }: BatchProps): JSX.Elemen
   const turn = (to: number): void => go(["jobs", jobId, "rollouts"], { batch: batchId, group: String(to) });
   return (
     <section class="card stack batch" aria-labelledby="batch-title">
-      <div class="card-head">
-        <h2 id="batch-title">Batch {batch.batch_id}</h2>
-        <SampleAgain jobId={jobId} batch={batch} />
-      </div>
+      <h2 id="batch-title">Batch {batch.batch_id}</h2>
       <dl class="facts">
         <Fact name="Sampled by version">{batch.policy_version} <Digest value={batch.weights_digest} length={8} /></Fact>
         <Fact name="Generator"><Plain text={batch.generator_id} /></Fact>
@@ -53,6 +50,8 @@ export function Batch({ jobId, batchId, group, sample }: BatchProps): JSX.Elemen
           <Group key={`${batch.batch_id} ${at}`} group={shown} sample={sample} order={order} />
         </>
       )}
+      {/* A reader wants the completions first, and seldom this. */}
+      <SampleAgain jobId={jobId} batch={batch} />
     </section>
   );
 }
@@ -85,7 +84,7 @@ function Rewards({ groups, shown, order, onOrder }: RewardsProps): JSX.Element {
   return (
     <div class="rewards">
       <div class="card-head">
-        <h3>Rewards <span class="quiet small">of the batch, and darker of this group</span></h3>
+        <h3>Rewards <span class="quiet small">light: all completions of the batch; dark: this group</span></h3>
         <select aria-label="Order of groups and completions" value={order} onChange={(event) => onOrder(event.currentTarget.value as Order)}>
           {ORDERS.map((one) => <option key={one} value={one}>{ORDER_NAMES[one]}</option>)}
         </select>
