@@ -86,6 +86,16 @@ def forking(values: Mapping[str, Any], *, job: str, version: int, iterations: in
     return {**values, "fork": {"job": job, "version": version}, "iterations": iterations}
 
 
+def renamed(values: dict[str, Any], settings: Sequence[str]) -> None:
+    """Names a fork after the keys that it changes, and drops tags that say what these keys were."""
+    pairs = [setting.partition("=") for setting in settings]
+    changes = {key.strip().rpartition(".")[2]: value.strip() for key, _, value in pairs}
+    if "name" not in changes:
+        shown = ", ".join(f"{key}={value}" for key, value in changes.items())
+        values["name"] = f"{values['name']}, {shown}"[:LONGEST_NAME]
+    values["tags"] = [tag for tag in values.get("tags", ()) if tag.partition("=")[0] not in changes]
+
+
 def without_digests(values: dict[str, Any], settings: Sequence[str]) -> None:
     """Takes the digests of files out of each table that the settings change: they may name other files there."""
     for setting in settings:

@@ -12,7 +12,7 @@ import typer
 from contracts.errors import Conflict, InvalidInput, NotFound
 from contracts.events import CheckpointWritten, JobEvent
 from contracts.jobs import JobStatus
-from onbeat.client.derived_specs import forking, without_digests
+from onbeat.client.derived_specs import forking, renamed, without_digests
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import flag_settings, load_spec, parse_spec
 from onbeat.commands import options
@@ -182,6 +182,7 @@ def _forked(client: GatewayClient, job_id: str, settings: list[str], iterations:
             cure=f"give more in all, as --iterations {version + max(1, version)}",
         )
     without_digests(values, settings)
+    renamed(values, settings)
     values = forking(values, job=job_id, version=version, iterations=max(1, whole - version))
     return client.submit(parse_spec(values, settings), idempotency_key=uuid.uuid4().hex), version
 

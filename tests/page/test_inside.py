@@ -138,7 +138,7 @@ def test_a_batchs_rewards_are_counted_and_its_completions_sorted_by_them(shown: 
         page.get_by_label("Order of groups and completions").select_option("lowest reward first")
         page.locator(".completion").first.get_by_text("#1").wait_for()
         assert [one.get_attribute("id") for one in samples.all()] == ["sample-1", "sample-0"]
-        page.get_by_text("all batches, the newest 20 iterations").wait_for()
+        page.get_by_text("all training batches, and evaluations, of the newest 20 iterations").wait_for()
 
 
 def test_a_trajectory_shows_its_turns_its_calls_and_what_was_not_trained(shown: Shown) -> None:

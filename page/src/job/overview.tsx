@@ -59,7 +59,7 @@ export function Overview({ jobId, status, query }: TabProps): JSX.Element {
   const place = hovered === null ? story.iterations.findLastIndex((one) => one <= shared) : placeAt(xs, hovered);
   const hasCurves = runs.some((one) => one.story.iterations.length || one.story.evaluations.length);
   return (
-    <div class="overview">
+    <div class={`overview ${runs.length > 1 ? "compares" : ""}`}>
       <div class="stack">
         <div class="row controls">
           <label class="row small quiet">

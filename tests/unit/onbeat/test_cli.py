@@ -353,6 +353,7 @@ def test_resume_with_other_keys_forks_the_job_at_its_newest_checkpoint(
     assert isinstance(spec.fork, ForkSpec)
     assert (spec.fork.job, spec.fork.version, spec.iterations) == (JOB, 2, 7)
     assert (spec.optimizer.learning_rate, spec.rollout) == (1e-5, gateway.spec.rollout)
+    assert spec.name == "test, learning_rate=1e-5"
     assert gateway.resumed == []
     assert f"goes on from version 2 of {JOB}" in capsys.readouterr().err
     assert run(["resume", JOB, *change]) == 2

@@ -57,10 +57,11 @@ export function Iterations({ jobId, first, limit, chosen }: IterationsProps): JS
   );
 }
 
-/** "12.5 % of the batches, the newest 20 iterations" */
-function keptInWords({ share: part, keep_iterations }: RecordingSpec): string {
-  const batches = part === 1 ? "all batches" : part ? `${share(part)} of the batches` : "evaluations";
-  return `${batches}, the newest ${plural(keep_iterations, "iteration")}`;
+/** "12.5 % of the training batches, and evaluations, of the newest 20 iterations" */
+function keptInWords({ share: part, evaluations, keep_iterations }: RecordingSpec): string {
+  const training = part === 1 ? "all training batches" : part ? `${share(part)} of the training batches` : "";
+  const batches = [training, evaluations && "evaluations"].filter(Boolean).join(", and ");
+  return `${batches}, of the newest ${plural(keep_iterations, "iteration")}`;
 }
 
 interface IterationProps {
