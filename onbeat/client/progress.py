@@ -56,7 +56,7 @@ class JobProgress:
 
     @property
     def curve(self) -> list[float]:
-        """That number of each iteration, oldest first."""
+        """The values of that number, one for each iteration, oldest first."""
         return [self.curve_value(metrics) for metrics in self.in_order]
 
     def curve_value(self, metrics: events.IterationMetrics) -> float:

@@ -53,6 +53,8 @@ NOT_HERE = {
     "onbeat demo --profile configs/stacks/vllm.toml": "the same",
     "VLLM_SERVER_DEV_MODE=1": "the same: tests/contract/engine_rigs.py",
     "ONBEAT_ENGINE=openai": "the same",
+    "CUDA_VISIBLE_DEVICES=4,5,6,7": "needs eight GPUs and vLLM",
+    "vllm serve my-model": "needs vLLM",
     "ONBEAT_JUDGE_URL=": "needs a judge: tests/e2e/test_stage_workers.py has one of its own",
 }
 """How commands begin that this machine can't run, or not in the time of a test → the reason."""
@@ -70,6 +72,15 @@ ELSEWHERE = {
     "python -m benchmarks": ("tests/unit/benchmarks/test_benchmarks.py", 'run("control-plane", "--help")'),
     "onbeat doctor": ("tests/rooms/doctor/test_doctor.py", '"doctor"'),
     "onbeat doctor configs/models/two-digit-addition": ("tests/rooms/doctor/test_doctor_model.py", '"configs/models'),
+    "onbeat samples JOB --held-out": ("tests/rooms/replay/test_samples.py", "held_out=True, iteration=5"),
+    "onbeat evaluate configs/models/two-digit-addition configs/demo.toml": (
+        "tests/unit/onbeat/test_cli.py",
+        '"evaluate"',
+    ),
+    "onbeat resume JOB --set optimizer.learning_rate=1e-5 --iterations": (
+        "tests/unit/onbeat/test_cli.py",
+        '"--set", "optimizer.learning_rate=1e-5"',
+    ),
     "onbeat replay JOB": ("tests/rooms/replay/test_replay.py", '"replay"'),
     "onbeat resume JOB --wider-sums": ("tests/chaos/test_resume.py", "wider_sums=int("),
     "onbeat watch JOB --log": ("tests/unit/onbeat/test_watch_log.py", '"--log"'),
@@ -92,6 +103,13 @@ ELSEWHERE = {
 TYPED = {
     "onbeat up": "onbeat up --detach",
     "onbeat submit my-job.toml --wait": "onbeat submit my-job.toml --wait; FIRST=$(newest); JOB=$FIRST",
+    "onbeat samples JOB": "onbeat samples $FIRST",
+    "onbeat samples JOB --worst -n 20": "onbeat samples $FIRST --worst -n 20",
+    "onbeat resume JOB --set optimizer.learning_rate=1e-5": (
+        "onbeat resume $FIRST --set optimizer.learning_rate=1e-5 --iterations 4 --wait"
+    ),
+    "onbeat evaluate MODEL SPEC": "onbeat evaluate models/my-model my-job.toml",
+    "onbeat sweep SPEC --set seed=1,2": "onbeat sweep my-job.toml --set seed=1,2",
     "onbeat resume JOB --iterations 300": "onbeat resume $JOB --iterations 3 --wait",
     "onbeat cancel JOB": (
         # The one trainer is at work on a long job, so the job that is cancelled has not ended yet.

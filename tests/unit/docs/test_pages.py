@@ -31,6 +31,8 @@ REFERENCE = (
     "hardware.md",
 )
 """Pages about the tables of a spec, in the order of docs/job.md."""
+WITH_SPECS = (*REFERENCE, "from-trl.md")
+"""Pages whose blocks of a spec are held against the judge."""
 DEMO = ROOT / "configs" / "demo.toml"
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)#([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -60,7 +62,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 def specs_shown() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields (page and block, values of the job): a whole spec, or the demo's with the block's tables."""
-    for name in REFERENCE:
+    for name in WITH_SPECS:
         for number, block in enumerate(TOML.findall((DOCS / name).read_text())):
             values = tomllib.loads(block)
             yield f"{name}-{number}", values if "name" in values else merged(read_toml(DEMO), values)
