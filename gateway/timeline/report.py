@@ -137,7 +137,7 @@ def lanes_of(spans: Iterable[TimelineSpan], *, since_s: float, until_s: float) -
 def in_words(
     spans: Sequence[TimelineSpan], lanes: Sequence[Lane], path: Sequence[PathStep], shown: Sequence[IterationTimes]
 ) -> str:
-    """`generator-0 was idle 31 % of the last 3 iterations; the longest wait was for batch 7/train/2 (generate), 2 s …`"""
+    """Returns `g2 was idle 31 % of the last 3 iterations; the longest wait was for batch 7/train/2 (generate) …`"""
     number = len(shown)
     which = "the last iteration" if number == 1 else f"the last {number} iterations"
     parts = []

@@ -43,7 +43,8 @@ def disjoint(
             cure="remove the repeated prompts, or hold others out",
         )
     if len(fresh) < len(train):
-        log.warning("%d lines of %s are also held out, and not trained", len(train) - len(fresh), source)
+        dropped = "%d training rows of %s are dropped: their prompts are held out for the evaluation. %d rows are left"
+        log.warning(dropped, len(train) - len(fresh), source, len(fresh))
     return ExampleSets(train=fresh, evaluation=tuple(held_out))
 
 
