@@ -18,7 +18,7 @@ from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
 from consumer.gradient.probe import probe_logprobs
 from consumer.model.policy import Policy
-from consumer.trainer.probes import VersionProbes
+from consumer.trainer.probes import probes_of
 from contracts.encoding.arrays import pack_int32
 from contracts.jobs import JobState
 from contracts.probes import LogProbs, ProbeRow, ProofVerdict
@@ -59,7 +59,7 @@ class ProbedJob:
         self.generator = GeneratorSide(broker, self.job_id, "g1")
         ranks: Any = SimpleNamespace(learner=SimpleNamespace(policy=self.policy), probe=self._probe)
         prompts: Any = SimpleNamespace(training_prompts=_prompts())
-        self._probes = VersionProbes(self.spec, ranks, prompts)
+        self._probes = probes_of(self.spec, ranks, prompts)
 
     def probe_now(self) -> LogProbs:
         """Measures the probe's rows under the model as it is, by the trainer's forward."""
