@@ -152,7 +152,7 @@ def _plan() -> Command:
 
 def _replay() -> Command:
     """Sample a recorded batch again; exit code 1 unless its digest is the same. The run folder is only read."""
-    from onbeat.commands.replay import replay
+    from onbeat.commands.exports.replay import replay
 
     return replay
 

@@ -334,12 +334,12 @@ def _check_probes(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) ->
     if not record.next_weights_digest and record.probe:
         walk.gaps.append(f"{name}: it has the probe of a version, and made none")
         return
-    made = {"probe": record.probe} if record.next_weights_digest else {}
+    probes = {"probe": record.probe} if record.next_weights_digest else {}
     if record.iteration == 0 or record.first_probe:
-        made["first_probe"] = record.first_probe
-    if not any(made.values()):
-        walk.num_without_probe += bool(made)
-        if made and walk.probe is not None:
+        probes["first_probe"] = record.first_probe
+    if not any(probes.values()):
+        walk.num_without_probe += bool(probes)
+        if probes and walk.probe is not None:
             walk.gaps.append(f"{name}: the version that it made has no probe, and those before it have one")
         return
     if not spec.rollout.version_probe.rows:
@@ -347,7 +347,7 @@ def _check_probes(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) ->
         return
     versions = {"probe": record.policy_version + 1, "first_probe": 0}
     digests = {"probe": record.next_weights_digest, "first_probe": record.weights_digest}
-    for key, probe in made.items():
+    for key, probe in probes.items():
         if not probe:
             walk.gaps.append(
                 f"{name}: version {versions[key]} has no probe, and the other version of the record has one"
@@ -363,12 +363,14 @@ def _check_probe(walk: _Walk, probe: ProbedVersion, spec: JobSpec, weights_diges
     if probe.rows != first.rows:
         walk.gaps.append(f"{name} has other rows than the first one of the chain")
         return
-    asked = spec.rollout.version_probe
+    wanted = spec.rollout.version_probe
     logprobs = numbers_of(probe.logprobs)
     # A row is shorter than the spec says where the model takes, or the job samples, no longer one.
-    num_scored = len(logprobs) / asked.rows
-    if num_scored not in range(1, min(MAX_SCORED, asked.tokens // 2) + 1) or len(probe.logprobs) != len(first.logprobs):
-        walk.gaps.append(f"{name} has {len(probe.logprobs)} bytes of log-probs, which {asked.rows} rows don't have")
+    num_scored = len(logprobs) / wanted.rows
+    if num_scored not in range(1, min(MAX_SCORED, wanted.tokens // 2) + 1) or len(probe.logprobs) != len(
+        first.logprobs
+    ):
+        walk.gaps.append(f"{name} has {len(probe.logprobs)} bytes of log-probs, which {wanted.rows} rows don't have")
         return
     if not all(math.isfinite(number) for number in logprobs):
         walk.gaps.append(f"{name} has log-probs that are not finite")

@@ -1,1 +1,1 @@
-"""The commands `export`, `verify` and `samples`, on a run folder or on a stack that runs."""
+"""The commands `export`, `verify`, `samples` and `replay`, on a run folder or on a stack that runs."""

@@ -120,7 +120,7 @@ class Trained(NamedTuple):
     """What ranks hold after some iterations on random batches."""
 
     digest: str
-    """Of the weights that they publish."""
+    """The digest of the weights that they publish."""
     measured: list[float]
     """Their log-probs of a probe's rows."""
     expected: list[float]
