@@ -61,9 +61,9 @@ def placed(spec: JobSpec, folders: Sequence[Path], *, model_root: Path | None) -
     Raises:
         SpecRefused: A path is in none of them.
     """
-    given = [] if model_root is None else [model_root]
+    first = [] if model_root is None else [model_root]
     root = model_root_or_default(model_root)
-    search = PathSearch(folders=(*given, *folders, Path.cwd()), model_root=root)
+    search = PathSearch(folders=(*first, *folders, Path.cwd()), model_root=root)
     return search.resolve_all(spec), search.found_below
 
 

@@ -145,7 +145,7 @@ def _unusual(history: History) -> str:
     if spec.samples_as_trained:
         limit, usual = EXACT_K3, "compute the same in float32 have about 1e-13"
     else:
-        # Whoever samples with fewer bits than the trainer has says so by the alarm.
+        # A job whose engine samples with fewer bits than the trainer has says so by the alarm.
         limit, usual = max(ROUNDED_K3, spec.trainer.mismatch_limit), "round to 16 bits have at most 1e-3"
     if k3 <= limit:
         return ""
