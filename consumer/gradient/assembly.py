@@ -17,9 +17,9 @@ from consumer.gradient.learner import ALONE, Learner, Lockstep, Place
 from consumer.gradient.losses.family import policy_loss
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.gradient.optimizers.offloaded_state import offloaded_state
-from consumer.model.padded_trial import check_padded_rows
 from consumer.model.policy import LoadModel, Policy, load_policy, load_whole
 from consumer.model.reached import out_of_reach
+from consumer.model.shared_prompt.padded_trial import check_padded_rows
 from consumer.model.shared_prompt.passes import choose_passes
 from consumer.model.teachers import teacher_of
 from contracts.errors import InvalidInput

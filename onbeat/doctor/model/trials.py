@@ -22,9 +22,9 @@ from transformers.utils import logging as transformers_logging
 
 from consumer.gradient.assembly import set_up_torch
 from consumer.model.adapters import attach_adapters
-from consumer.model.padded_trial import check_padded_rows
 from consumer.model.policy import load_model, load_policy, with_own_parameters
 from consumer.model.reached import out_of_reach
+from consumer.model.shared_prompt.padded_trial import check_padded_rows
 from consumer.model.shared_prompt.passes import choose_passes
 from contracts.engines import Engine, TransformersOptions
 from contracts.errors import InvalidInput, kind_and_text

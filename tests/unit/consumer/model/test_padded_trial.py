@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, BertConfig
 
 from consumer.gradient.assembly import make_learner
-from consumer.model.padded_trial import check_padded_rows
+from consumer.model.shared_prompt.padded_trial import check_padded_rows
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from tests.builders import job_spec
