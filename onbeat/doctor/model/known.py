@@ -13,14 +13,13 @@ from pathlib import Path
 
 import torch
 
-from contracts.encoding.wire import Record
 from contracts.spec.job import JobSpec
 from contracts.spec.trainer import LoraSpec
 from onbeat.client.spec_file import parse_spec
 from onbeat.doctor.model.alternatives import LORA, alternatives
 from onbeat.doctor.model.job import LEAST_SPEC
 from onbeat.doctor.model.memory import ModelSizes
-from onbeat.doctor.model.report import Alternative
+from onbeat.doctor.model.report import SizesRow
 from onbeat.doctor.model.shape import shape_of, sizes_of
 
 KNOWN = Path(__file__).parents[1] / "known_models"
@@ -34,20 +33,6 @@ TABLE_JOB = (
     "rollout.sampling.max_new_tokens=1024",
 )
 """Keys of the table's job, beside the defaults: a pass has 8,192 tokens."""
-
-
-class SizesRow(Record, frozen=True, kw_only=True):
-    """A way to train a model. `sizes_table` creates it."""
-
-    model: str
-    trained: str
-    """ "whole", or "adapters"."""
-    steps: tuple[Alternative, ...]
-    """The plain job, then one for each key that its way of training has, with those before."""
-
-    def with_key(self, key: str) -> Alternative | None:
-        """Returns the step that takes a key; None where this way of training has no use for it."""
-        return next((step for step in self.steps if step.keys and step.keys[-1] == key), None)
 
 
 @cache

@@ -103,3 +103,17 @@ class ModelReport(Record, frozen=True, kw_only=True):
     def is_refused(self) -> bool:
         """True where a process would refuse the job."""
         return any(finding.level is Level.BAD for finding in self.findings)
+
+
+class SizesRow(Record, frozen=True, kw_only=True):
+    """A way to train a model. `sizes_table` creates it."""
+
+    model: str
+    trained: str
+    """ "whole", or "adapters"."""
+    steps: tuple[Alternative, ...]
+    """The plain job, then one for each key that its way of training has, with those before."""
+
+    def with_key(self, key: str) -> Alternative | None:
+        """Returns the step that takes a key; None where this way of training has no use for it."""
+        return next((step for step in self.steps if step.keys and step.keys[-1] == key), None)

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from onbeat.doctor.finding import GIB, in_bytes
 from onbeat.doctor.model.alternatives import ACTIVATIONS, CHECKPOINTING, FREE, OFFLOAD
-from onbeat.doctor.model.known import SizesRow
-from onbeat.doctor.model.report import Alternative, Memory, MemoryPart, ModelReport
+from onbeat.doctor.model.report import Alternative, Memory, MemoryPart, ModelReport, SizesRow
 from onbeat.terminal.words import one_line
 
 
