@@ -48,8 +48,8 @@ NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 """Addresses, process ids, sizes, positions: what differs between two lines that say the same."""
 SPEC_KEY = re.compile(r"[a-z][a-z0-9_]*(\[\d+\])?(\.[a-z][a-z0-9_]*(\[\d+\])?)*")
 """`optimizer.groups[0].parameters`: a field of a spec. A setting is in capitals, a path has slashes."""
-PATH_KEY = "path"
-"""The end of the keys that name a model or a file of rows. The gateway read these when it accepted the job."""
+PATH_KEYS = ("path", "evaluation_split")
+"""The ends of the keys that name a model or a file of rows. The gateway read these when it accepted the job."""
 
 
 class Fault(StrEnum):
@@ -104,7 +104,7 @@ class InvalidInput(OnbeatError, status=HTTPStatus.UNPROCESSABLE_ENTITY):
         """The job for a key of its spec; the stack for a setting, and for a file that the gateway could read."""
         field = self.field or ""
         is_key = SPEC_KEY.fullmatch(field) is not None
-        if is_key and not field.endswith(PATH_KEY):
+        if is_key and not field.endswith(PATH_KEYS):
             return Fault.JOB
         return Fault.STACK
 

@@ -102,6 +102,20 @@ def hub_cure(path: str) -> str:
     return f'nothing is downloaded by a path; of the hub it is written as "{SCHEME}{name}"'
 
 
+def read_hub_files(text: str) -> tuple[HubName, str, str] | None:
+    """Reads a name of a split's files, as a job's record has it.
+
+    Returns:
+        The data set at the commit, the configuration and the split; None for another text.
+    """
+    parts = FILES.fullmatch(text.removeprefix(SCHEME))
+    if parts is None or not parts["datasets"] or not parts["rest"]:
+        return None
+    config, _, split = parts["rest"][1:].partition("/")
+    name = HubName(kind="dataset", repository=parts["repository"], revision=parts["commit"])
+    return name, config, split
+
+
 def place_of_files(path: str) -> str | None:
     """Returns where the files of a name at a commit are, below the folder of all fetched files; None for another name.
 

@@ -75,21 +75,20 @@ class HubFetches:
             HubFetching: It takes its time: ask again.
             Unavailable: The hub, or the disk, doesn't let it.
         """
-        commits: dict[str, str] = {}
-        missing: dict[str, HubRequest] = {}
-        for field_of_spec, request in requests.items():
-            commit = self._store.commit_of(request.name)
-            at_commit = request.at_commit(commit) if commit else request
-            if commit and self._store.has(at_commit):
-                commits[field_of_spec] = commit
-            else:
-                missing[field_of_spec] = at_commit
+        missing = {field: request for field, request in requests.items() if not self._store.has(self._known(request))}
         for field_of_spec, request in missing.items():
-            self._check_allowed(field_of_spec, requests[field_of_spec], who)
-            if begins:
-                self._bring(field_of_spec, requests[field_of_spec], request)
-                commits[field_of_spec] = self._store.commit_of(request.name) or ""
-        return commits if begins or not missing else None
+            self._check_allowed(field_of_spec, request, who)
+        if missing and not begins:
+            return None
+        for field_of_spec, request in missing.items():
+            # Two keys of one name get one commit: the second is asked for at that of the first.
+            self._bring(field_of_spec, request, self._known(request))
+        return {field: self._known(request).name.revision for field, request in requests.items()}
+
+    def _known(self, request: HubRequest) -> HubRequest:
+        """Returns the request at the commit that its name had when it was fetched last, or as it is."""
+        commit = self._store.commit_of(request.name)
+        return request.at_commit(commit) if commit else request
 
     def _check_allowed(self, field_of_spec: str, request: HubRequest, who: str) -> None:
         allowed = self._settings.hub_fetch or ("none" if is_offline(os.environ) else "operator")

@@ -116,15 +116,12 @@ class GatewayClient:
                 ends a fetch in which nothing comes.
         """
         headers = {"Idempotency-Key": idempotency_key, "Content-Type": "application/json"}
-        while True:
-            try:
-                # The gateway reads the model's weights when it meets them first.
-                answer = self.ask("POST", "/v1/jobs", content=encode_json(spec), headers=headers, timeout=ANSWER_S)
-            except HubFetching as error:
-                fetching(error.problem)
-                time.sleep(error.retry_after_s)
-            else:
-                return convert(answer, JobStatus)
+
+        def ask() -> Any:
+            # The gateway reads the model's weights when it meets them first.
+            return self.ask("POST", "/v1/jobs", content=encode_json(spec), headers=headers, timeout=ANSWER_S)
+
+        return convert(_once_fetched(ask, fetching), JobStatus)
 
     def jobs(self, *, limit: int | None = None, states: Sequence[JobState] = (), name: str = "") -> list[JobStatus]:
         """Returns the newest jobs, newest first.
@@ -161,7 +158,11 @@ class GatewayClient:
             on_failure=dict(on_failure),
             wider_sums=UNSET if wider_sums is None else wider_sums,
         )
-        return convert(self.of_job("POST", job_id, "/resume", content=encode_json(changes), headers=headers), JobStatus)
+
+        def ask() -> Any:
+            return self.of_job("POST", job_id, "/resume", content=encode_json(changes), headers=headers)
+
+        return convert(_once_fetched(ask, log.info), JobStatus)
 
     def verify(self, job_id: str, *, within_s: float) -> AuditVerdict:
         """Has a worker of tasks check the audit chain, and the weights that it sees, and waits for the verdict.
@@ -330,6 +331,16 @@ class GatewayClient:
         return Unavailable(
             f"no answer from {self.url}: {reason}", field="gateway", cure="is `onbeat up` running, and --gateway right?"
         )
+
+
+def _once_fetched(ask: Callable[[], Any], fetching: Callable[[str], None]) -> Any:
+    """Asks again for as long as the gateway says that it fetches from the hub, and returns the answer."""
+    while True:
+        try:
+            return ask()
+        except HubFetching as error:
+            fetching(error.problem)
+            time.sleep(error.retry_after_s)
 
 
 def result_of(status: TaskStatus) -> TaskResult:

@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput, Unavailable
-from contracts.hub_names import is_hub_name, read_hub_name
+from contracts.hub_names import is_hub_name, read_hub_files, read_hub_name
 from contracts.settings import StackSettings, settings_from
 from onbeat.client.spec_file import load_spec
 from onbeat.commands import options
@@ -75,6 +75,11 @@ def _requests(names: list[str], config: str, splits: list[str], changes: list[st
         if not is_hub_name(text):
             cure = f"write it as hub:{text}, or as hub:datasets/{text} of a data set; or name a spec, {SPEC_SUFFIX}"
             raise InvalidInput(f"`{text}` is no name of the hub", field="NAME", cure=cure)
+        files = read_hub_files(text)
+        if files is not None:
+            name, config_of_files, split = files
+            requests.append(convert({"name": name, "config": config_of_files, "splits": [split]}, HubRequest))
+            continue
         name = read_hub_name(text, kind=None, field="NAME")
         if name.kind == "model" and (config or splits):
             raise InvalidInput(

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from contracts.errors import InvalidInput
+from contracts.hub_names import DEFAULT_CONFIG
 
 SUFFIXES = {".parquet": ".parquet", ".jsonl": ".jsonl", ".ndjson": ".jsonl", ".json": ".jsonl", ".csv": ".csv"}
 """End of a file's name in a repository → the form that its reader goes by. A .json has a JSON object a line."""
@@ -97,7 +98,8 @@ def _patterns(metadata: Mapping[str, Any], *, config: str, what: str) -> dict[st
         if isinstance(table, Mapping) and isinstance(table.get("config_name", "default"), str):
             configs[table.get("config_name", "default")] = table
     chosen = config
-    if not chosen:
+    # What a spec without a configuration has is kept as the default one, whatever its name.
+    if not chosen or (chosen == DEFAULT_CONFIG and chosen not in configs):
         defaults = [name for name, table in configs.items() if table.get("default") is True]
         if len(configs) == 1:
             defaults = list(configs)
@@ -174,7 +176,7 @@ def _by_words(names: Sequence[str], *, config: str, what: str) -> dict[str, list
     A configuration without metadata is a folder, as in the hub's own conversion to parquet.
     """
     inside = [name for name in names if name.startswith(f"{config}/")] if config else list(names)
-    if config and not inside and config != "default":
+    if config and not inside and config != DEFAULT_CONFIG:
         folders = sorted({name.partition("/")[0] for name in names if "/" in name})
         raise InvalidInput(
             f"{what} has no configuration `{config}`",

@@ -82,6 +82,11 @@ class Driver(threading.Thread):
         with self.news:
             return self.news.wait_for(lambda: self.is_over or is_so(), timeout_s)
 
+    def leave_if_over(self) -> None:
+        """Ends the thread's wait for a fetch from the hub, where the program wants no job any more."""
+        if self._ending.is_set() or not threading.main_thread().is_alive():
+            raise _Left("what it names was being fetched")
+
     def cancel(self) -> None:
         """Has a stack's own job cancelled; the thread goes on to the job's end."""
         self._cancel.set()

@@ -17,6 +17,7 @@ from contracts.errors import InvalidInput
 from contracts.settings import engine_from, usable_cores
 from contracts.spec.job import JobSpec
 from onbeat.base.process.host_memory import memory_bytes
+from onbeat.client.gateway import GatewayClient
 from onbeat.commands.options import model_root_or_default
 from onbeat.stack.access import page_address, run_root_from
 from onbeat.stack.device import device_in_words
@@ -123,7 +124,16 @@ def two_suit(spec: JobSpec, options: StackOptions) -> bool:
 def on_own_stack(job: JobSpec, options: StackOptions, *, shown: Shown = HIDDEN) -> Run:
     """Starts the stack and submits the job; Ctrl-C meanwhile stops what was started."""
     key = uuid.uuid4().hex
-    driver = Driver(lambda client: client.submit(job, idempotency_key=key, fetching=tell_fetch).job_id, options)
+
+    def submit(client: GatewayClient) -> str:
+        return client.submit(job, idempotency_key=key, fetching=fetching).job_id
+
+    def fetching(text: str) -> None:
+        if shown is not HIDDEN:
+            tell_fetch(text)
+        driver.leave_if_over()
+
+    driver = Driver(submit, options)
     with nothing_left_of_what_is_refused(options.run_root):
         job_id = _submitted(driver, shown)
     device = device_in_words(options.settings, is_chosen=bool(os.environ.get("ONBEAT_DEVICE")))

@@ -6,6 +6,7 @@ spec, tables, functions, rows ─▶ JobSpec ─┬─▶ gateway that url=, ONB
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import uuid
@@ -53,6 +54,7 @@ from onbeat.training.private_stack import (
 from onbeat.training.progress_line import shown_for
 from onbeat.training.run import Run
 
+log = logging.getLogger(__name__)
 PARTS = {"reward": reward_table, "dataset": dataset_table, "environment": environment_table}
 
 
@@ -106,7 +108,8 @@ def train(
         job = spec_of(spec, tables | parts, put=_put_at(access))
         job = with_local_paths(job, _folders_of(spec), access)
         with GatewayClient(access.url, access.key) as client:
-            job_id = client.submit(job, idempotency_key=uuid.uuid4().hex, fetching=tell_fetch).job_id
+            fetching = log.info if progress is False else tell_fetch
+            job_id = client.submit(job, idempotency_key=uuid.uuid4().hex, fetching=fetching).job_id
         shown = shown_for(progress)
         shown.began(f"{job_id} is at {page_address(access.url, '', job_id=job_id)}")
         return Run(job_id, run_root=Path(access.run_root), access=access, shown=shown)

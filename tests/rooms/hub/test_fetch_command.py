@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from onbeat.cli import run
 from tests.rooms.hub.conftest import MODEL_NAME, SUMS
@@ -58,6 +59,17 @@ def test_splits_are_fetched_by_their_names(capsys: pytest.CaptureFixture[str]) -
     assert [Path(folder).name for folder in folders] == ["train", "test"]
     (other,) = fetched(capsys, name, "--config", "hard")
     assert other["is_new"] is True
+
+
+def test_a_name_of_a_jobs_record_is_fetched_as_its_refusal_says(
+    hub: HubServer, host: StackSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = f"hub:datasets/{SUMS}@{hub.datasets[SUMS].refs['main']}/main/test"
+    with pytest.raises(InvalidInput) as error:
+        host.spec_root.find(path, field="dataset.evaluation_split")
+    assert error.value.cure == f"onbeat fetch {path}"
+    (result,) = fetched(capsys, path)
+    assert result["folders"] == [str(host.spec_root.find(path, field="dataset.evaluation_split"))]
 
 
 def test_all_that_a_spec_names_is_fetched(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

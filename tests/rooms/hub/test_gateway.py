@@ -32,6 +32,7 @@ from tests.served import asked, services_over
 JSON = {"Content-Type": "application/json"}
 TOKEN = "hf_a-token-that-nobody-may-see"
 KEY = "alices-key"
+COLUMNS = {"prompt": "question", "reference": "answer", "reference_after": "####"}
 
 
 def spec_of(**changes: Any) -> JobSpec:
@@ -40,7 +41,7 @@ def spec_of(**changes: Any) -> JobSpec:
         "path": f"hub:{SUMS}",
         "config": "main",
         "evaluation_split": "test",
-        "columns": {"prompt": "question", "reference": "answer", "reference_after": "####"},
+        "columns": COLUMNS,
     }
     return job_spec(model__path=f"hub:{MODEL_NAME}", dataset=dataset, **changes)
 
@@ -131,6 +132,23 @@ def test_a_revision_that_moves_changes_no_job_that_was_accepted_and_none_until_i
     assert after.model.path == f"hub:{MODEL_NAME}@{hub.models[MODEL_NAME].refs['main']}"
     assert after.file_digests != record.file_digests
     assert gateway.jobs.spec(job_id) == record
+
+
+def test_two_keys_of_one_name_have_one_commit(gateway: Services, hub: HubServer) -> None:
+    held_out = {"type": "huggingface", "path": f"hub:{SUMS}", "config": "main", "split": "test", "columns": COLUMNS}
+    gateway.hub = HubFetches(gateway.settings, wait_s=60.0)
+
+    def moving(handler: HubHandler, data: bytes) -> None:
+        hub.datasets[SUMS].push(rows_files() | {"NEW.md": b"moved while the first split came"})
+        handler.wfile.write(data)
+
+    before = hub.datasets[SUMS].refs["main"]
+    hub.faults["main/train-00000-of-00002.jsonl"] = moving
+    rows = {"type": "huggingface", "path": f"hub:{SUMS}", "config": "main", "columns": COLUMNS}
+    sets = [{"name": "sums", "dataset": held_out, "num_prompts": 4}]
+    _, record = accepted(gateway, job_spec(model__path=f"hub:{MODEL_NAME}", dataset=rows, evaluation__sets=sets))
+    assert hub.datasets[SUMS].refs["main"] != before
+    assert {str(request.name).rpartition("@")[2] for request in list(hub_requests(record).values())[1:]} == {before}
 
 
 def test_what_was_removed_comes_back_at_a_resume_as_it_was(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +15,10 @@ import onbeat
 from contracts.errors import InvalidInput
 from contracts.run_folder import RunFolder
 from onbeat.audit.folder import read_spec
+from onbeat.base.process import child_process
+from onbeat.base.process.launcher import with_own_packages
 from tests.rooms.hub.conftest import MODEL, MODEL_NAME, SUMS, lines
-from tests.rooms.hub.hub_server import HubServer
+from tests.rooms.hub.hub_server import HubServer, hang
 
 TOKEN = "hf_a-token-that-nobody-may-see"
 COLUMNS = {"reference": "answer", "reference_after": "####"}
@@ -82,3 +88,29 @@ def test_a_program_that_means_the_hub_and_writes_a_path_is_told_how() -> None:
     with pytest.raises(InvalidInput) as error:
         onbeat.train(model="x", dataset="openai/gsm8k", **SMALL)
     assert 'of the hub it is written as "hub:openai/gsm8k"' in str(error.value)
+
+
+INTERRUPTED = f"""
+import onbeat
+onbeat.train(model="hub:{MODEL_NAME}", dataset={{"type": "addition"}}, iterations=1, reward=[{{"type": "exact"}}],
+             generators=1, progress=True)
+"""
+
+
+def test_ctrl_c_while_a_name_is_fetched_ends_the_program_and_its_stack(hub: HubServer, tmp_path: Path) -> None:
+    hub.faults["model.safetensors"] = hang
+    (tmp_path / "program.py").write_text(INTERRUPTED)
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "program.py")],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=with_own_packages({**os.environ, "ONBEAT_RUN_ROOT": str(tmp_path / "runs")}),
+    )
+    assert process.stderr is not None
+    while "is being fetched: " not in (line := process.stderr.readline()):
+        assert line, "the program ended by itself"
+    process.send_signal(signal.SIGINT)
+    process.stderr.read()
+    assert process.wait(90.0) != 0
+    assert not child_process.marked("ONBEAT_RUN_ROOT", str(tmp_path / "runs"))
