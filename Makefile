@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock audit sbom site page page-pictures demo up test test-fast test-compiled families wheel test-wheel setup-trl test-trl setup-verifiers test-verifiers bench-trl fuzz soak model mutants celery-defaults chaos lint types style imports bench setup-vllm demo-vllm test-vllm test-gpu
+.PHONY: setup lock audit sbom site page page-pictures demo up test test-fast test-compiled families recipes wheel test-wheel setup-trl test-trl setup-verifiers test-verifiers bench-trl fuzz soak model mutants celery-defaults chaos lint types style imports bench setup-vllm demo-vllm test-vllm test-gpu
 
 setup: $(STAMP)
 
@@ -86,6 +86,10 @@ test: $(STAMP)
 families: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.family_runs; status=$$?; \
 		$(BIN)/python -m docs.make_models > docs/models.md && exit $$status
+
+# A tiny twin of the model of each recipe in configs/recipes/, by the recipe's own keys: a stack and an iteration each.
+recipes: $(STAMP)
+	$(BIN)/python -m tests.recipe_runs
 
 # The wheel and the source distribution, in dist/.
 wheel: $(STAMP)

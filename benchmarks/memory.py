@@ -150,8 +150,8 @@ def make_model(folder: Path, *, num_layers: int) -> int:
         dtype="bfloat16",
     )
     with torch.device("meta"):
-        model: Any = Qwen3ForCausalLM(config).to(torch.bfloat16)
-    model.to_empty(device="cpu")
+        model: Any = Qwen3ForCausalLM(config)
+    model.to(torch.bfloat16).to_empty(device="cpu")
     model.tie_weights()
     for name, parameter in model.named_parameters():
         # Scales of norms are 1, matrices small.

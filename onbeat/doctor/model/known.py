@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from contracts.spec.job import JobSpec
 from contracts.spec.trainer import LoraSpec
 from onbeat.client.spec_file import parse_spec
 from onbeat.doctor.model.alternatives import LORA, alternatives
@@ -59,8 +58,12 @@ def sizes_table(models: Sequence[str] = TABLE) -> list[SizesRow]:
     return rows
 
 
-def known_name(spec: JobSpec) -> str:
-    """Returns the known model that a spec names by its path or its name of the hub; "" where it is none."""
-    path = spec.model.path.partition("@")[0]
-    name = path.rpartition("/")[2]
-    return name if (KNOWN / name).is_dir() else ""
+def known_name(path: str) -> str:
+    """Returns the known model whose name a path, or a name of the hub, ends with or begins its last part with.
+
+    models/Qwen3-0.6B-sft is a Qwen3-0.6B; "" is the answer where it is none.
+    """
+    last = path.partition("@")[0].rpartition("/")[2]
+    names = (folder.name for folder in KNOWN.iterdir() if last.startswith(folder.name))
+    # Of two that fit, the longer one says more.
+    return max(names, key=len, default="")

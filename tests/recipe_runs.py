@@ -1,0 +1,167 @@
+"""Every shipped recipe, tried: `python -m tests.recipe_runs [NAME …]`, which `make recipes` runs.
+
+    configs/recipes/NAME.toml ─▶ its own keys, with a tiny twin of its model and a few rows ─▶ a stack, one iteration
+
+A twin has the architecture of the recipe's model, and random weights of some thousand parameters. What is replaced are
+the model, the data, and sizes that a tiny model has no room for; the rest of the file is the job's. The exit status is
+1 where a job doesn't succeed. With `--reckon` the comments of the files get the bytes that `onbeat doctor` counts now.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from contracts.spec.reading import spec_of_values
+from onbeat.doctor.finding import GIB
+from onbeat.doctor.model.job import num_ranks
+from onbeat.doctor.model.known import KNOWN, known_name, known_sizes
+from onbeat.doctor.model.memory import memory_of
+from tests.builders import char_tokenizer
+from tests.families import family_config
+
+ROOT = Path(__file__).parents[1]
+RECIPES = sorted((ROOT / "configs" / "recipes").glob("*.toml"))
+RECKONED = "# Reckoned by `onbeat doctor`: "
+"""Begins the line of a recipe that has its bytes."""
+CONTEXT_TOKENS = 4096
+ROWS = [
+    {
+        "question": f"What is {number} + 2?",
+        "answer": f"It is {number + 2}. #### {number + 2}",
+        "prompt": f"Write a function that adds {number}.",
+        "code": f"def add(a): return a + {number}",
+        "test_list": [f"assert add(1) == {number + 1}"],
+    }
+    for number in range(24)
+]
+"""Rows with the columns of all data sets of the recipes."""
+SECONDS = 300.0
+
+
+def read(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text())
+
+
+def reckoned(values: dict[str, Any]) -> str:
+    """Returns the line of a recipe that says what its trainer needs, and what a generator's weights take."""
+    spec = spec_of_values(json.loads(json.dumps(values)))
+    sizes = known_sizes(known_name(spec.model.path), spec.trainer.lora)
+    memory = memory_of(sizes, spec, device="cuda")
+    ranks = f"each of {num_ranks(spec)} ranks" if num_ranks(spec) > 1 else "the trainer"
+    words = f"{RECKONED}{ranks} needs {memory.peak_bytes / GIB:.1f} GiB of its card at the peak"
+    on_host = sum(part.num_bytes for part in memory.elsewhere)
+    if on_host:
+        words += f" and {on_host / GIB:.1f} GiB on the host"
+    weights = sum(parameter.num_items for parameter in sizes.parameters) * 2
+    return f"{words}; a generator {weights / GIB:.1f} GiB of weights, and its cache."
+
+
+def family_of(path: str) -> str:
+    """Returns the family of a recipe's model."""
+    return json.loads((KNOWN / known_name(path) / "config.json").read_text())["model_type"]
+
+
+def twin_folder(root: Path, name: str, family: str) -> str:
+    """Saves a tiny model of a family with a long context; returns its folder's name."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = family_config(family)
+    config.max_position_embeddings = CONTEXT_TOKENS
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(root / name)
+    char_tokenizer().save_pretrained(root / name)
+    return name
+
+
+def of_twin(values: dict[str, Any], root: Path) -> dict[str, Any]:
+    """Returns a recipe's keys with the twin and rows of `root`, in sizes for a machine of two cores."""
+    values = json.loads(json.dumps(values))
+    values["model"]["path"] = twin_folder(root, "twin", family_of(values["model"]["path"]))
+    for number, stage in enumerate(values.get("stages", [])):
+        stage["model"] = twin_folder(root, f"stage-{number}", family_of(stage["model"]))
+    (root / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    dataset = values["dataset"]
+    for key in ("path", "config", "split", "evaluation_split"):
+        dataset.pop(key, None)
+    dataset |= {"type": "jsonl", "train_path": "rows.jsonl"}
+    rollout = values["rollout"]
+    rollout["batches_per_iteration"] = 2
+    rollout["prompts_per_batch"] = 2
+    rollout["group_size"] = min(4, rollout["group_size"])
+    # A token of the twin is a character.
+    rollout["max_prompt_tokens"] = 2048
+    rollout["sampling"]["max_new_tokens"] = 64 if values["algorithm"]["loss"] == "sft" else 16
+    if "environment" in values:
+        values["environment"] |= {"max_tokens": 512, "max_turns": 2}
+    trainer = values["trainer"]
+    trainer["world_size"] = min(2, trainer.get("world_size", 1))
+    # Rewards of a random model are all 0.0: shuffled ones too. Every row teaches where groups aren't compared.
+    values["evaluation"] = {"num_prompts": 2, "prompts_per_batch": 2}
+    values["iterations"] = 1
+    return values
+
+
+def run(path: Path) -> str:
+    """Runs a recipe's twin on a stack of its own; returns its state, "succeeded", and the version that it made."""
+    import onbeat
+
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        values = of_twin(read(path), root)
+        for component in values.get("reward", {}).get("components", []):
+            if "file" in component:
+                (root / component["file"]).parent.mkdir(parents=True, exist_ok=True)
+                (root / component["file"]).write_text((ROOT / component["file"]).read_text())
+        job = onbeat.train(
+            values, run_dir=root / "runs", model_root=root, generators=1, stage_workers=len(values.get("stages", []))
+        )
+        try:
+            status = job.result(timeout_s=SECONDS)
+        finally:
+            job.close()
+        return f"{status.state.value}, version {status.policy_version}"
+
+
+def reckon() -> None:
+    """Writes the bytes of now into the comments of all recipes."""
+    for path in RECIPES:
+        line = reckoned(read(path))
+        lines = [line if old.startswith((RECKONED, "# @RECKONED@")) else old for old in path.read_text().splitlines()]
+        path.write_text("\n".join(lines) + "\n")
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main(names: list[str]) -> int:
+    if names == ["--reckon"]:
+        reckon()
+        return 0
+    failed = 0
+    for path in RECIPES:
+        if names and path.stem not in names:
+            continue
+        started_s = time.monotonic()
+        try:
+            result = run(path)
+        except Exception as error:
+            # The others are tried all the same, whatever one raises.
+            result = f"{type(error).__name__}: {error}"
+        failed += not result.startswith("succeeded")
+        say(f"{path.stem:32} {time.monotonic() - started_s:5.1f} s  {result}")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
