@@ -1,35 +1,49 @@
 """Measures the memory of a trainer of 0.6 B parameters, full, in a real job: by the kernel's count of its process.
 
-    python -m benchmarks memory [--cases plain,disk] [--layers 28]
+    python -m benchmarks memory [--cases plain,disk] [--layers 28] [--alone]
 
 Random bfloat16 weights of Qwen3-0.6B's shape, its vocabulary included, and the demo's tokenizer. Two iterations of
 supervised fine-tuning with the spec's defaults (exact sums, AdamW), and a checkpoint, run by `onbeat demo --json`: a
 stack of its own, with a generator that loads each version. The trainer's process is looked at ten times a second:
 memory that only it has (RssAnon), pages of files that it has in work (RssFile), which the kernel takes back when it
-needs them, and the highest of both together (VmHWM). The cases end with the same weights, or the script fails.
+needs them, and the highest of both together (VmHWM). The cases end with the same weights, or the script fails. With
+`--alone` a process does what a trainer does between its batches and its files (load, passes, step, checkpoint) on
+batches of random tokens, without a stack: for a machine that has no room, or time, for a generator next to it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import re
+import shutil
+import sys
 import tempfile
 import threading
 import time
+import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from benchmarks._demo_runs import run_demo
+from benchmarks._batches import one_group
+from benchmarks._demo_runs import output_of, run_demo
 from benchmarks._random_models import save_with_tokenizer
 from benchmarks._results import write_result
+from consumer.gradient.assembly import make_learner
+from consumer.gradient.learner import OptimizerStep
+from contracts.settings import StackSettings
+from onbeat.client.spec_file import parse_spec
+from onbeat.weights.hashing import tensors_digest
 
 EXPECTED = (
-    "Before the first run of 28 layers (596 M parameters), and after trials of 2 layers: `plain` keeps 22 bytes a "
+    "Before the first whole run of 28 layers (596 M parameters), and after trials: `plain` keeps 22 bytes a "
     "parameter and has 24 in a pass of each of two threads, over 15 GB. `disk` has 2 (weights) + 8 (sums) bytes in a "
     "pass, 6.0 GB, the embedding's gradient twice, 0.6 GB, and 0.5 GB of the process itself: 7.1 to 7.3 GB of its own "
     "memory, below 8 GB. In its step the embedding is the largest: its sums have gone before its masters and moments "
@@ -98,10 +112,11 @@ class Peaks:
 
 
 class Watch:
-    """Looks at the trainers among this process's descendants, in a thread, until it is left."""
+    """Looks at processes in a thread until it is left: at this one, or at the trainers among its descendants."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, itself: bool = False) -> None:
         self.peaks = Peaks()
+        self._itself = itself
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -115,6 +130,9 @@ class Watch:
 
     def _run(self) -> None:
         while not self._ends.wait(POLL_S):
+            if self._itself:
+                self.peaks.note(Path("/proc/self/status").read_text())
+                continue
             for process in psutil.Process().children(recursive=True):
                 try:
                     command = process.cmdline()
@@ -164,35 +182,73 @@ def make_model(folder: Path, *, num_layers: int) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def train_alone(folder: Path, case: str) -> dict[str, Any]:
+    """Trains two iterations in this process, and writes a checkpoint. Returns the digest of the weights, and peaks."""
+    torch.set_num_threads(1)
+    settings = [setting for setting in CASES[case] if setting != "--set"]
+    spec = parse_spec(tomllib.loads(SPEC), settings)
+    iteration_s: list[float] = []
+    with Watch(itself=True) as watch:
+        learner = make_learner(StackSettings(run_root=str(folder / case), model_root=str(folder)), spec)
+        for iteration in range(2):
+            started_s = time.monotonic()
+            for number in range(2):
+                group = one_group(prompt_tokens=8, response_lengths=[5] * 8, num_ids=99)
+                batch_id = f"{iteration}/train/{number}"
+                learner.train(msgspec.structs.replace(group, batch_id=batch_id, iteration=iteration))
+            learner.step(OptimizerStep(iteration=iteration, divisor=40.0, learning_rate=1e-5, is_last=iteration == 1))
+            iteration_s.append(round(time.monotonic() - started_s, 1))
+        saved = folder / case / "checkpoint"
+        saved.mkdir(parents=True, exist_ok=True)
+        learner.save(saved)
+    digest = tensors_digest(learner.policy.weights())
+    return {**asdict(watch.peaks), "iteration_s": iteration_s, "weights_digest": digest}
+
+
+def output_alone(folder: Path, case: str) -> dict[str, Any]:
+    """Runs `train_alone` in a process of its own, whose memory nothing else was in."""
+    command = [sys.executable, "-m", "benchmarks", "memory", "--cases", case, "--child", str(folder)]
+    return json.loads(output_of(command, os.environ).splitlines()[-1])
+
+
+def output_in_job(folder: Path, case: str, spec: Path) -> dict[str, Any]:
+    """Runs a case as a job on a stack of its own."""
+    with Watch() as watch:
+        run = run_demo(spec, folder / case, "--model-root", str(folder), "--generators", "1", *CASES[case])
+    return {
+        **asdict(watch.peaks),
+        "iteration_s": [round(metrics.wall_s, 1) for metrics in run.metrics],
+        "weights_digest": run.summary["final_weights_digest"],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default="disk", help="comma-separated: plain needs 16 GB, disk 8 [disk]")
     parser.add_argument("--layers", type=int, default=28, help="layers of the model; the name of a result says others")
     parser.add_argument("--folder", type=Path, help="where the model and the runs lie, 20 GB [a temporary folder]")
+    parser.add_argument("--alone", action="store_true", help="without a stack")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.child is not None:
+        print(json.dumps(train_alone(options.child, options.cases)))
+        return
     rows: dict[str, Any] = {}
-    digests: set[str] = set()
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         folder = Path(scratch)
         num_parameters = make_model(folder / "model", num_layers=options.layers)
         spec = folder / "job.toml"
         spec.write_text(SPEC)
         for case in options.cases.split(","):
-            started_s = time.monotonic()
-            with Watch() as watch:
-                run = run_demo(spec, folder / case, "--model-root", str(folder), "--generators", "1", *CASES[case])
-            digests.add(run.summary["final_weights_digest"])
-            rows[case] = {
-                **asdict(watch.peaks),
-                "is_below_limit": watch.peaks.own_bytes < LIMIT_BYTES,
-                "seconds": round(time.monotonic() - started_s, 1),
-                "iteration_s": [round(metrics.wall_s, 1) for metrics in run.metrics],
-                "weights_digest": run.summary["final_weights_digest"],
-            }
-            print(case, rows[case])
-    if len(digests) != 1:
-        raise SystemExit(f"the cases end with other weights: {sorted(digests)}")
-    name = "memory" if options.layers == 28 else f"memory-{options.layers}-layers"
+            row = output_alone(folder, case) if options.alone else output_in_job(folder, case, spec)
+            rows[case] = {**row, "is_below_limit": row["own_bytes"] < LIMIT_BYTES}
+            print(case, rows[case], flush=True)
+            shutil.rmtree(folder / case)
+    if len({row["weights_digest"] for row in rows.values()}) != 1:
+        raise SystemExit("the cases end with other weights")
+    name = "memory-alone" if options.alone else "memory"
+    if options.layers != 28:
+        name = f"{name}-{options.layers}-layers"
     result = {"expected": EXPECTED, "num_parameters": num_parameters, "limit_bytes": LIMIT_BYTES, "cases": rows}
     print(write_result(name, result))
 
