@@ -76,7 +76,7 @@ from onbeat.data.prompts.environment_service import EnvironmentService
 from onbeat.hub.spec_names import hub_requests
 from onbeat.hub.spec_names import with_commits as spec_with_commits
 from onbeat.scoring.patterns import takes_re2
-from onbeat.weights.base_model.folder_check import check_files
+from onbeat.weights.base_model.folder_check import check_files, check_sizes
 
 T = TypeVar("T")
 N = TypeVar("N", PluginReward, EnvironmentSpec)
@@ -286,6 +286,7 @@ def check_model_files(spec: JobSpec, settings: StackSettings) -> None:
     tables = {dataset_field(spec.dataset, spec.evaluation, name): table for name, table in spec.tables.items()}
     chats = [f"{field}.chat" for field, table in tables.items() if table.chat is not None]
     check_files(spec.model, settings.spec_root, chat=chats[0] if chats else "")
+    check_sizes(spec, settings.spec_root)
 
 
 def check_data_file(table: SourceDataset, path: str, settings: StackSettings, *, field: str) -> None:

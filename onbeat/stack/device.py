@@ -18,7 +18,7 @@ ASK = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_availa
 ANSWERS_WITHIN_S = 60.0
 """A first import of torch from a cold disk takes a while."""
 DEVICE_FILES = "nvidia[0-9]*"
-"""Of NVIDIA's driver; under WSL there is `dxg` in their place."""
+"""Files of the NVIDIA driver. Under WSL `dxg` stands in their place."""
 
 
 @functools.cache

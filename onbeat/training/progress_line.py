@@ -62,7 +62,7 @@ HIDDEN = Hidden()
 
 
 class StartLine:
-    """One line on stderr where nobody watches: what runs, and where it is looked at."""
+    """Writes a line to stderr where no terminal is: the job, its folder and its page."""
 
     def began(self, words: str) -> None:
         sys.stderr.write(f"{one_line(words)}\n")

@@ -198,7 +198,7 @@ STACK = {
 TRAINER: dict[str, tuple[list[str], str]] = {
     "a prompt that is too long": (
         ["rollout.max_prompt_tokens=2"],
-        r"rollout\.max_prompt_tokens: prompt train/\d has \d tokens, the limit is 2 \(raise the limit, or shorten",
+        r"rollout\.max_prompt_tokens: prompt train/\d has \d tokens, .* or leave such prompts out by rollout",
     ),
     "an answer beyond the model's context": (
         ["rollout.sampling.max_new_tokens=4000"],

@@ -249,7 +249,8 @@ class PromptSource:
             raise InvalidInput(
                 f"prompt {example.example_id} has {num_tokens} tokens, the limit is {rollout.max_prompt_tokens}",
                 field="rollout.max_prompt_tokens",
-                cure="raise the limit, or shorten the prompt",
+                cure="raise the limit, shorten the prompt, or leave such prompts out by "
+                "rollout.filter_overlong_prompts = true",
             )
         bound, longest = self._spec.longest_completion(example.source)
         if num_tokens + longest > self._context_tokens:

@@ -16,16 +16,18 @@ import importlib.metadata
 import importlib.util
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from contracts.errors import InvalidInput
 from contracts.spec.datasets import no_chat_template
-from contracts.spec.job import ModelSpec
+from contracts.spec.job import JobSpec, ModelSpec
 from contracts.spec.root import SpecRoot
 from onbeat.weights.model_path import FIELD, WEIGHTS_INDEX, check_tokenizer_files, find_model, weights_index
 
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions")
+"""Keys of a config.json for the longest sequence; GPT-2 and its kin have the second."""
 MOST_CONFIG_BYTES = 16 * 2**20
 """A larger one isn't looked into: the trainer finds what it lacks."""
 MOST_TOKENIZER_BYTES = 256 * 2**20
@@ -60,6 +62,47 @@ def check_files(model: ModelSpec, model_root: SpecRoot, *, chat: str) -> None:
     is_in_config = is_large or (config.is_file() and b'"chat_template"' in config.read_bytes())
     if chat and not is_in_config and not any(folder.glob("*chat_template*")):
         raise no_chat_template(chat)
+
+
+def check_sizes(spec: JobSpec, model_root: SpecRoot) -> None:
+    """Checks what a job asks of a model's context and vocabulary against its config.json, without loading anything.
+
+    A config that leaves them to the defaults of its class says nothing here; the trainer then finds out.
+
+    Args:
+        spec: The job's spec.
+        model_root: The root that the model's path is below.
+
+    Raises:
+        InvalidInput: A completion can't fit the context, or the sampling names a token that the model lacks.
+    """
+    config = _object_of(find_model(spec.model, model_root) / "config.json", MOST_CONFIG_BYTES)
+    context = _number_in(config, CONTEXT_KEYS)
+    for source in spec.tables if context is not None else ():
+        bound, longest = spec.longest_completion(source)
+        # One token of a prompt at least.
+        if longest + 1 > context:
+            raise InvalidInput(
+                f"a completion takes up to {longest} tokens, the model's context holds {context} with the prompt",
+                field=bound,
+                cure=f"set it below {context}, or choose a model with a longer context",
+            )
+    rows = _number_in(config, ("vocab_size",))
+    unknown = None if rows is None else spec.rollout.sampling.unknown_token(rows)
+    if unknown is not None:
+        setting, problem = unknown
+        raise InvalidInput(problem, field=f"rollout.sampling.{setting}", cure="name tokens of the model's own")
+
+
+def _number_in(config: Mapping[str, Any], keys: Sequence[str]) -> int | None:
+    """Returns the first of the keys that the text's part of a config, or else the whole, has as a positive integer."""
+    text = config.get("text_config")
+    for part in (text, config):
+        for key in keys:
+            value = part.get(key) if isinstance(part, dict) else None
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+    return None
 
 
 def check_folder(folder: Path) -> None:

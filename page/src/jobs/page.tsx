@@ -4,6 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { useNow, useResource } from "../live";
 import { go, link } from "../router";
 import type { EvaluationScore, JobList, JobState, JobStatus } from "../types";
+import { riseOf } from "./rise";
 import { bytes, number, plural, roughly } from "../ui/format";
 import { Age, Digest, Empty, Failure, Progress, StateBadge } from "../ui/parts";
 import { JobActions } from "./actions";
@@ -169,11 +170,18 @@ function JobTable({ jobs, onDone, onDeleted }: { jobs: JobStatus[]; onDone: () =
 
 export function HeldOut({ before, latest }: { before: EvaluationScore | null; latest: EvaluationScore | null }): JSX.Element {
   if (!latest) return <span class="faint">—</span>;
-  const rise = before && latest.iteration !== before.iteration ? latest.sampled - before.sampled : null;
+  const rise = riseOf(before, latest);
+  const error = typeof latest.sampled_error === "number" ? ` ± ${number(latest.sampled_error)}` : "";
+  const within = rise && !rise.tone ? "; the change is within the standard error" : "";
   return (
-    <span class="nowrap" title={`mean reward of ${plural(latest.num_prompts, "held-out prompt")}, one sample each`}>
+    <span class="nowrap" title={`mean reward of ${plural(latest.num_prompts, "held-out prompt")}${error}${within}`}>
       {number(latest.sampled)}
-      {rise !== null && <span class={`rise small ${rise >= 0 ? "up" : "down"}`}> {`${rise >= 0 ? "+" : "−"}${number(Math.abs(rise))}`}</span>}
+      {rise !== null && (
+        <span class={`rise small ${rise.tone}`}>
+          {` ${rise.change >= 0 ? "+" : "−"}${number(Math.abs(rise.change))}`}
+          {rise.error !== null && ` ± ${number(rise.error)}`}
+        </span>
+      )}
     </span>
   );
 }

@@ -13,10 +13,11 @@ import pytest
 
 from consumer.model.policy import load_policy
 from contracts.errors import InvalidInput
+from contracts.spec.environment import EnvironmentSpec
 from contracts.spec.job import ModelSpec
 from contracts.spec.root import SpecRoot
-from onbeat.weights.base_model.folder_check import check_files, check_folder, language_models
-from tests.builders import tiny_model_folder
+from onbeat.weights.base_model.folder_check import check_files, check_folder, check_sizes, language_models
+from tests.builders import job_spec, tiny_model_folder
 from tests.families import ALL_FAMILIES, family_config
 
 INDEX = "model.safetensors.index.json"
@@ -161,3 +162,27 @@ def test_the_check_loads_neither_torch_nor_transformers(folder: Path) -> None:
         "check_folder(Path(sys.argv[1])); assert not {'torch', 'transformers'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", program, str(folder)], check=True, timeout=60)
+
+
+def test_a_completion_that_cannot_fit_the_context_is_refused_by_its_key(folder: Path) -> None:
+    with_config(max_position_embeddings=512)(folder)
+    root = SpecRoot(folder.parent)
+    check_sizes(job_spec(model__path=folder.name, rollout__sampling__max_new_tokens=511), root)
+    with pytest.raises(InvalidInput, match="takes up to 512 tokens, the model's context holds 512") as caught:
+        check_sizes(job_spec(model__path=folder.name, rollout__sampling__max_new_tokens=512), root)
+    assert caught.value.field == "rollout.sampling.max_new_tokens"
+    assert caught.value.cure == "set it below 512, or choose a model with a longer context"
+    played = job_spec(model__path=folder.name, environment=EnvironmentSpec(name="guess"))
+    with pytest.raises(InvalidInput, match="takes up to 4096 tokens") as caught:
+        check_sizes(played, root)
+    assert caught.value.field == "environment.max_tokens"
+    with_config(max_position_embeddings=None)(folder)
+    check_sizes(played, root)
+
+
+def test_a_token_that_the_vocabulary_lacks_is_refused_by_its_key(folder: Path) -> None:
+    with_config(vocab_size=100)(folder)
+    spec = job_spec(model__path=folder.name, rollout__sampling__stop_token_ids=(100,))
+    with pytest.raises(InvalidInput) as caught:
+        check_sizes(spec, SpecRoot(folder.parent))
+    assert caught.value.field == "rollout.sampling.stop_token_ids"
