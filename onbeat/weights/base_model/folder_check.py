@@ -78,20 +78,25 @@ def check_sizes(spec: JobSpec, model_root: SpecRoot) -> None:
     """
     config = _object_of(find_model(spec.model, model_root) / "config.json", MOST_CONFIG_BYTES)
     context = _number_in(config, CONTEXT_KEYS)
-    for source in spec.tables if context is not None else ():
+    if context is not None:
+        _check_context(spec, context)
+    rows = _number_in(config, ("vocab_size",))
+    unknown = None if rows is None else spec.rollout.sampling.unknown_token(rows)
+    if unknown is not None:
+        setting, problem = unknown
+        raise InvalidInput(problem, field=f"rollout.sampling.{setting}", cure="name tokens of the model's own")
+
+
+def _check_context(spec: JobSpec, context: int) -> None:
+    """Raises InvalidInput for a completion that, with one token of a prompt, is longer than the context."""
+    for source in spec.tables:
         bound, longest = spec.longest_completion(source)
-        # One token of a prompt at least.
         if longest + 1 > context:
             raise InvalidInput(
                 f"a completion takes up to {longest} tokens, the model's context holds {context} with the prompt",
                 field=bound,
                 cure=f"set it below {context}, or choose a model with a longer context",
             )
-    rows = _number_in(config, ("vocab_size",))
-    unknown = None if rows is None else spec.rollout.sampling.unknown_token(rows)
-    if unknown is not None:
-        setting, problem = unknown
-        raise InvalidInput(problem, field=f"rollout.sampling.{setting}", cure="name tokens of the model's own")
 
 
 def _number_in(config: Mapping[str, Any], keys: Sequence[str]) -> int | None:
