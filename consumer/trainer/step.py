@@ -53,7 +53,10 @@ def step(job: HeldJob, iteration: Iteration) -> Stepped:
         iteration.number, spec.optimizer, horizon_at(iteration.number, job.horizons, spec.iterations)
     )
     if not iteration.stats:
-        raise BatchFailed(f"every training batch of iteration {iteration.number} is dead", field="rollout")
+        # The cause comes first: a list of jobs shows no more than the first words.
+        causes = [f"{reason}; so " for reason in iteration.abandoned.values()]
+        cause = causes[0] if causes else ""
+        raise BatchFailed(f"{cause}every training batch of iteration {iteration.number} is dead")
     _check_mismatch(job, iteration)
     # From here to the commit the policy holds no version that could be saved.
     job.settled = None

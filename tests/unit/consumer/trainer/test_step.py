@@ -148,8 +148,11 @@ def test_the_versions_that_the_open_iteration_was_sampled_with_stay_announced_un
 
 def test_an_iteration_without_a_training_batch_fails_while_the_committed_version_can_be_saved() -> None:
     held: Any = Played()
-    with pytest.raises(BatchFailed, match="every training batch of iteration 0 is dead"):
-        step(held, gathered(num_batches=0))
+    iteration = gathered(num_batches=0)
+    iteration.abandoned["0/train/0"] = "reward `right` raised KeyError"
+    words = "^reward `right` raised KeyError; so every training batch of iteration 0 is dead$"
+    with pytest.raises(BatchFailed, match=words):
+        step(held, iteration)
     assert (held.settled, held.said) == (SETTLED, [])
 
 
