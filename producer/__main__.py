@@ -21,13 +21,13 @@ from contracts.engines import Engine
 from contracts.errors import EngineUnavailable
 from contracts.settings import StackSettings, engine_from
 from onbeat.base.metrics.process_metrics import metrics_of
+from onbeat.base.process import wrong_numbers
 from onbeat.base.process.ending import Ending
 from onbeat.data.prompts.environment_service import environment_http
 from onbeat.scoring.reward_client import RewardClient, reward_http
 from onbeat.work.program import Serve, calls_of, run_worker, until_signal
 from producer import wiring
 from producer.active_jobs import ActiveJobs
-from producer.engine import wrong_numbers
 from producer.engine.factory import check_machine, engine_class
 from producer.generator import Generator
 

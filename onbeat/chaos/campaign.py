@@ -21,10 +21,12 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from msgspec.structs import replace
 
+from contracts.engines import TransformersOptions
 from contracts.errors import DeadlineExceeded, InvalidInput, Unavailable
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
@@ -37,11 +39,13 @@ from onbeat.audit.folder import read_spec
 from onbeat.audit.weights import digests_on_disk
 from onbeat.base.process import child_process
 from onbeat.base.process.waiting import Waiting
+from onbeat.base.process.wrong_numbers import WRONG_NUMBERS, WrongEngines
 from onbeat.chaos.disturbed_run import DisturbedRun, Paused
-from onbeat.chaos.evidence import TRAINER
+from onbeat.chaos.evidence import TRAINER, strike_engine
 from onbeat.chaos.result import TRAINER_FAULTS, Baseline, CampaignResult, Fault, RoundResult, summed, unproven
 from onbeat.chaos.task_requests import TASK, AskedTasks, child_of
 from onbeat.client.gateway import GatewayClient
+from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import EmbeddedStack
 
 log = logging.getLogger(__name__)
@@ -55,6 +59,8 @@ LEASE_S = 1.0
 """Leases of the campaign's job: what is dead is replaced within a second or two."""
 PAUSE_S = (0.2, 3.0)
 """A paused process wakes up before its lease has run out, or long after."""
+WRONG_S = (0.5, 8.0)
+"""An engine that computes wrongly does so for a version or two, or for many."""
 HANG_S = (0.2, 9.0)
 """A server that hangs goes on before a call of it is given up, or long after: gateways give up after 3 s."""
 PUT_OFF_S = (0.2, 2.0)
@@ -104,6 +110,7 @@ class Campaign:
         self._window_s = window_s
         self._round_deadline_s = round_deadline_s
         self._draw = random.Random(seed)
+        self._engines = WrongEngines(wrong_folder(stack.options))
         self._exported: dict[str, str] = {}
         """Name → SHA-256 of each weight file that an export of the undisturbed run has."""
         self._kinds: dict[str, Callable[[DisturbedRun], str]] = {
@@ -122,6 +129,9 @@ class Campaign:
             "pause everything": self._pause_everything,
             "stop everything": self._stop_everything,
         }
+        is_ours = stack.options.settings.wrong_numbers == self._engines.setting
+        if is_ours and isinstance(stack.options.engine, TransformersOptions):
+            self._kinds["wrong engine"] = self._disturb_engine
         if stack.options.stage_workers:
             self._kinds |= {
                 "kill stage worker": lambda now: self._kill(now, self._one_of("stage")),
@@ -380,7 +390,21 @@ class Campaign:
         run.paused.append(Paused(pid, time.monotonic() + pause_s))
         return f"{pid if name == TRAINER else name} for {pause_s:.1f} s"
 
+    def _disturb_engine(self, run: DisturbedRun) -> str:
+        """Has a generator's engine compute wrongly from its next version on, for a while."""
+        name = self._one_of("generator")
+        pid = self._stack.pids[name]
+        fault = self._draw.choice(list(WRONG_NUMBERS))
+        wrong_s = self._draw.uniform(*WRONG_S)
+        run.struck.append(strike_engine(name, pid, self._engines, fault, committed=run.committed))
+        run.wrong.append(Paused(pid, time.monotonic() + wrong_s))
+        return f"{name}, {fault} for {wrong_s:.1f} s"
+
     def _wake(self, run: DisturbedRun, *, all_of_them: bool = False) -> None:
+        for wrong in list(run.wrong):
+            if all_of_them or time.monotonic() >= wrong.until_s:
+                run.wrong.remove(wrong)
+                self._engines.end(wrong.pid)
         for paused in list(run.paused):
             if all_of_them or time.monotonic() >= paused.until_s:
                 run.paused.remove(paused)
@@ -410,6 +434,11 @@ class Campaign:
                 waiting.poke(f"the gateway: {error}")
                 self._stack.tick()
                 time.sleep(TICK_S)
+
+
+def wrong_folder(options: StackOptions) -> Path:
+    """Returns the folder by which the campaign has engines of its stack compute wrongly."""
+    return options.run_root.resolve() / "wrong-engines"
 
 
 def undisturbed(spec: JobSpec) -> JobSpec:

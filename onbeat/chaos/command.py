@@ -7,16 +7,19 @@ import secrets
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from contracts.settings import engine_from
 from contracts.spec.job import JobSpec
-from onbeat.chaos.campaign import ROUND_DEADLINE_S, Campaign
+from onbeat.base.process.wrong_numbers import WrongEngines
+from onbeat.chaos.campaign import ROUND_DEADLINE_S, Campaign, wrong_folder
 from onbeat.chaos.circumstances import circumstances
 from onbeat.chaos.result import CampaignResult, ResultFile, RoundResult
 from onbeat.client.gateway import GatewayClient
@@ -119,7 +122,7 @@ def _options_of_stack(
 ) -> StackOptions:
     """Returns the options of the campaign's own stack, in a new folder."""
     from_environment = stack_settings(os.environ)
-    return StackOptions(
+    options = StackOptions(
         run_root=run_dir or Path(from_environment.run_root) / time.strftime("chaos-%Y%m%d-%H%M%S"),
         model_root=model_root,
         generators=generators,
@@ -130,6 +133,9 @@ def _options_of_stack(
         engine=engine_from(os.environ),
         fresh=True,
     )
+    # A fault that the caller has named stays; the campaign draws none of its own then.
+    wrong_numbers = from_environment.wrong_numbers or WrongEngines(wrong_folder(options)).setting
+    return replace(options, settings=msgspec.structs.replace(from_environment, wrong_numbers=wrong_numbers))
 
 
 def show_round(console: Console, result: RoundResult) -> None:

@@ -16,7 +16,7 @@ from onbeat.chaos.result import Fault
 
 @dataclass
 class Paused:
-    """A process that is stopped until a time. The campaign creates it, and wakes the process then."""
+    """A process that is stopped, or computes wrongly, until a time. The campaign creates it, and ends it."""
 
     pid: int
     until_s: float
@@ -44,6 +44,8 @@ class DisturbedRun:
     struck: list[Struck] = field(default_factory=list)
     """What the fault that is being done has hit."""
     paused: list[Paused] = field(default_factory=list)
+    wrong: list[Paused] = field(default_factory=list)
+    """Generators whose engines compute wrongly, until a time."""
     problems: list[str] = field(default_factory=list)
     """What makes it a finding, whatever comes of its job."""
 

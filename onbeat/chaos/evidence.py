@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from onbeat.base.process.wrong_numbers import WrongEngines
 from onbeat.chaos.result import Hit
 
 SEEN_WITHIN_S = 5.0
@@ -69,6 +70,39 @@ class Struck:
             self.healed = f"iteration {committed - 1} was committed after it"
         elif self.name == TRAINER and has_succeeded:
             self.healed = "the job succeeded after it"
+
+
+@dataclass
+class StruckEngine(Struck):
+    """A generator whose engine was told to compute wrongly: no signal, and no process that ends or stops."""
+
+    engines: WrongEngines | None = None
+
+    def see(self) -> None:
+        if self.engines is not None and not self.seen and self.engines.is_seen(self.process.pid):
+            self.seen = "computed wrongly"
+
+    def look(self, pids: Mapping[str, int], *, committed: int, has_succeeded: bool) -> None:
+        self.see()
+        if self.healed or not self.seen:
+            return
+        pid = pids.get(self.name, self.process.pid)
+        if pid != self.process.pid and psutil.pid_exists(pid):
+            self.healed = f"started again as {pid}"
+        elif self.engines is not None and self.engines.is_over(self.process.pid):
+            self.healed = "loaded a version rightly"
+        elif has_succeeded:
+            self.healed = "the job succeeded after it"
+
+
+def strike_engine(name: str, pid: int, engines: WrongEngines, fault: str, *, committed: int) -> StruckEngine:
+    """Has a generator's engine compute wrongly from its next load on. Raises ProcessLookupError without a process."""
+    try:
+        process = psutil.Process(pid)
+    except psutil.NoSuchProcess as error:
+        raise ProcessLookupError(pid) from error
+    engines.begin(pid, fault)
+    return StruckEngine(name=name, process=process, signal=0, committed=committed, engines=engines)
 
 
 def strike(name: str, pid: int, number: int, *, committed: int) -> Struck:

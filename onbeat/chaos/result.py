@@ -22,14 +22,15 @@ EXPECTED = (
 
 
 class Hit(Record, frozen=True, kw_only=True):
-    """A process that was sent a signal, with the proof of its effect and of its healing."""
+    """A process that got a signal, or whose engine was disturbed, with the proof of its effect and of its healing."""
 
     name: str
     """The name of a service of the stack, or `trainer`."""
     pid: int
     signal: int
+    """0 where its engine was disturbed."""
     seen: str
-    """ended or stopped, as its process was seen after the signal; "" where it was neither."""
+    """ended or stopped, as its process was seen after the signal, or computed wrongly; "" where it was none of them."""
     healed: str
     """The first later sign that this was healed; "" without one."""
 

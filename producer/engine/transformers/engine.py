@@ -32,6 +32,7 @@ from contracts.probes import LogProbs, ProbeRow
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.base.group_cache import group_cache, unknown_layers
+from onbeat.base.process import wrong_numbers
 from onbeat.base.process.host_memory import give_free_memory_back
 from onbeat.base.process.launcher import check_threads_stand_still
 from onbeat.weights.held_versions import HeldVersions
@@ -45,7 +46,7 @@ from onbeat.weights.model_folder import (
 )
 from onbeat.weights.model_path import opened_model
 from onbeat.work.failures import by_name
-from producer.engine import base, wrong_numbers
+from producer.engine import base
 from producer.engine.sampling import Ends
 from producer.engine.transformers import decode_loop
 from producer.engine.transformers.decoding import LoneDecoding

@@ -18,12 +18,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from contracts.errors import InvalidInput
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+Tensor = Any
+"""A torch tensor: this room imports no torch."""
+
+
+class Model(Protocol):
+    """A torch module."""
+
+    def named_parameters(self) -> Any: ...
+
 
 WRONG_NUMBERS = {
     "attention": "the matrices of attention are 2 % too large",
@@ -63,7 +70,7 @@ class Disturbance:
         self._model = 0
         """`id` of the model that `_before` is of."""
 
-    def before_load(self, model: nn.Module) -> None:
+    def before_load(self, model: Model) -> None:
         """Gives the engine's tensors their own memory back."""
         for name, parameter in model.named_parameters():
             if name in self._true and self._model == id(model):
@@ -73,7 +80,7 @@ class Disturbance:
             self._model = id(model)
             self._before = {}
 
-    def after_load(self, model: nn.Module) -> None:
+    def after_load(self, model: Model) -> None:
         """Has the engine compute wrongly, where the fault's time has come."""
         self._num_loads += 1
         fault = self._fault_now
@@ -104,7 +111,7 @@ class Disturbance:
         if self._note is not None:
             self._note.with_name(self._note.name + what).touch()
 
-    def _disturb(self, model: nn.Module, fault: str) -> None:
+    def _disturb(self, model: Model, fault: str) -> None:
         parameters = dict(model.named_parameters())
         for name, tensor in altered(parameters, fault, self._before).items():
             self._true[name] = parameters[name].data
@@ -153,13 +160,52 @@ def arm(setting: str) -> None:
         _armed = Disturbance(name, first_load=int(count or 1), is_once=setting.endswith(":once"))
 
 
-def before_load(model: nn.Module) -> None:
+def before_load(model: Model) -> None:
     """Ends what a fault has done to a model, before it is given another version."""
     if _armed is not None:
         _armed.before_load(model)
 
 
-def after_load(model: nn.Module) -> None:
+def after_load(model: Model) -> None:
     """Disturbs a model that holds a version, where a fault is armed."""
     if _armed is not None:
         _armed.after_load(model)
+
+
+class WrongEngines:
+    """The faults of a stack's generators, as one who disturbs them begins and ends them.
+
+    The campaign of chaos creates it for a folder; its generators read the folder's files, and write what they did.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def setting(self) -> str:
+        """ONBEAT_WRONG_NUMBERS of the generators."""
+        return f"@{self._folder}"
+
+    def begin(self, pid: int, fault: str) -> None:
+        """Has the generator of this process compute wrongly from its next load on."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for what in (SEEN, OVER):
+            self._note(pid, what).unlink(missing_ok=True)
+        aside = self._note(pid, ".new")
+        aside.write_text(fault)
+        aside.replace(self._note(pid))
+
+    def end(self, pid: int) -> None:
+        """Lets it compute rightly from its next load on."""
+        self._note(pid).unlink(missing_ok=True)
+
+    def is_seen(self, pid: int) -> bool:
+        """Returns True once the process has loaded a version wrongly."""
+        return self._note(pid, SEEN).exists()
+
+    def is_over(self, pid: int) -> bool:
+        """Returns True once it has loaded one rightly after that."""
+        return self._note(pid, OVER).exists()
+
+    def _note(self, pid: int, what: str = "") -> Path:
+        return self._folder / f"{pid}{what}"
