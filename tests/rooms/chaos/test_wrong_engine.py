@@ -75,7 +75,7 @@ def test_a_stale_engine_computes_with_the_version_before(model: Model) -> None:
     assert changed(Model().load(3.0), 3.0) == {}, "a new one has loaded no other"
 
 
-@pytest.mark.parametrize("setting", ["attn", "attention:x", "layer:-1", "layer:once"])
+@pytest.mark.parametrize("setting", ["attn", "attention:x", "layer:-1"])
 def test_an_unknown_fault_is_refused_by_name(setting: str) -> None:
     with pytest.raises(
         InvalidInput, match=r"ONBEAT_WRONG_NUMBERS: .* is no fault of an engine.*known: attention, layer"
