@@ -30,6 +30,7 @@ from benchmarks._random_models import make_8m
 from benchmarks._results import write_result
 from broker.connection.client import connect
 from contracts.engines import Engine, TransformersOptions, VllmOptions
+from contracts.errors import OnbeatError, first_line
 from contracts.sampling import SamplingParams
 from contracts.settings import StackSettings
 from contracts.spec.job import ModelSpec
@@ -50,6 +51,7 @@ OPTIONS: dict[str, Engine] = {
 }
 STEP = 0.002
 """Standard deviation of what each weight is moved by: the models' own is 0.1."""
+CONTEXT_TOKENS = 128
 SAMPLING = SamplingParams(max_new_tokens=32)
 
 
@@ -57,7 +59,8 @@ SAMPLING = SamplingParams(max_new_tokens=32)
 def measured(folder: Path, root: Path, engine: str, dtype: str) -> Iterator[tuple[ProbedJob, Any, asyncio.Runner]]:
     """Starts an engine and a fence for a job of a model."""
     made: Callable[..., GenerationEngine] = engine_class(type(OPTIONS[engine]))
-    setup = engine_setup(folder.parent, root / "runs", model=ModelSpec(path=folder.name, dtype=dtype))  # type: ignore[arg-type]
+    model_spec = ModelSpec(path=folder.name, dtype=dtype)  # type: ignore[arg-type]
+    setup = engine_setup(folder.parent, root / "runs", model=model_spec, context_tokens=CONTEXT_TOKENS)
     with EmbeddedRedis(root / "redis") as redis, asyncio.Runner() as runner:
         broker = connect(StackSettings(redis_url=redis.url, run_root=str(root)))
         model = made(setup, OPTIONS[engine])
@@ -109,7 +112,10 @@ def gaps(arguments: argparse.Namespace) -> dict[str, Any]:
                 folder = (vllm_folder if family in DENSE else vllm_family_folder)(Path(name), family)
             for engine in arguments.engines:
                 for dtype in arguments.dtypes:
-                    row = gaps_of(folder, engine, dtype, num_versions=arguments.versions, step=arguments.step)
+                    try:
+                        row = gaps_of(folder, engine, dtype, num_versions=arguments.versions, step=arguments.step)
+                    except OnbeatError as error:
+                        row = {"engine": engine, "model": folder.name, "dtype": dtype, "error": first_line(error)}
                     rows.append(row)
                     print(row, flush=True)
     return {"step": arguments.step, "rows": rows}

@@ -143,6 +143,11 @@ def assert_sampled_and_verified(run: Run) -> None:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     with started(load_profile(MIXED), tmp_path_factory.mktemp("stack") / "runs") as of_both:
+        # vLLM takes long to start: a short job would be over before.
+        job_id = of_both.submit(iterations=1000)
+        of_both.until(lambda: VLLM in of_both.holders(job_id), "a batch at vLLM")
+        of_both.client.cancel(job_id)
+        of_both.end(job_id)
         yield of_both
 
 

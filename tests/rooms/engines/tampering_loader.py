@@ -58,8 +58,10 @@ class TamperingLoader(VerifiedLoader):
         with torch.no_grad():
             _forget_buffers(self.get_model())
 
-    def load_version(self, *args: Any) -> dict[str, str]:
-        answer = super().load_version(*args)
+    def load_version(
+        self, weight_root: str, manifest_json: str, files: dict[str, bytes] | None = None
+    ) -> dict[str, str]:
+        answer = super().load_version(weight_root, manifest_json, files)
         after = AFTER.get(self.fault_here)
         if after is not None and self.held_digest:
             with torch.no_grad():
