@@ -8,8 +8,9 @@ the model with every weight moved, whose probe the trainer's own forward measure
 log-probs to a real fence. The result has, by engine, family and dtype, the largest scaled gap, the largest K3, and what
 the fence said of each version.
 
-`cost`: loads of versions into vLLM in turn with the proof of each, by the clock; the trainer's pass over the probe; and
-a batch of 32 completions of 32 tokens, which is less than an iteration samples.
+`cost`: loads of versions into an engine in turn with the proof of each, by the clock; a prefill, which samples a token
+behind each of the probe's rows; the trainer's pass over the probe; and a batch of 32 completions of 32 tokens, which is
+less than an iteration samples. Each ratio is of neighbours.
 """
 
 from __future__ import annotations
@@ -21,19 +22,23 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import truediv
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from benchmarks._random_models import make_8m
 from benchmarks._results import write_result
 from broker.connection.client import connect
 from contracts.engines import Engine, TransformersOptions, VllmOptions
 from contracts.errors import OnbeatError, first_line
+from contracts.rollouts import Prompt
 from contracts.sampling import SamplingParams
 from contracts.settings import StackSettings
 from contracts.spec.job import ModelSpec
+from contracts.versions import WeightManifest
 from onbeat.stack.redis import EmbeddedRedis
 from producer.engine.base import GenerationEngine
 from producer.engine.factory import engine_class
@@ -58,12 +63,12 @@ SAMPLING = SamplingParams(max_new_tokens=32)
 @contextmanager
 def measured(folder: Path, root: Path, engine: str, dtype: str) -> Iterator[tuple[ProbedJob, Any, asyncio.Runner]]:
     """Starts an engine and a fence for a job of a model."""
-    made: Callable[..., GenerationEngine] = engine_class(type(OPTIONS[engine]))
+    made: Any = engine_class(type(OPTIONS[engine]))
     model_spec = ModelSpec(path=folder.name, dtype=dtype)  # type: ignore[arg-type]
     setup = engine_setup(folder.parent, root / "runs", model=model_spec, context_tokens=CONTEXT_TOKENS)
     with EmbeddedRedis(root / "redis") as redis, asyncio.Runner() as runner:
         broker = connect(StackSettings(redis_url=redis.url, run_root=str(root)))
-        model = made(setup, OPTIONS[engine])
+        model: GenerationEngine = made(setup, OPTIONS[engine])
         try:
             yield ProbedJob(broker, folder, root / "runs", dtype=dtype), model, runner
         finally:
@@ -118,6 +123,8 @@ def gaps(arguments: argparse.Namespace) -> dict[str, Any]:
                         row = {"engine": engine, "model": folder.name, "dtype": dtype, "error": first_line(error)}
                     rows.append(row)
                     print(row, flush=True)
+                    # A run of all families takes an hour: the rows so far stay if it ends early.
+                    write_result(arguments.name, {"step": arguments.step, "rows": rows})
     return {"step": arguments.step, "rows": rows}
 
 
@@ -129,7 +136,13 @@ def seconds(work: Callable[[], object]) -> float:
 
 def cost(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measures pairs of a load and the proof of what was loaded."""
-    of: dict[str, list[float]] = {"load_s": [], "proof_s": [], "trainer_probe_s": [], "sample_s": []}
+    of: dict[str, list[float]] = {
+        "load_s": [],
+        "proof_s": [],
+        "prefill_s": [],
+        "trainer_probe_s": [],
+        "sample_s": [],
+    }
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         if arguments.model == "8m":
@@ -152,14 +165,23 @@ def cost(arguments: argparse.Namespace) -> dict[str, Any]:
                     group_size=8,
                     sampling=SAMPLING,
                 )
+                prefill = replace(
+                    batch,
+                    group_size=1,
+                    sampling=SamplingParams(max_new_tokens=1),
+                    prompts=_rows_as_prompts(manifest),
+                )
+                prefill_s = seconds(lambda: runner.run(model.generate(prefill)))  # noqa: B023
                 sample_s = seconds(lambda: runner.run(model.generate(batch)))  # noqa: B023
                 if version:  # the first one warms up
-                    for what, value in zip(of, (load_s, proof_s, probe_s, sample_s), strict=True):
+                    for what, value in zip(of, (load_s, proof_s, prefill_s, probe_s, sample_s), strict=True):
                         of[what].append(value)
             num_parameters = sum(tensor.numel() for tensor in job.weights.values())
     medians = {what: statistics.median(values) for what, values in of.items()}
-    shares = [proof / load for proof, load in zip(of["proof_s"], of["load_s"], strict=True)]
-    of_batch = [proof / sample for proof, sample in zip(of["proof_s"], of["sample_s"], strict=True)]
+    ratios = {
+        f"proof_of_{what}": statistics.median(map(truediv, of["proof_s"], of[f"{what}_s"]))
+        for what in ("load", "prefill", "sample")
+    }
     return {
         "engine": arguments.engine,
         "model": folder.name,
@@ -168,10 +190,17 @@ def cost(arguments: argparse.Namespace) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "pairs": arguments.pairs,
         "medians": medians,
-        "proof_of_load": statistics.median(shares),
-        "proof_of_batch": statistics.median(of_batch),
+        **ratios,
         "seconds": of,
     }
+
+
+def _rows_as_prompts(manifest: WeightManifest) -> tuple[Prompt, ...]:
+    assert manifest.probe
+    return tuple(
+        Prompt(prompt_id=str(number), index=number, token_ids=row.prompt + row.scored, text="", reference="")
+        for number, row in enumerate(manifest.probe.rows)
+    )
 
 
 def main() -> None:
