@@ -55,7 +55,7 @@ from contracts.spec.datasets import (
     with_environments,
     with_tables,
 )
-from contracts.spec.environment import EnvironmentSpec, environment_at
+from contracts.spec.environment import AGENT, EnvironmentSpec, environment_at
 from contracts.spec.fork import fork_problem, unusable_fork
 from contracts.spec.job import JobSpec
 from contracts.spec.reading import spec_of_json
@@ -401,8 +401,8 @@ def with_sources(spec: JobSpec, settings: StackSettings) -> JobSpec:
     played = with_environments(
         spec.dataset,
         spec.environment,
-        lambda source, environment: _with_source(
-            environment, environment.name, settings, environment_field(spec.dataset, source), "name"
+        lambda source, environment: _environment_with_source(
+            environment, settings, environment_field(spec.dataset, source)
         ),
     )
     return changed(spec, reward=changed(spec.reward, components=tuple(components)), **played)
@@ -454,6 +454,13 @@ def _check_columns(columns: Sequence[str], table: SourceDataset, *, function: st
                 field=field,
                 cure=f"name some of {', '.join(ARGUMENTS)}, or give the argument a default",
             )
+
+
+def _environment_with_source(environment: EnvironmentSpec, settings: StackSettings, field: str) -> EnvironmentSpec:
+    """Returns an environment with the text of its file, which defines its class, or the function of its agent."""
+    if environment.name != AGENT:
+        return _with_source(environment, environment.name, settings, field, "name")
+    return _with_source(environment, str(environment.params.get(AGENT, "")), settings, field, f"params.{AGENT}")
 
 
 def _with_source(named: N, name: str, settings: StackSettings, field: str, key: str) -> N:

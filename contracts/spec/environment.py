@@ -17,6 +17,8 @@ from contracts.rewards import ENVIRONMENT, OnUnscorable, stated_score
 MAX_TURNS = 256
 VERSIONS_END = "; "
 """What stands between the versions of several."""
+AGENT = "agent"
+"""The environment of agents that own their loop. With a file its parameter of the same name is a function there."""
 KEY_OF_TABLE = re.compile(rf"(?<![\w.]){ENVIRONMENT}\.(?=\w)")
 RendererKind = Literal["chat", "text"]
 ParamNumber = Annotated[int, Meta(ge=-(2**53), le=2**53)]
@@ -29,10 +31,10 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
 
     name: Line
     """An entry point of group `onbeat.environments` where the reward service runs, Onbeat's or another's; or a class of
-    the file."""
+    the file. "agent" with a file: the function there that params.agent names."""
     file: FilePathOrNone = ""
-    """File of Python that defines the class; a relative path starts as that of `model.path`. "" takes an entry
-    point."""
+    """File of Python that defines the class, or the agent's function; a relative path starts as that of `model.path`. ""
+    takes an entry point."""
     source: Text = ""
     """The file's text. The gateway reads it when the job is submitted, and what the file says later changes nothing."""
     params: Params = field(default_factory=dict)

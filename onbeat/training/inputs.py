@@ -2,6 +2,7 @@
 
 reward=my_function    ─▶ inputs/my_function-1f2e….py      { type = "plugin", entry_point = "my_function", file = … }
 dataset=[{…}, {…}]    ─▶ inputs/train_path-9c0b….jsonl    { type = "jsonl", train_path = … }
+environment=my_agent  ─▶ inputs/my_agent-3b07….py        { name = "agent", file = …, params = { agent = "my_agent" } }
 environment=MyClass   ─▶ inputs/MyClass-77a0….py          { name = "MyClass", file = … }
 tools=[my_function]   ─▶ inputs/tools-0d42….py            { name = "ToolsOfProgram", file = …, params = { tools = … } }
 """
@@ -22,6 +23,7 @@ from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
 from contracts.hub_names import hub_cure, is_hub_name
 from contracts.spec.datasets import JsonlDataset
+from contracts.spec.environment import AGENT
 from contracts.spec.root import DATASET_MB, SpecRoot
 from onbeat.base.process.folders import make_private, written_whole
 from onbeat.data.datasets.loading import load_dataset
@@ -91,13 +93,18 @@ def _component(function: Callable[..., Any], put: Put) -> dict[str, str]:
 
 
 def environment_table(environment: Any, put: Put) -> Any:
-    """Makes a spec's `environment` of a class, or of a function that makes an instance; in a table, of its `name`."""
+    """Makes a spec's `environment` of a class, of a function that makes an instance, or of an agent (a function whose
+    first argument is `episode`). In a table it is the `name`."""
     if not isinstance(environment, Mapping):
         environment = {"name": environment}
     maker = environment.get("name")
     if maker is None or isinstance(maker, str):
         return environment
     name = name_of(maker, "environment")
+    if _is_agent(maker):
+        source = source_of(maker, field="environment")
+        params = {**environment.get("params", {}), AGENT: name}
+        return {**environment, "name": AGENT, "file": put(f"{name}.py", source.encode()), "params": params}
     lacking = [method for method in ("reset", "step") if isinstance(maker, type) and not hasattr(maker, method)]
     if lacking:
         raise InvalidInput(
@@ -105,6 +112,13 @@ def environment_table(environment: Any, put: Put) -> Any:
         )
     source = source_of(maker, field="environment")
     return {**environment, "name": name, "file": put(f"{name}.py", source.encode())}
+
+
+def _is_agent(maker: Any) -> bool:
+    """Returns True for a function whose first argument is `episode`, also for an asynchronous one."""
+    if not inspect.isfunction(maker):
+        return False
+    return next(iter(inspect.signature(maker).parameters), "") == "episode"
 
 
 def tools_table(tools: Sequence[Callable[..., Any] | str], put: Put) -> dict[str, Any]:

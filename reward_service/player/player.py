@@ -221,7 +221,8 @@ def warm_up(payload: bytes) -> bytes:
     """
     table = decode(payload, service.EnvironmentTable)
     built_in = registry.built_in_environment(table)
-    if built_in is None:
+    # The text of a submitted file runs in the children alone.
+    if built_in is None or table.source:
         return b""
     if built_in.is_only_imported:
         with contextlib.suppress(InvalidInput):

@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from contracts.environments.service import EnvironmentTable
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
-from contracts.spec.environment import file_version
+from contracts.spec.environment import AGENT, file_version
 from onbeat.base.process.entry_points import (
     OURS,
     UnknownEntryPoint,
@@ -29,8 +29,13 @@ def environment_names() -> tuple[str, ...]:
 
 
 def built_in_environment(table: EnvironmentTable) -> BuiltInEnvironment | None:
-    """Returns Onbeat's own environment of that name; None where the class is a file's or another package's."""
-    return None if table.source else BUILT_IN.get(table.name)
+    """Returns Onbeat's own environment of that name; None where the class is a file's or another package's.
+
+    An agent of a file is played by ours.
+    """
+    if table.source and table.name != AGENT:
+        return None
+    return BUILT_IN.get(table.name)
 
 
 def operators_parts(settings: StackSettings) -> dict[str, OperatorsPart]:
@@ -52,6 +57,10 @@ def factory_of(table: EnvironmentTable) -> tuple[EnvironmentClass, str]:
         InvalidInput: It isn't there; the error names the field, and the extra where one brings it.
         BaseException: A foreign module may raise anything while it is imported.
     """
+    if table.source and table.name == AGENT:
+        from onbeat.environments.agents.agent import agents_of_file
+
+        return agents_of_file(table.source), file_version(table.name, table.source)
     if table.source:
         return defined_in(table.source, table.name, file=f"{table.name}.py"), file_version(table.name, table.source)
     built_in = BUILT_IN.get(table.name)

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from contracts.environments.messages import Message
 from contracts.errors import InvalidInput
-from onbeat.base.process.entry_points import find_entry_point
+from onbeat.base.process.entry_points import defined_in, find_entry_point
 from onbeat.environments.agents.chat import MODEL
 from onbeat.environments.agents.conversation import Broken, Conversation, Ended
 from onbeat.environments.agents.door import STACK_BYTES, Guest, door
@@ -42,7 +42,7 @@ CLOSE_S = 2.0
 
 @dataclass(frozen=True)
 class Agent:
-    """A function of a package, and what it says of itself."""
+    """A function of a package or of a file, and what it says of itself."""
 
     function: Callable[..., Any]
     version: str
@@ -121,17 +121,33 @@ class AgentEnvironment(Environment):
             self._thread.join(CLOSE_S)
 
 
+def agents_of_file(source: str) -> type[AgentEnvironment]:
+    """Returns the environment of agents that are functions of a submitted file. source: the file's text."""
+
+    class AgentOfFile(AgentEnvironment):
+        def __init__(self, *, agent: str, **params: Any) -> None:
+            # The version of a file's environment is the digest of its text.
+            self._be(_agent_of(defined_in(source, agent), agent, version=""), params)
+
+    return AgentOfFile
+
+
 @lru_cache(maxsize=16)
 def agent_named(name: str) -> Agent:
     """Imports an agent. Raises InvalidInput, and whatever its module raises."""
     entry_point = find_entry_point(GROUP, name, field=FIELD, where="reward service")
-    function = entry_point.load()
+    version = f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else ""
+    return _agent_of(entry_point.load(), name, version=version)
+
+
+def _agent_of(function: Any, name: str, *, version: str) -> Agent:
+    """Reads what a function says of itself. Raises InvalidInput for what is no function."""
     if not callable(function):
         raise InvalidInput(f"`{name}` is {type(function).__name__}, and no function", field=FIELD)
     parallel = bool(getattr(function, "parallel", False))
     return Agent(
         function=function,
-        version=f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else "",
+        version=version,
         deterministic=bool(getattr(function, "deterministic", True)) and not parallel,
         global_random=bool(getattr(function, "global_random", False)),
         rewrites=bool(getattr(function, "rewrites", False)),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from contracts.encoding.digests import content_digest
 from contracts.spec.job import JobSpec
 from tests.chaos.short_job import assert_undisturbed, long_variant, running, short_job, undisturbed_digest
 from tests.e2e.test_turns import ENVIRONMENT, death_of, killed_again
@@ -65,3 +66,17 @@ def test_an_agent_by_tokens_gives_the_same_weights_again(pipeline: Pipeline, ora
     with running(pipeline, "producer-tokens"):
         job_id = pipeline.train(played_by("secret_tokens", tokenizer=TOKENIZER))
     assert_undisturbed(pipeline, job_id, oracle)
+
+
+def test_an_agent_that_is_a_function_of_a_file_plays_what_the_same_one_of_a_package_plays(
+    pipeline: Pipeline, oracle: str
+) -> None:
+    """The gateway takes the file's text into the spec; the version in the audit chain is its digest."""
+    source = (PLUGIN / "played_agents.py").read_text()
+    of_package = played_by("secret_table").environment
+    assert of_package is not None
+    environment = replace(of_package, file="played_agents.py", source=source)
+    with running(pipeline, "producer-file"):
+        job_id = pipeline.train(replace(JOB, environment=environment))
+    assert_undisturbed(pipeline, job_id, oracle)
+    assert pipeline.jobs.audit(job_id)[0].environment == f"agent {content_digest(source.encode())}"

@@ -18,6 +18,7 @@ from contracts.rewards import ExactReward, LengthReward, MathVerifyReward, Plugi
 from contracts.spec.datasets import AdditionDataset, JsonlDataset
 from contracts.spec.job import JobSpec
 from onbeat.base.process.entry_points import defined_in
+from onbeat.environments.author import Episode
 from onbeat.training.inputs import put_below, put_nowhere
 from onbeat.training.start import spec_of
 from tests.builders import job_spec
@@ -173,6 +174,27 @@ def test_an_environment_is_a_class_of_the_program_with_what_it_uses(tmp_path: Pa
     named = input_spec(tmp_path, base, environment={"name": "secret_table"}).environment
     assert named is not None
     assert (named.file, named.params) == ("", {})
+
+
+def guess(episode: Episode, *, tries: int = 3) -> float:
+    return float(episode.seed % tries)
+
+
+async def guess_later(episode: Episode) -> float:
+    return float(episode.seed)
+
+
+def test_a_function_whose_first_argument_is_an_episode_is_an_agent(tmp_path: Path) -> None:
+    base = job_spec(environment={"name": "echo", "file": "echo.py", "params": {"turns": 3}, "max_turns": 2})
+    made = input_spec(tmp_path, base, environment=guess).environment
+    assert made is not None
+    assert (made.name, made.params, made.max_turns) == ("agent", {"agent": "guess"}, 2)
+    assert "def guess" in Path(made.file).read_text()
+    in_table = input_spec(tmp_path, base, environment={"name": guess, "params": {"tries": 2}}).environment
+    assert in_table == replace(made, params={"tries": 2, "agent": "guess"})
+    later = input_spec(tmp_path, base, environment=guess_later).environment
+    assert later is not None
+    assert later.params == {"agent": "guess_later"}
 
 
 def test_tools_are_functions_of_the_program_beside_built_in_ones(tmp_path: Path) -> None:

@@ -145,7 +145,10 @@ def test_a_report_has_lanes_iterations_and_words() -> None:
     idle = {lane.who: lane.idle_share for lane in report.lanes}
     assert idle["g2"] == round(1 - 2 * 2.5 / (until_s - since_s), 4)
     assert report.words.startswith("g2 was idle 71 % of the last 2 iterations; the longest wait was for batch ")
-    assert "1/train/2, 3.6 s of 17.3 s" in report.words or "2/train/2, 3.6 s of 17.3 s" in report.words
+    assert (
+        "1/train/2 (generate), 3.6 s of 17.3 s" in report.words
+        or "2/train/2 (generate), 3.6 s of 17.3 s" in report.words
+    )
     assert "65 % generate" in report.words
     critical = [report.spans[index] for index in report.critical]
     assert [one.started_s for one in critical] == sorted(one.started_s for one in critical)

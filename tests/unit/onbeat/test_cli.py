@@ -297,12 +297,12 @@ def test_progress_folds_events_and_estimates_the_time_left(gateway: FakeGateway)
     progress = JobProgress(gateway.status())
     for event in events_of(JobState.RUNNING)[:4]:
         progress.apply(event)
-    assert progress.rewards == [0.5]
+    assert progress.curve == [0.5]
     assert progress.evaluation_latest is not None
     assert progress.evaluation_latest.sampled == 0.4
     assert progress.left_s == 0.0
     progress.apply(IterationCommitted(at_s=9.0, metrics=metrics_of(0, 0.6), weights_digest=""))
-    assert progress.rewards == [0.6]
+    assert progress.curve == [0.6]
 
 
 def test_evaluate_submits_the_model_with_what_the_spec_says_of_evaluations_and_follows_it(
