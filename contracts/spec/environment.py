@@ -33,8 +33,8 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     """An entry point of group `onbeat.environments` where the reward service runs, Onbeat's or another's; or a class of
     the file. "agent" with a file: the function there that params.agent names."""
     file: FilePathOrNone = ""
-    """File of Python that defines the class, or the agent's function; a relative path starts as that of `model.path`. ""
-    takes an entry point."""
+    """File of Python that defines the class, or the agent's function; a relative path starts as that of `model.path`.
+    "" takes an entry point."""
     source: Text = ""
     """The file's text. The gateway reads it when the job is submitted, and what the file says later changes nothing."""
     params: Params = field(default_factory=dict)
