@@ -20,8 +20,8 @@ from broker.presence import Presence
 from contracts.engines import Engine
 from contracts.errors import EngineUnavailable
 from contracts.settings import StackSettings, engine_from
+from onbeat.base import wrong_numbers
 from onbeat.base.metrics.process_metrics import metrics_of
-from onbeat.base.process import wrong_numbers
 from onbeat.base.process.ending import Ending
 from onbeat.data.prompts.environment_service import environment_http
 from onbeat.scoring.reward_client import RewardClient, reward_http

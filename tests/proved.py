@@ -31,7 +31,7 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest
-from onbeat.base.process import wrong_numbers
+from onbeat.base import wrong_numbers
 from onbeat.weights.transports import make_publisher
 from producer import wiring
 from producer.engine.transformers.engine import TransformersEngine
@@ -149,7 +149,7 @@ class ProvedJob(SequentialExecution):
 
 
 class WrongEngine:
-    """Has engines compute wrongly after a load, by the seam of onbeat/base/process/wrong_numbers.py.
+    """Has engines compute wrongly after a load, by the seam of onbeat/base/wrong_numbers.py.
 
     A test creates it before the first load, and sets `fault` when the engine is to go wrong.
     """

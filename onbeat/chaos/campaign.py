@@ -39,7 +39,7 @@ from onbeat.audit.folder import read_spec
 from onbeat.audit.weights import digests_on_disk
 from onbeat.base.process import child_process
 from onbeat.base.process.waiting import Waiting
-from onbeat.base.process.wrong_numbers import WRONG_NUMBERS, WrongEngines
+from onbeat.base.wrong_numbers import WRONG_NUMBERS, WrongEngines
 from onbeat.chaos.disturbed_run import DisturbedRun, Paused
 from onbeat.chaos.evidence import TRAINER, strike_engine
 from onbeat.chaos.result import TRAINER_FAULTS, Baseline, CampaignResult, Fault, RoundResult, summed, unproven

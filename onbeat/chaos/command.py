@@ -18,7 +18,7 @@ from rich.text import Text
 
 from contracts.settings import engine_from
 from contracts.spec.job import JobSpec
-from onbeat.base.process.wrong_numbers import WrongEngines
+from onbeat.base.wrong_numbers import WrongEngines
 from onbeat.chaos.campaign import ROUND_DEADLINE_S, Campaign, wrong_folder
 from onbeat.chaos.circumstances import circumstances
 from onbeat.chaos.result import CampaignResult, ResultFile, RoundResult

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from onbeat.base.process.wrong_numbers import WrongEngines
+from onbeat.base.wrong_numbers import WrongEngines
 from onbeat.chaos.result import Hit
 
 SEEN_WITHIN_S = 5.0

@@ -232,20 +232,20 @@ async def all_or_none(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def probe_batch(held: VerifiedWeights | None, rows: Sequence[ProbeRow]) -> PromptBatch:
+def probe_batch(version: VerifiedWeights | None, rows: Sequence[ProbeRow]) -> PromptBatch:
     """Returns a probe's rows as a batch that gives its completions: an engine measures them, and draws nothing.
 
     Raises BatchFailed without verified weights.
     """
-    if held is None:
+    if version is None:
         raise BatchFailed("an engine without verified weights has no log-probs to show")
     return PromptBatch(
         job_id=PROBE,
         batch_id=PROBE,
         iteration=0,
         purpose="evaluation",
-        policy_version=held.policy_version,
-        weights_digest=held.weights_digest,
+        policy_version=version.policy_version,
+        weights_digest=version.weights_digest,
         group_size=1,
         sampling=SamplingParams(max_new_tokens=len(rows[0].scored) // ITEM_BYTES),
         seed=0,

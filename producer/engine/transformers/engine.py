@@ -31,8 +31,8 @@ from contracts.errors import InvalidInput
 from contracts.probes import LogProbs, ProbeRow
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest, WeightShard
+from onbeat.base import wrong_numbers
 from onbeat.base.group_cache import group_cache, unknown_layers
-from onbeat.base.process import wrong_numbers
 from onbeat.base.process.host_memory import give_free_memory_back
 from onbeat.base.process.launcher import check_threads_stand_still
 from onbeat.weights.held_versions import HeldVersions

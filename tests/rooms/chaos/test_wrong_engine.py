@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from contracts.errors import InvalidInput
-from onbeat.base.process import wrong_numbers
-from onbeat.base.process.wrong_numbers import WRONG_NUMBERS, WrongEngines
+from onbeat.base import wrong_numbers
+from onbeat.base.wrong_numbers import WRONG_NUMBERS, WrongEngines
 from onbeat.chaos.evidence import StruckEngine, strike_engine
 
 
