@@ -45,6 +45,11 @@ COUNTERS = {
     "batches_dead": "dead",
     "batches_redispatched": "redispatched",
     "rewinds": "rewinds",
+    "versions_proved": "proved",
+    "proofs_far": "proof_far",
+    "proofs_stale": "proof_stale",
+    "proofs_not_finite": "proof_not_finite",
+    "proofs_untold": "proof_cant_tell",
 }
 """Field of a status or a report → its counter."""
 STARTED_WITHIN_S = 30.0

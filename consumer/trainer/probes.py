@@ -30,8 +30,6 @@ def rows_of(spec: JobSpec, policy: Policy, prompts: Sequence[Prompt]) -> tuple[P
         policy: Its model.
         prompts: All training prompts of the job.
     """
-    if spec.rollout.version_probe.rows == 0:
-        return ()
     return probe_rows(
         spec.rollout.version_probe,
         prompts,

@@ -56,11 +56,11 @@ class RolloutSpec(Record, frozen=True, kw_only=True):
     hedge: bool = True
     """Whether an idle generator of a deterministic job samples a copy of a late batch; the first one counts."""
     probe: ProbeSpec | UnsetType = UNSET
-    """The rows that an engine shows of each version; left out: 16 rows of 32 tokens."""
+    """The log-probs that an engine has to show of each version; left out: 16 rows of 32 tokens."""
 
     @property
     def version_probe(self) -> ProbeSpec:
-        """The probe as the spec has it, or by default."""
+        """The probe of each version, as the spec says it or by default."""
         return self.probe or ProbeSpec()
 
     @property

@@ -114,6 +114,11 @@ OF_COUNTERS = {
     "batches_dead": "Batches that were given up.",
     "batches_redispatched": "Batches that a restarted server had lost.",
     "rewinds": "Times that a trainer resumed from before the fence.",
+    "versions_proved": "Versions that engines have shown the trainer's log-probs of, one of each engine.",
+    "proofs_far": "Versions that an engine computes too far from the trainer.",
+    "proofs_stale": "Versions of which an engine shows the log-probs of the version before.",
+    "proofs_not_finite": "Versions of which an engine has log-probs that are not finite.",
+    "proofs_untold": "Proved versions whose step is smaller than the engine's noise.",
 }
 """A field of StreamReport, and the counter of its name → what it counts, over the whole job."""
 OF_JOBS = {

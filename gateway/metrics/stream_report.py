@@ -97,6 +97,16 @@ class StreamReport(JobCounts, frozen=True, kw_only=True):
     """Batches that a restarted server had lost."""
     rewinds: int = 0
     """Times that a trainer resumed from before the fence."""
+    versions_proved: int = 0
+    """Versions that engines have shown the trainer's log-probs of, one of each engine."""
+    proofs_far: int = 0
+    """Versions that an engine computes too far from the trainer."""
+    proofs_stale: int = 0
+    """Versions of which an engine shows the log-probs of the version before."""
+    proofs_not_finite: int = 0
+    """Versions of which an engine has log-probs that are not finite."""
+    proofs_untold: int = 0
+    """Proved versions whose step is smaller than the engine's noise, so that they may be the version before."""
     streams: tuple[StreamState, ...] = ()
     redis_keys: tuple[RedisKeys, ...] = ()
     leases: tuple[PromptLease, ...] = ()

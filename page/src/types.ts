@@ -1131,6 +1131,11 @@ export interface StreamReport {
   batches_failed: number;
   batches_redispatched: number;
   rewinds: number;
+  versions_proved: number;
+  proofs_far: number;
+  proofs_stale: number;
+  proofs_not_finite: number;
+  proofs_untold: number;
   streams: StreamState[];
   redis_keys: RedisKeys[];
   leases: PromptLease[];

@@ -73,7 +73,7 @@ INSTANCES = (
     STAGED._replace(stage_workers=1, lag=1, iterations=3, may_end=False),
     STAGED._replace(lag=1, iterations=2, may_end=False),
     STAGED._replace(stage_workers=1, batches=2, evaluations=1, lag=1, iterations=2, may_end=False),
-    PROVING._replace(may_end=True, faults=2),
+    PROVING._replace(may_end=True),
     PROVING._replace(generators=2),
     PROVING_ANEW._replace(faults=2),
     PROVING_DELAYED,

@@ -46,6 +46,7 @@ STAGES = (
     "tests/integration/test_stages_in_bulk.py",
 )
 FENCE = (
+    "tests/integration/test_proofs.py",
     "tests/integration/test_guards_of_scripts.py",
     "tests/integration/test_fence.py",
     "tests/integration/test_hedging.py",
@@ -73,6 +74,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/unit/contracts/test_digests.py",
         "tests/unit/consumer/trainer/test_iteration.py",
     ),
+    "contracts/probes.py": ("tests/unit/contracts/test_probes.py",),
     "contracts/rewards.py": (*RECORDS, *SPECS),
     **{f"contracts/spec/{name}.py": RULES for name in ("rules", "conditions", "limits")},
     "contracts/spec/reading.py": ("tests/unit/contracts/test_spec_reading.py", *RULES),
@@ -117,13 +119,14 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/integration/test_older_redis.py",
     ),
     "onbeat/loop/window.py": ("tests/unit/onbeat/loop/test_window.py",),
+    "consumer/gradient/probe.py": ("tests/unit/consumer/gradient/test_probe.py",),
     "consumer/gradient/accumulation.py": ("tests/unit/consumer/gradient/test_accumulation.py",),
     "consumer/gradient/saved_state.py": CHECKPOINT,
     "contracts/checkpoints.py": CHECKPOINT,
     "consumer/model/checkpoint.py": CHECKPOINT,
     **{
         f"consumer/trainer/{name}.py": (f"tests/unit/consumer/trainer/test_{name}.py",)
-        for name in ("gather", "step", "commit")
+        for name in ("gather", "step", "commit", "probes")
     },
     "producer/rollout/carrier.py": PRODUCER,
     "producer/served_model.py": PRODUCER,
@@ -138,8 +141,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "onbeat/weights/whole.py": (*RECEIVER, "tests/unit/consumer/model/test_older_versions.py"),
     "onbeat/weights/files/tensor_folder.py": (*RECEIVER, "tests/unit/consumer/model/test_checkpoint.py"),
     "onbeat/audit/chain.py": tuple(
-        f"tests/unit/onbeat/audit/test_{name}.py" for name in ("chain", "samplers", "weights")
+        f"tests/unit/onbeat/audit/test_{name}.py" for name in ("chain", "samplers", "weights", "probes")
     ),
+    "onbeat/replay/probe_again.py": ("tests/rooms/replay/test_probe_again.py",),
     "onbeat/data/named_files.py": ("tests/unit/onbeat/test_named_files.py", *EDITED),
     "producer/detokenizer.py": ("tests/unit/producer/test_detokenizer.py", *EDITED),
     "gateway/named_files.py": EDITED,
@@ -180,6 +184,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "broker/leases.py": ("tests/integration/test_fence.py", *STAGES),
     "broker/stage_side.py": STAGES,
     "broker/generator_side.py": FENCE,
+    "broker/proofs.py": ("tests/integration/test_proofs.py",),
     "broker/trainer_side.py": (
         *HOSTS,
         *FENCE,

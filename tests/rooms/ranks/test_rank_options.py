@@ -124,7 +124,7 @@ class Trained(NamedTuple):
     measured: list[float]
     """Their log-probs of a probe's rows."""
     expected: list[float]
-    """Those of a plain forward of the weights that they publish."""
+    """The log-probs of a plain forward of the weights that they publish."""
 
 
 def after_training(ranks: Ranks, folder: Path) -> Trained:

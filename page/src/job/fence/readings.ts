@@ -47,6 +47,11 @@ export function totals(report: StreamReport): [string, number][] {
     ["given up", report.batches_dead],
     ["handed out again after a restart of Redis", report.batches_redispatched],
     ["rewinds", report.rewinds],
+    ["versions that engines have proved", report.versions_proved],
+    ["versions that an engine computes wrongly", report.proofs_far],
+    ["versions that an engine has not taken up", report.proofs_stale],
+    ["versions of which an engine's numbers are not finite", report.proofs_not_finite],
+    ["versions that differ too little from the one before to tell", report.proofs_untold],
   ];
   return all.filter(([name, number]) => number > 0 || name === "accepted");
 }
