@@ -173,6 +173,42 @@ def test_kept_sets_stand_in_a_completion_exactly_where_its_sampling_is_truncated
     assert "which tokens top_k = 2 kept" in problem(completion, truncated)
 
 
+def test_routes_are_there_for_each_token_but_the_last_and_for_no_trajectory() -> None:
+    sampled = rollout([7, 8, 9], 0.0).completion
+    assert changed(sampled)(routes=b"\0\1\2\3").routes == b"\0\1\2\3"
+    for routes in (b"", b"\0\1\2"):
+        refused(changed(sampled), "routes", routes=routes)
+    alone = rollout([7], 0.0).completion
+    assert changed(alone)(routes=b"").routes == b""
+    refused(changed(alone), "routes", routes=b"\0")
+    refused(changed(played([[7], [8]], [[4]]).completion), "routes", routes=b"\0\1")
+    refused(changed(sampled), "prompt_routes", prompt_routes=b"\0\1")
+    assert changed(sampled)(routes=b"\0\1", prompt_routes=b"\0\1").prompt_routes == b"\0\1"
+
+
+def test_routes_stand_in_a_completion_exactly_where_they_are_replayed() -> None:
+    plain = prompt_batch([[5]])
+    replayed = replace(plain, routing_replay=True)
+    completion = rollout([7, 8], 0.0).completion
+    with_routes = replace(completion, routes=b"\0\1")
+
+    def problem(made: Completion, asked: PromptBatch) -> str:
+        return completion_problem(made, asked.prompts[0], asked)
+
+    assert problem(completion, plain) == problem(with_routes, replayed) == ""
+    assert "though nothing replays them" in problem(with_routes, plain)
+    assert "which algorithm.routing_replay replays" in problem(completion, replayed)
+    evaluation = replace(replayed, purpose="evaluation")
+    assert problem(completion, evaluation) == "", "an evaluation is not trained"
+
+
+def test_a_trajectory_that_its_environment_cuts_is_truncated_though_its_last_turn_has_ended() -> None:
+    whole = played([[7], [8]], [[4]]).completion
+    assert whole.trajectory is not UNSET
+    cut = replace(whole, trajectory=replace(whole.trajectory, stop="truncated"))
+    assert (whole.finish_reason, whole.is_truncated, cut.is_truncated) == ("stop", False, True)
+
+
 @pytest.mark.parametrize("number", [math.nan, -math.inf, 1.7e308])
 def test_what_an_environment_counts_and_gives_is_a_number_that_can_be_summed(number: float) -> None:
     trajectory = played([[7]]).completion.trajectory
