@@ -23,6 +23,7 @@ from contracts.rollouts import (
     Rollout,
     RolloutBatch,
     RolloutGroup,
+    check_routes,
     completion_problem,
     prompt_seed,
     turn_seed,
@@ -184,6 +185,22 @@ def test_routes_are_there_for_each_token_but_the_last_and_for_no_trajectory() ->
     refused(changed(played([[7], [8]], [[4]]).completion), "routes", routes=b"\0\1")
     refused(changed(sampled), "prompt_routes", prompt_routes=b"\0\1")
     assert changed(sampled)(routes=b"\0\1", prompt_routes=b"\0\1").prompt_routes == b"\0\1"
+
+
+def test_a_group_has_its_prompts_routes_once_and_those_of_each_completion() -> None:
+    prompt = pack_int32([5, 6])
+    plain, other = (rollout([7, token], 0.0).completion for token in (8, 9))
+    first = changed(plain)(routes=b"\0\1", prompt_routes=b"\0\1\2\3")
+    second = changed(other)(routes=b"\2\3")
+    check_routes([first, second], prompt)
+    check_routes([plain, other], prompt)
+    repeated = changed(other)(routes=b"\2\3", prompt_routes=b"\0\1\2\3")
+    odd = changed(plain)(routes=b"\0\1", prompt_routes=b"\0\1\2")
+    refused(lambda: check_routes([second, other], prompt), "prompt_routes")
+    refused(lambda: check_routes([first, repeated], prompt), "prompt_routes")
+    refused(lambda: check_routes([odd, second], prompt), "prompt_routes")
+    refused(lambda: check_routes([first, other], prompt), "routes")
+    refused(lambda: check_routes([first, changed(other)(routes=b"\2")], prompt), "routes")
 
 
 def test_routes_stand_in_a_completion_exactly_where_they_are_replayed() -> None:
