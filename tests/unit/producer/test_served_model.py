@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from broker.presence import RELOAD_PAUSES_S
+from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.errors import BrokerUnavailable, EngineUnavailable, InvalidInput, WeightsRejected
+from contracts.probes import Probe, ProbeRow, ProofVerdict, bounds_for
 from contracts.spec.job import JobSpec, ModelSpec
 from contracts.versions import WeightManifest, WeightShard
 from producer.served_model import ServedModel
@@ -244,3 +248,29 @@ async def test_an_engine_without_room_for_a_jobs_rows_is_made_anew_for_it_and_th
         await model.ready_for(spec, fake_version(tmp_path, "job", 0))
     assert [line for line in shop.log if line.startswith("open")] == ["open qwen3", "open qwen3"]
     assert shop.rows == [small.longest_row, large.longest_row]
+
+
+@pytest.mark.parametrize(("wrong_copy", "num_judged"), [(None, 3), (1, 2)])
+async def test_a_version_counts_once_each_copy_of_the_model_has_shown_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_copy: int | None, num_judged: int
+) -> None:
+    model = ServedModel(EngineShop(tmp_path).make, lambda model: spell, engine_kind="vllm")
+    rows = (ProbeRow(prompt=pack_int32([5]), scored=pack_int32([6])),)
+    bounds = bounds_for("float32", max_gap=UNSET, is_routed=False, is_exact=False)
+    probe = Probe(rows=rows, logprobs=pack_float32([-1.0]), bounds=bounds)
+    manifest = replace(fake_version(tmp_path, "job", 3), probe=probe)
+    loaded = await model.ready_for(job_spec(), manifest)
+    of_copies = [pack_float32([-2.0 if copy == wrong_copy else -1.0]) for copy in range(3)]
+    judged: list[tuple[bytes, str]] = []
+
+    async def logprobs_of_copies(_rows: object) -> list[bytes]:
+        return of_copies
+
+    async def prove(_manifest: WeightManifest, logprobs: bytes, *, kind: str) -> ProofVerdict:
+        judged.append((logprobs, kind))
+        return ProofVerdict(outcome="proved" if logprobs == probe.logprobs else "far")
+
+    monkeypatch.setattr(loaded.engine, "logprobs_of_copies", logprobs_of_copies)
+    verdict = await model.show(loaded, job_spec(), manifest, prove)
+    assert judged == [(logprobs, "vllm float32") for logprobs in of_copies[:num_judged]]
+    assert verdict.is_proved == model.has_shown(loaded, manifest) == (wrong_copy is None)
