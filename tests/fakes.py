@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from broker.generator_side import Claim, PublishOutcome, WeightNews
+from broker.generator_side import Claim, ProofDue, PublishOutcome, WeightNews
 from broker.leases import FailOutcome, Renewal
 from contracts.errors import BrokerUnavailable, NotFound, WrongEngine
 from contracts.events import TimelineSpan
 from contracts.monitor import GeneratorSeen
+from contracts.probes import LogProbs, ProofVerdict
 from contracts.rewards import RewardItem, RewardSpec, Scored
 from contracts.rollouts import Completion, PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
@@ -106,6 +107,11 @@ class FakeSide:
         """Another kind of engine, which samples the job; None for none."""
         self.held: list[tuple[int, str] | None] = []
         """What the generator said at each claim that it holds."""
+        self.verdicts: list[ProofVerdict] = []
+        """What the fence says of proofs, in their order, and the last one for ever; []: none is due."""
+        self.shown: list[int] = []
+        """The versions that were shown, in order."""
+        self._proved: set[int] = set()
         self.is_oldest: set[str] = set()
         """Batches of the oldest iteration, where a claim may ask for those alone."""
 
@@ -132,12 +138,14 @@ class FakeSide:
         loaded: tuple[int, str] | None = None,
         oldest_only: bool = False,
         is_idle: bool = True,
-    ) -> Claim | None:
+    ) -> Claim | ProofDue | None:
         if self.sampled_with is not None:
             raise WrongEngine.between(job_engine=self.sampled_with, own=self.engine or "", job_id="job")
         work = self._work or (self.late if hedge and is_idle else [])
         if not work or (oldest_only and work[0][0].batch_id not in self.is_oldest):
             return None
+        if self.verdicts and work[0][1].policy_version not in self._proved:
+            return ProofDue(manifest=work[0][1])
         batch, manifest = work.pop(0)
         hedged = work is self.late
         claim = Claim(
@@ -147,6 +155,14 @@ class FakeSide:
         self.held.append(loaded)
         self._changes.notify()
         return claim
+
+    def prove(self, manifest: WeightManifest, logprobs: LogProbs, *, kind: str) -> ProofVerdict:
+        verdict = self.verdicts.pop(0) if len(self.verdicts) > 1 else self.verdicts[0]
+        self.shown.append(manifest.policy_version)
+        if verdict.is_proved:
+            self._proved.add(manifest.policy_version)
+        self._changes.notify()
+        return verdict
 
     def report_spans(self, spans: Sequence[TimelineSpan]) -> None:
         self.spans.extend(spans)
