@@ -1,4 +1,4 @@
-"""A generator claims a batch of a version only once the fence has found what its engine computes with it right (I11)."""
+"""A generator claims a batch of a version only once the fence has judged what its engine computes with it (I11)."""
 
 from __future__ import annotations
 
