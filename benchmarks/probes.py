@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from benchmarks._results import REPOSITORY, write_result
+from benchmarks._results import REPOSITORY, result_path, write_result
 from broker.connection.client import Broker
 from contracts.settings import StackSettings
 from tests.builders import job_spec
@@ -125,12 +125,24 @@ def of_processes(folder: Path, iterations: int) -> dict[str, Any]:
     }
 
 
+def summed(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the result of the kinds so far."""
+    return {
+        "expected": EXPECTED,
+        "engine": "transformers",
+        "versions": sum(numbers["versions"] for numbers in results.values()),
+        "refused": sum(numbers["refused"] for numbers in results.values()),
+        "kinds": results,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks probes", description=__doc__)
     parser.add_argument("--iterations", type=int, default=150, help="of each kind")
-    parser.add_argument("--kinds", nargs="*", default=[*KINDS, RANKS], help="some of: " + "; ".join([*KINDS, RANKS]))
+    parser.add_argument("--kinds", nargs="+", default=[*KINDS, RANKS], help="some of: " + "; ".join([*KINDS, RANKS]))
     arguments = parser.parse_args()
     results: dict[str, dict[str, Any]] = {}
+    path = result_path("probes")
     with tempfile.TemporaryDirectory(prefix="onbeat-bench-") as name:
         folder = Path(name)
         models = folder / "models"
@@ -144,16 +156,8 @@ def main() -> None:
                     settings = replace(pipeline.settings, model_root=str(models), threads=1, matmul="torch")
                     results[kind] = shown(settings, pipeline.broker, KINDS[kind], arguments.iterations)
             print(kind, results[kind], flush=True)
-    path = write_result(
-        "probes",
-        {
-            "expected": EXPECTED,
-            "engine": "transformers",
-            "versions": sum(numbers["versions"] for numbers in results.values()),
-            "refused": sum(numbers["refused"] for numbers in results.values()),
-            "kinds": results,
-        },
-    )
+            # After each kind: what is interrupted keeps what it has shown.
+            path = write_result("probes", summed(results))
     print(f"written to {path.relative_to(REPOSITORY)}")
 
 
