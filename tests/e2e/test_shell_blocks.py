@@ -25,10 +25,7 @@ MARK = re.compile(r"^=== (\d+) ended with (\d+) ===$", re.MULTILINE)
 
 NOT_HERE = {
     "git clone <this repository>": "a checkout is what the tests run in; .ci/run sets it up",
-    "make setup": ".ci/run does it",
     "docker run --rm --user 0": "a Docker daemon; tests/rooms/backup/test_nightly.py starts from the same files",
-    "source .venv/bin/activate": "its `bin` is on the session's PATH",
-    "make demo": "a minute of training; its command is tests/rooms/runs/test_demo_process.py's",
     "make test": "this is a part of it",
     "make test-fast": "this runs after it",
     "make lint": ".ci/run does it",
