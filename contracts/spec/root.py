@@ -51,11 +51,6 @@ class SpecRoot:
         """The folder where relative paths start."""
         return self._roots[0]
 
-    @property
-    def folder(self) -> Path:
-        """The folder where relative paths start."""
-        return self._roots[0]
-
     def find(self, path: str, *, field: str) -> Path:
         """Returns the path that a path of a spec leads to. Raises InvalidInput that names the field."""
         if is_hub_name(path):
