@@ -17,10 +17,11 @@ import typer
 from msgspec.structs import replace
 from rich.text import Text
 
+from contracts.engines import Engine, TransformersOptions
 from contracts.errors import InvalidInput, OnbeatError, SpecRefused
 from contracts.settings import StackSettings, engine_from, settings_from
 from onbeat.commands import options
-from onbeat.doctor import cages, machine, server, versions
+from onbeat.doctor import cages, cards, machine, server, versions
 from onbeat.doctor.finding import Finding, Level, bad, refused
 from onbeat.doctor.model.job import job_of, placed
 from onbeat.doctor.model.report import ModelReport
@@ -161,12 +162,13 @@ def look(run_root: Path, model_root: Path | None, port: int, chosen: Service | N
         chosen: The service whose needs count; None takes that of the settings.
     """
     settings = StackSettings()
+    engine: Engine = TransformersOptions()
     try:
         settings = settings_from(os.environ)
         if not os.environ.get("ONBEAT_DEVICE"):
             # As a stack chooses it; what is started by itself, as in a container, takes the CPU.
             settings = replace(settings, device=chosen_device())
-        engine_from(os.environ)
+        engine = engine_from(os.environ)
     except OnbeatError as error:
         yield refused("settings", error)
     service = chosen or service_of(settings)
@@ -175,6 +177,7 @@ def look(run_root: Path, model_root: Path | None, port: int, chosen: Service | N
     for subject, looked in (
         ("machine", lambda: machine.look(settings, run_root, port, service)),
         ("versions", lambda: versions.look(settings)),
+        ("gpu", lambda: cards.look(settings.device, engine, cards.torch_build())),
         ("redis", lambda: server.look(settings, service)),
         ("cages", lambda: [cages.look(settings)] if service.scores else []),
     ):

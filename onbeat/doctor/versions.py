@@ -1,10 +1,8 @@
-"""Packages against what Onbeat needs and was tested with, the GPU as torch sees it, and the library for products."""
+"""Packages against what Onbeat needs and was tested with, and the library for products."""
 
 from __future__ import annotations
 
 import platform
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -14,21 +12,19 @@ from packaging.requirements import InvalidRequirement, Requirement
 from contracts.settings import StackSettings
 from onbeat.base.machine_kernels import ProductSpeed, measured
 from onbeat.base.shipped import shipped_root
-from onbeat.doctor.finding import Finding, bad, gib, ok, warn
+from onbeat.doctor.finding import Finding, bad, ok, warn
 
 DISTRIBUTION = "onbeat"
 PINS = shipped_root() / "constraints.txt"
 """The versions that were tested."""
 BIT_BY_BIT = ("torch", "transformers", "numpy", "tokenizers", "safetensors")
 """Packages of which another version may end in other weights."""
-DRIVER_TIMEOUT_S = 5.0
 
 
 def look(settings: StackSettings) -> Iterator[Finding]:
     yield ok("onbeat", f"{metadata.version(DISTRIBUTION)}, Python {platform.python_version()}, {platform.platform()}")
     yield of_packages(metadata.requires(DISTRIBUTION) or [], installed)
     yield of_pins(pins(PINS), installed)
-    yield of_gpu(settings.device)
     if settings.device == "cpu":
         yield of_products(measured())
 
@@ -87,47 +83,8 @@ def pins(path: Path) -> dict[str, str]:
     return versions
 
 
-def of_gpu(device: str) -> Finding:
-    """Judges the GPU of ONBEAT_DEVICE."""
-    import torch
-
-    if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
-        large = f"{torch.cuda.device_count()} of {properties.name}, {gib(properties.total_memory)}"
-        says = f"{large}, CUDA {torch.version.cuda}, capability {properties.major}.{properties.minor}"
-        if device != "cuda":
-            return warn("gpu", f"{says}: unused, since ONBEAT_DEVICE=cpu", "unset it, or set ONBEAT_DEVICE=cuda")
-        return ok("gpu", says)
-    driver = driver_version()
-    if device == "cuda":
-        why = "no driver answers (nvidia-smi)"
-        if driver:
-            why = f"driver {driver}, torch {torch.__version__}"
-        return bad("gpu", f"ONBEAT_DEVICE=cuda, and torch sees none: {why}", "a torch built for CUDA, and its driver")
-    if driver:
-        return warn(
-            "gpu", f"driver {driver} is there, torch {torch.__version__} is not for it", "take torch's CUDA build"
-        )
-    return ok("gpu", "none: jobs run on the CPU")
-
-
 def of_products(speed: ProductSpeed) -> Finding:
     says = f"{speed.torch_flop_s / 1e9:.0f} GFLOP/s a core in float32"
     if speed.matmul == "onednn":
         return ok("products", f"{says}, and {speed.onednn_flop_s / 1e9:.0f} by oneDNN, which new jobs multiply by")
     return ok("products", says)
-
-
-def driver_version() -> str:
-    """Returns the version of NVIDIA's driver; "" without one."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        query = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    if query.returncode != 0 or not query.stdout.strip():
-        return ""
-    return query.stdout.splitlines()[0].strip()

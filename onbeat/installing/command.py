@@ -14,7 +14,7 @@ from contracts.engines import VARIABLE, TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.settings import engine_from, settings_from
 from onbeat.commands import options
-from onbeat.doctor.versions import driver_version
+from onbeat.doctor.cards import driver_version
 from onbeat.installing.environment import Device, check_machine, is_finished, make_environment, version_of_vllm
 from onbeat.installing.self_test import SelfTest, run_self_test
 from onbeat.stack.vllm_python import FOLDER, has_vllm, python_of

@@ -1,0 +1,194 @@
+"""The GPUs of this machine, as its driver and torch see them: what would keep a job from them, with the cure.
+
+    nvidia-smi ─▶ cards, their free memory, the processes on them ─┐
+    torch      ─▶ its build, the cards that it sees               ─┴▶ findings
+
+`Ask` is the seam: whoever has another answer of nvidia-smi, as a test without a GPU, hands it in.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from contracts.encoding.wire import Record
+from contracts.engines import Engine, VllmOptions
+from onbeat.doctor.finding import GIB, MIB, Finding, bad, gib, ok, warn
+
+Ask: TypeAlias = Callable[[Sequence[str]], str | None]
+"""Runs nvidia-smi with arguments; returns what it prints, None where it isn't there or fails."""
+DRIVER_TIMEOUT_S = 5.0
+CARD_COLUMNS = "index,name,driver_version,memory.total,memory.free"
+PROCESS_COLUMNS = "pid,used_memory"
+LEAST_FREE = 4 * GIB
+"""Less than this isn't enough for weights of half a billion parameters and their sums."""
+USED_SHARE = 0.1
+"""A card of whose memory more is used has somebody else on it, also where the driver names no process."""
+WITHOUT_UNITS = "--format=csv,noheader,nounits"
+
+
+class Card(Record, frozen=True, kw_only=True):
+    """A GPU, as its driver sees it."""
+
+    index: int
+    name: str
+    driver: str
+    """The driver's version."""
+    total_bytes: int
+    free_bytes: int
+
+
+class TorchBuild(Record, frozen=True, kw_only=True):
+    """What this process's torch can do with a GPU."""
+
+    version: str
+    cuda: str = ""
+    """The version of CUDA that it is built for; "" for none."""
+    num_seen: int = 0
+    """GPUs that it sees."""
+    capability: tuple[int, int] = (0, 0)
+    """That of the first one."""
+
+
+def run_nvidia_smi(arguments: Sequence[str]) -> str | None:
+    """The `Ask` of this machine."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    try:
+        query = subprocess.run(
+            [program, *arguments], capture_output=True, text=True, timeout=DRIVER_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return query.stdout if query.returncode == 0 else None
+
+
+def torch_build() -> TorchBuild:
+    """Returns what this process's torch can do."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return TorchBuild(version=torch.__version__, cuda=torch.version.cuda or "")
+    return TorchBuild(
+        version=torch.__version__,
+        cuda=torch.version.cuda or "",
+        num_seen=torch.cuda.device_count(),
+        capability=torch.cuda.get_device_capability(0),
+    )
+
+
+def cards_of(ask: Ask) -> list[Card]:
+    """Returns the GPUs that the driver knows; none where no driver answers."""
+    cards: list[Card] = []
+    for values in _rows(ask([f"--query-gpu={CARD_COLUMNS}", WITHOUT_UNITS]), num_columns=5):
+        index, name, driver, total, free = values
+        try:
+            card = Card(
+                index=int(index),
+                name=name,
+                driver=driver,
+                total_bytes=int(total) * MIB,
+                free_bytes=int(free) * MIB,
+            )
+        except ValueError:
+            # "[N/A]": the driver doesn't say it of this card, as of one that is lent in parts.
+            continue
+        cards.append(card)
+    return cards
+
+
+def processes_of(ask: Ask) -> list[tuple[int, int]]:
+    """Returns (pid, bytes) of each process on a GPU. In a container the driver names none."""
+    processes: list[tuple[int, int]] = []
+    for pid, used in _rows(ask([f"--query-compute-apps={PROCESS_COLUMNS}", WITHOUT_UNITS]), num_columns=2):
+        if pid.isdecimal():
+            processes.append((int(pid), int(used) * MIB if used.isdecimal() else 0))
+    return processes
+
+
+def _rows(text: str | None, *, num_columns: int) -> Iterator[list[str]]:
+    for line in (text or "").splitlines():
+        values = [value.strip() for value in line.split(",")]
+        if len(values) == num_columns:
+            yield values
+
+
+def look(device: str, engine: Engine, build: TorchBuild, ask: Ask = run_nvidia_smi) -> Iterator[Finding]:
+    """Yields the findings about GPUs.
+
+    Args:
+        device: ONBEAT_DEVICE, "cpu" or "cuda".
+        engine: The engine of this machine's generators.
+        build: This process's torch.
+        ask: Runs nvidia-smi.
+    """
+    cards = cards_of(ask)
+    yield of_torch(device, build, cards)
+    if device != "cuda":
+        return
+    for card in cards:
+        yield of_card(card, engine, processes_of(ask))
+    if isinstance(engine, VllmOptions) and engine.batch_invariant and build.num_seen and build.capability < (8, 0):
+        major, minor = build.capability
+        yield bad(
+            "kernels",
+            f"engine batch_invariant needs capability 8.0, and this card has {major}.{minor}",
+            "leave batch_invariant out, and set deterministic = false in the spec",
+        )
+
+
+def of_torch(device: str, build: TorchBuild, cards: Sequence[Card]) -> Finding:
+    """Judges whether torch can compute on what the driver has."""
+    driver = cards[0].driver if cards else ""
+    if build.num_seen:
+        major, minor = build.capability
+        says = f"torch {build.version} sees {build.num_seen}, CUDA {build.cuda}, capability {major}.{minor}"
+        if device != "cuda":
+            return warn("gpu", f"{says}: unused, since ONBEAT_DEVICE=cpu", "unset it, or set ONBEAT_DEVICE=cuda")
+        return ok("gpu", says)
+    if device != "cuda":
+        if cards:
+            return warn("gpu", f"driver {driver} is there, and torch {build.version} doesn't use it", _cure(build))
+        return ok("gpu", "none: jobs run on the CPU")
+    if not cards:
+        cure = "install NVIDIA's driver, or start the container with its GPUs (docker run --gpus all)"
+        return bad("gpu", "ONBEAT_DEVICE=cuda, and no driver answers (nvidia-smi)", cure)
+    return bad("gpu", f"ONBEAT_DEVICE=cuda, driver {driver}, and torch {build.version} sees no card", _cure(build))
+
+
+def _cure(build: TorchBuild) -> str:
+    if not build.cuda:
+        return "install torch's build for CUDA: this one is for CPUs alone"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None:
+        return f"CUDA_VISIBLE_DEVICES={hidden!r} hides them: unset it, or name one that is there"
+    return f"its CUDA {build.cuda} is newer than the driver takes: update the driver, or take an older build of torch"
+
+
+def of_card(card: Card, engine: Engine, processes: Sequence[tuple[int, int]]) -> Finding:
+    """Judges the free memory of a card, and who has the rest."""
+    subject = f"card {card.index}"
+    free = f"{card.name}, {gib(card.free_bytes)} of {gib(card.total_bytes)} free"
+    cache_bytes = engine.kv_cache_mb * MIB if isinstance(engine, VllmOptions) else 0
+    if cache_bytes and card.free_bytes < cache_bytes:
+        cure = f"set kv_cache_mb to less than {card.free_bytes // MIB}, or free the card"
+        return bad(subject, f"{free}: too little for a cache of {gib(cache_bytes)} (kv_cache_mb)", cure)
+    used = card.total_bytes - card.free_bytes
+    others = [f"{pid} ({gib(num_bytes)})" for pid, num_bytes in processes if pid != os.getpid()]
+    cure = "end what runs there, or choose another card: CUDA_VISIBLE_DEVICES"
+    if card.free_bytes < LEAST_FREE:
+        return bad(subject, f"{free}: too little for weights, sums and a cache", cure)
+    if used > USED_SHARE * card.total_bytes:
+        by = f"processes on this machine's cards: {', '.join(others)}" if others else "the driver doesn't name by whom"
+        return warn(subject, f"{free}: another process has the rest; {by}", cure)
+    return ok(subject, free)
+
+
+def driver_version(ask: Ask = run_nvidia_smi) -> str:
+    """Returns the version of NVIDIA's driver; "" without one."""
+    cards = cards_of(ask)
+    return cards[0].driver if cards else ""
