@@ -13,15 +13,18 @@ from typing import Annotated
 
 import psutil
 import typer
+from msgspec.structs import replace
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from contracts.engines import VARIABLE, VllmOptions
 from contracts.errors import NotFound, Unavailable
 from contracts.settings import engine_from
 from onbeat.base.process.folders import make_private, writable_run_dir
 from onbeat.base.process.waiting import Waiting
 from onbeat.commands import options
+from onbeat.doctor.cards import check_cards, torch_build
 from onbeat.stack.access import (
     FILE_NAME,
     StackFile,
@@ -31,6 +34,7 @@ from onbeat.stack.access import (
     run_root_from,
 )
 from onbeat.stack.device import device_in_words
+from onbeat.stack.gpus import GpuPlan, gpu_plan
 from onbeat.stack.options import StackOptions, stack_settings, threads_from
 from onbeat.stack.stack import LOG, EmbeddedStack
 from onbeat.terminal.output import console_for, emit, tell, tell_page
@@ -48,6 +52,17 @@ def up(
     port: Annotated[int, typer.Option("--port", help="Port of the gateway; 0 takes a free one.")] = 0,
     threads: options.Threads = None,
     model_root: options.ModelRoot = None,
+    gpu: Annotated[
+        bool,
+        typer.Option("--gpu", help="Trainer and vLLM on GPUs: on card 0, in turns, where no cards are named."),
+    ] = False,
+    trainer_gpus: Annotated[
+        str,
+        typer.Option("--trainer-gpus", metavar="N,…", help="Cards of the trainer's ranks, by nvidia-smi's numbers."),
+    ] = "",
+    generator_gpus: Annotated[
+        str, typer.Option("--generator-gpus", metavar="N,…", help="Cards of the generators. [those of the trainer]")
+    ] = "",
     metrics: Annotated[
         bool, typer.Option("--metrics", help="Serve each process's metrics, and write prometheus_targets.json.")
     ] = False,
@@ -66,6 +81,21 @@ def up(
     """Run the embedded stack in the foreground until Ctrl-C; its jobs go on at the next start."""
     stack_profile, num_generators = options.profile_and_count(profile, generators)
     from_environment = options.with_current_folder(stack_settings(os.environ), model_root)
+    engine = engine_from(os.environ)
+    gpus: GpuPlan | None = None
+    if gpu or trainer_gpus or generator_gpus:
+        from_environment = replace(from_environment, device="cuda")
+        if VARIABLE not in os.environ and stack_profile is None:
+            # On one card the trainer has its memory in its turn.
+            engine = VllmOptions(sleep_mode=not generator_gpus or generator_gpus == trainer_gpus)
+        gpus = gpu_plan(
+            trainer=trainer_gpus,
+            generators=generator_gpus,
+            num_generators=1 if num_generators is None else num_generators,
+            engine=engine,
+        )
+        for warning in check_cards(gpus.cards, engine, torch_build()):
+            console_for(json_output=json_output).print(warning, soft_wrap=True, markup=False)
     stack_options = StackOptions(
         run_root=run_dir or Path(from_environment.run_root),
         model_root=options.model_root_or_default(model_root),
@@ -78,7 +108,8 @@ def up(
         gateway_port=port,
         metrics=metrics,
         settings=from_environment,
-        engine=engine_from(os.environ),
+        engine=engine,
+        gpus=gpus,
     )
     console = console_for(json_output=json_output)
     if detach:

@@ -11,16 +11,26 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeAlias
 
-from contracts.encoding.wire import Record
+from contracts.encoding.wire import Record, decode_json
 from contracts.engines import Engine, VllmOptions
-from onbeat.doctor.finding import GIB, MIB, Finding, bad, gib, ok, warn
+from contracts.errors import InvalidInput
+from onbeat.doctor.finding import GIB, MIB, Finding, Level, bad, gib, ok, warn
 
 Ask: TypeAlias = Callable[[Sequence[str]], str | None]
 """Runs nvidia-smi with arguments; returns what it prints, None where it isn't there or fails."""
 DRIVER_TIMEOUT_S = 5.0
+TORCH_TIMEOUT_S = 60.0
+"""A first import of torch from a cold disk takes a while."""
+ASK_TORCH = """
+import json, torch
+seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+capability = torch.cuda.get_device_capability(0) if seen else (0, 0)
+print(json.dumps(dict(version=torch.__version__, cuda=torch.version.cuda or "", num_seen=seen, capability=capability)))
+"""
 CARD_COLUMNS = "index,name,driver_version,memory.total,memory.free"
 PROCESS_COLUMNS = "pid,used_memory"
 LEAST_FREE = 4 * GIB
@@ -68,17 +78,16 @@ def run_nvidia_smi(arguments: Sequence[str]) -> str | None:
 
 
 def torch_build() -> TorchBuild:
-    """Returns what this process's torch can do."""
-    import torch
+    """Returns what this Python's torch can do.
 
-    if not torch.cuda.is_available():
-        return TorchBuild(version=torch.__version__, cuda=torch.version.cuda or "")
-    return TorchBuild(
-        version=torch.__version__,
-        cuda=torch.version.cuda or "",
-        num_seen=torch.cuda.device_count(),
-        capability=torch.cuda.get_device_capability(0),
-    )
+    A process of its own asks it: one that has looked at a GPU keeps some of its memory.
+    """
+    command = [sys.executable, "-c", ASK_TORCH]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S, check=False)
+        return decode_json(answer.stdout.encode(), TorchBuild)
+    except (OSError, subprocess.TimeoutExpired, InvalidInput):
+        return TorchBuild(version="that doesn't answer")
 
 
 def cards_of(ask: Ask) -> list[Card]:
@@ -186,6 +195,38 @@ def of_card(card: Card, engine: Engine, processes: Sequence[tuple[int, int]]) ->
         by = f"processes on this machine's cards: {', '.join(others)}" if others else "the driver doesn't name by whom"
         return warn(subject, f"{free}: another process has the rest; {by}", cure)
     return ok(subject, free)
+
+
+def check_cards(cards: Collection[int], engine: Engine, build: TorchBuild, ask: Ask = run_nvidia_smi) -> list[str]:
+    """Checks the cards of a stack before a process starts on them; others aren't judged.
+
+    Args:
+        cards: The numbers of the cards, by nvidia-smi.
+        engine: The generators'.
+        build: The trainer's torch.
+        ask: Runs nvidia-smi.
+
+    Returns:
+        The warnings, a line each.
+
+    Raises:
+        InvalidInput: With the first thing that would keep a process from its card, and the cure.
+    """
+    known = {card.index for card in cards_of(ask)}
+    others = {f"card {number}" for number in known - set(cards)}
+    warnings: list[str] = []
+    for finding in look("cuda", engine, build, ask):
+        if finding.subject in others:
+            continue
+        if finding.level is Level.BAD:
+            raise InvalidInput(f"{finding.subject}: {finding.says}", field="--gpu", cure=finding.cure)
+        if finding.level is Level.WARN:
+            warnings.append(f"{finding.subject}: {finding.says} ({finding.cure})")
+    missing = sorted(set(cards) - known)
+    if missing:
+        listed = ", ".join(map(str, sorted(known)))
+        raise InvalidInput(f"there is no card {missing[0]}", field="--gpu", cure=f"nvidia-smi lists {listed}")
+    return warnings
 
 
 def driver_version(ask: Ask = run_nvidia_smi) -> str:

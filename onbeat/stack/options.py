@@ -21,6 +21,7 @@ from contracts.spec.stages import ExternalStage, LlmJudgeStage
 from onbeat.base.process.launcher import NUMERIC_THREADS, THREADS_BY_LOAD
 from onbeat.hub.fetching import TOKENS, is_offline
 from onbeat.stack.device import chosen_device
+from onbeat.stack.gpus import GpuPlan
 from onbeat.stack.profile import StackProfile
 
 REDIS_ROLES = {
@@ -77,6 +78,8 @@ class StackOptions:
     nothing of it is due, and `onbeat verify` and `onbeat export` read its folder."""
     profile: StackProfile | None = None
     """Where generators aren't all alike; it has as many as `generators` says."""
+    gpus: GpuPlan | None = None
+    """Which process sees which GPU; None: what the launcher's own variables say."""
     threads: int | None = None
     """Compute threads of each generator, stage worker and trainer; None shares the cores among them, and
     gives them to those that have their turn in a colocated job."""

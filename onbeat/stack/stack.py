@@ -318,6 +318,8 @@ class EmbeddedStack:
         if service in ("generator", "stage"):
             # They compute by themselves; a consumer's trainer gets its environment from that.
             environment = with_large_pages(environment)
+        if self.options.gpus is not None:
+            environment = environment | self.options.gpus.environment(service, int(number or 0))
         return self._child(
             name,
             command=(python, *arguments),
