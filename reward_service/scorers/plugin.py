@@ -12,7 +12,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
@@ -112,11 +112,13 @@ def print_failure(component: PluginReward, error: Exception, item: RewardItem) -
         error: What it raised.
         item: The completion, or the first of those that the function was called for.
     """
-    lines = [f"`{component.entry_point}` can't score a completion:\n"]
-    lines += traceback.TracebackException.from_exception(error, limit=-MAX_FRAMES).format()
-    for name in ("prompt", "completion", "reference"):
-        lines.append(f"{name}: {getattr(item, name)[:MAX_SHOWN_CHARS]!r}\n")
-    sys.stderr.write("".join(lines))
+    # The function may have put anything in the place of the standard error, and its exception may not be printable.
+    with suppress(Exception):
+        lines = [f"`{component.entry_point}` can't score a completion:\n"]
+        lines += traceback.TracebackException.from_exception(error, limit=-MAX_FRAMES).format()
+        for name in ("prompt", "completion", "reference"):
+            lines.append(f"{name}: {getattr(item, name)[:MAX_SHOWN_CHARS]!r}\n")
+        sys.stderr.write("".join(lines))
 
 
 def _columns(plugin: Plugin, component: PluginReward, items: Sequence[RewardItem]) -> dict[str, list[object]]:

@@ -165,7 +165,7 @@ STACK = {
         [*SUBMIT, "evaluation.num_prompts=64"],
         r"evaluation\.num_prompts: 64 of the 4 lines .*\(use at most 3, or name a dataset\.evaluation_path\)",
     ),
-    "a path out of the model root": ([*SUBMIT, "model.path=/etc"], r"model\.path: leads out .*ONBEAT_EXTRA_ROOTS\)"),
+    "a path out of the model root": ([*SUBMIT, "model.path=/etc"], r"model\.path: .* leads out .*ONBEAT_EXTRA_ROOTS\)"),
     "data that isn't there": (
         [*SUBMIT, "dataset.train_path=tran.jsonl"],
         r"dataset\.train_path: there is no file tran\.jsonl under .*\(name a file of JSON lines",
