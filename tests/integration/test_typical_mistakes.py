@@ -191,7 +191,7 @@ STACK = {
         r"reward\.components\[0\]\.entry_point: .*`words` returned str, not a number: return a float on every path",
     ),
     "an unknown environment": (
-        [*SUBMIT, "environment={name='gess'}"],
+        [*SUBMIT, "environment={name='gess', max_tokens=64}"],
         r"environment\.name: no package offers `gess` .*\(install its package there; installed: agent, ",
     ),
 }
