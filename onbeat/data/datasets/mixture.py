@@ -29,7 +29,7 @@ def load_mixture(spec: MixtureDataset, request: Request) -> ExampleSets:
         loaded = _loaded(source, f"dataset.sources[{number}].dataset", num_evaluation, request)
         train += loaded.train
         held_out += loaded.evaluation
-    return disjoint(train, held_out, source="the mixture", field="dataset.sources")
+    return disjoint(train, held_out, source="the mixture", field="dataset.sources", trains=request.trains)
 
 
 def load_sets(sets: Sequence[EvaluationSet], dataset: ExampleSets, request: Request) -> ExampleSets:
@@ -38,11 +38,12 @@ def load_sets(sets: Sequence[EvaluationSet], dataset: ExampleSets, request: Requ
     dataset: the job's. Raises InvalidInput that names the set's field.
     """
     held_out = list(dataset.evaluation)
+    trains = request.trains
     request = replace(request, trains=False)
     for number, evaluation_set in enumerate(sets):
         field = f"evaluation.sets[{number}].dataset"
         held_out += _loaded(evaluation_set, field, evaluation_set.num_prompts, request).evaluation
-    return disjoint(dataset.train, held_out, source="the data set", field="dataset")
+    return disjoint(dataset.train, held_out, source="the data set", field="dataset", trains=trains)
 
 
 def held_out_shares(spec: MixtureDataset, request: Request) -> list[int]:

@@ -78,7 +78,10 @@ class PromptSource:
         self._evaluation = self._prompts(dataset.evaluation, held_out=True)
         self._messages.report()
         del self._messages  # and the process of the chat template with it
-        pools = _pools(spec, self._train, {example.example_id: example.difficulty for example in dataset.train})
+        pools: list[Pool] = []
+        # A job that only evaluates draws no prompt, and may have held out each one.
+        if spec.iterations:
+            pools = _pools(spec, self._train, {example.example_id: example.difficulty for example in dataset.train})
         self.walk = Walk(pools, num_prompts=spec.rollout.prompts_per_iteration, seed=spec.seed)
         _check_reserves(spec, pools)
 

@@ -18,7 +18,7 @@ from contracts.rewards import PluginReward, RewardItem
 from contracts.rollouts import Prompt
 from contracts.spec.datasets import JsonlDataset
 from contracts.spec.root import SpecRoot
-from onbeat.data.datasets.loading import load_dataset
+from onbeat.data.datasets.loading import job_examples, load_dataset
 from onbeat.data.datasets.rows import MAX_METADATA_BYTES
 from onbeat.data.prompts.examples import Example, ExampleSets
 from onbeat.data.prompts.source import PromptSource
@@ -429,3 +429,21 @@ def test_a_job_that_only_evaluates_may_hold_out_the_whole_file(tmp_path: Path) -
     assert (len(sets.train), len(sets.evaluation)) == (0, 4)
     with pytest.raises(InvalidInput):
         load_dataset(dataset, num_evaluation=4, seed=0, model_root=SpecRoot(tmp_path))
+
+
+@pytest.mark.parametrize("is_mixture", [False, True])
+def test_a_job_that_only_evaluates_has_prompts_without_one_to_train(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, is_mixture: bool
+) -> None:
+    rows = [{"prompt": f"{number}+1=", "reference": "2"} for number in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table: dict[str, Any] = {"type": "jsonl", "train_path": "rows.jsonl"}
+    if is_mixture:
+        other = {"name": "other", "weight": 1e-6, "dataset": {"type": "addition"}}
+        table = {"type": "mixture", "sources": [{"name": "sums", "dataset": table}, other]}
+    held_out = {"num_prompts": 4, "sets": [{"name": "more", "dataset": {"type": "addition"}, "num_prompts": 3}]}
+    spec = job_spec(iterations=0, dataset=table, evaluation=held_out)
+    source = PromptSource(job_examples(spec, SpecRoot(tmp_path)), spec=spec, tokenizer=tokenizer, context_tokens=2048)
+    prompts = source.evaluation_prompts()
+    assert [prompt.text for prompt in prompts[:4]] == ["0+1=", "1+1=", "2+1=", "3+1="]
+    assert len(prompts) == 7
