@@ -104,7 +104,9 @@ class Commits:
             job.recorder.commit(iteration.number)
         else:
             job.recorder.commit(iteration.number, deviation=stepped.scaling.deviation)
-        self._run_log.samples(iteration.number, job.recorder.take_samples())
+        samples = job.recorder.take_samples()
+        if samples:
+            self._run_log.samples(iteration.number, samples)
         if takes_turns and stepped is not None:
             self._end_turn(stepped.manifest, opening)
         boundary = Boundary(

@@ -130,7 +130,7 @@ class RunLog:
 
     def samples(self, iteration: int, samples: Sequence[RecordedSample]) -> None:
         """Hands completions of a committed iteration to the trackers that show texts."""
-        if self._trackers is not None and samples:
+        if self._trackers is not None:
             observed("the trackers", partial(self._trackers.samples, iteration, samples))
 
     def timeline(self, spans: Iterable[TimelineSpan]) -> None:
