@@ -33,8 +33,8 @@ from onbeat.stack.access import (
     run_dir_flag,
     run_root_from,
 )
-from onbeat.stack.device import device_in_words
-from onbeat.stack.gpus import GpuPlan, gpu_plan
+from onbeat.stack.devices.device import device_in_words
+from onbeat.stack.devices.gpus import GpuPlan, gpu_plan
 from onbeat.stack.options import StackOptions, stack_settings, threads_from
 from onbeat.stack.stack import LOG, EmbeddedStack
 from onbeat.terminal.output import console_for, emit, tell, tell_page

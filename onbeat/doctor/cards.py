@@ -3,7 +3,7 @@
     nvidia-smi ─▶ cards, their free memory, the processes on them ─┐
     torch      ─▶ its build, the cards that it sees               ─┴▶ findings
 
-`Ask` is the seam: whoever has another answer of nvidia-smi, as a test without a GPU, hands it in.
+`Ask` is the seam: a caller with another answer of nvidia-smi, as a test without a GPU, hands it in.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Card(Record, frozen=True, kw_only=True):
 
 
 class TorchBuild(Record, frozen=True, kw_only=True):
-    """What this process's torch can do with a GPU."""
+    """The build of this process's torch, and the GPUs that it sees."""
 
     version: str
     cuda: str = ""

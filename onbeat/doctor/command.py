@@ -28,7 +28,7 @@ from onbeat.doctor.model.report import ModelReport
 from onbeat.doctor.service import SERVICES, Service, service_named, service_of
 from onbeat.doctor.service import look as look_at_service
 from onbeat.stack.access import run_root_from
-from onbeat.stack.device import chosen_device
+from onbeat.stack.devices.device import chosen_device
 from onbeat.terminal.output import FAILED, console_for, emit
 from onbeat.terminal.words import one_line
 

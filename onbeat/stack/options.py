@@ -20,8 +20,8 @@ from contracts.spec.job import JobSpec
 from contracts.spec.stages import ExternalStage, LlmJudgeStage
 from onbeat.base.process.launcher import NUMERIC_THREADS, THREADS_BY_LOAD
 from onbeat.hub.fetching import TOKENS, is_offline
-from onbeat.stack.device import chosen_device
-from onbeat.stack.gpus import GpuPlan
+from onbeat.stack.devices.device import chosen_device
+from onbeat.stack.devices.gpus import GpuPlan
 from onbeat.stack.profile import StackProfile
 
 REDIS_ROLES = {

@@ -20,7 +20,7 @@ from onbeat.base.process.host_memory import memory_bytes
 from onbeat.client.gateway import GatewayClient
 from onbeat.commands.options import model_root_or_default
 from onbeat.stack.access import page_address, run_root_from
-from onbeat.stack.device import device_in_words
+from onbeat.stack.devices.device import device_in_words
 from onbeat.stack.options import StackOptions, stack_settings, stage_workers_for, threads_from
 from onbeat.stack.profile import StackProfile
 from onbeat.stack.spec_paths import PathSearch

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from contracts.engines import TransformersOptions, VllmOptions
 from onbeat.cli import app
 from onbeat.doctor.cards import TorchBuild, check_cards
-from onbeat.stack.gpus import GpuPlan, gpu_plan
+from onbeat.stack.devices.gpus import GpuPlan, gpu_plan
 from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import EmbeddedStack
 from tests.refusals import refusal_of
