@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from contracts.settings import StackSettings
-from onbeat.stack import device
+from onbeat.stack.devices import device
 from onbeat.stack.devices.device import device_in_words, name_of_gpu
 from onbeat.stack.options import stack_settings
 
