@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from contracts.encoding.wire import convert
 from contracts.environments.messages import Message
@@ -128,14 +129,23 @@ GSM8K = [
 
 def test_the_table_that_the_recipes_print_for_gsm8k_reads_it_as_it_is_published(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text()
-    (printed,) = re.findall(r"`(dataset = \{[^`]*gsm8k/main/train[^`]*\})`", page)
-    (tmp_path / "gsm8k" / "main").mkdir(parents=True)
-    write_parquet(tmp_path / "gsm8k" / "main" / "train-00000-of-00001.parquet", GSM8K)
-    write_parquet(tmp_path / "gsm8k" / "main" / "test-00000-of-00001.parquet", GSM8K[:1])
-    spec = convert(tomllib.loads(printed)["dataset"], HuggingFaceDataset)
+    (printed,) = re.findall(r"`(dataset = \{[^`]*hub:openai/gsm8k[^`]*\})`", page)
+    table = convert(tomllib.loads(printed)["dataset"], HuggingFaceDataset)
+    # What a job's record has, and the folders that a fetch makes of it.
+    spec = replace(table, path=f"hub:openai/gsm8k@{'0' * 40}")
+    for split, rows in (("train", GSM8K), ("test", [{"question": "How many cows?", "answer": "#### 7"}])):
+        folder = tmp_path / "datasets" / "openai" / "gsm8k" / ("0" * 40) / "main" / split
+        folder.mkdir(parents=True)
+        write_parquet(folder / "00000-part.parquet", rows)
+        (folder / "state.json").write_text('{"_data_files": [{"filename": "00000-part.parquet"}]}')
     loaded = load_dataset(
-        spec, num_evaluation=0, seed=0, model_root=SpecRoot(tmp_path), components=(NumericReward(), ExactReward())
+        spec,
+        num_evaluation=1,
+        seed=0,
+        model_root=SpecRoot(tmp_path / "models", hub=tmp_path),
+        components=(NumericReward(), ExactReward()),
     )
+    assert [(one.question, one.reference) for one in loaded.evaluation] == [("How many cows?", "7")]
     assert [(one.question, one.reference) for one in loaded.train] == [
         ("How many eggs?", "1,058"),
         ("How many hens?", "0"),
