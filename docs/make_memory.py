@@ -63,7 +63,8 @@ command line, too: `onbeat submit my-job.toml --set optimizer.offload=host`.
 
 ## Measured
 
-`python -m benchmarks memory` trains random weights of the shape of Qwen3-0.6B, whole, in a real job on two CPU cores:
+On two CPU cores a trainer of 0.6 B parameters, whole, with `optimizer.offload = "disk"` and `free_gradients`, has 7.4 GB
+of memory of its own at its peak: `python -m benchmarks memory --alone`,
 [memory](../benchmarks/results/README.md#memory).
 
 The copies to and from a GPU have not been run on a GPU. In the tests a CPU plays the GPU for activations, and a state
