@@ -3,7 +3,7 @@
     nvidia-smi ─▶ cards, their free memory, the processes on them ─┐
     torch      ─▶ its build, the cards that it sees               ─┴▶ findings
 
-`Ask` is the seam: a caller with another answer of nvidia-smi, as a test without a GPU, hands it in.
+`Ask` is the seam: a test on a machine without a GPU hands another answer of nvidia-smi in.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PROCESS_COLUMNS = "pid,used_memory"
 LEAST_FREE = 4 * GIB
 """Less than this isn't enough for weights of half a billion parameters and their sums."""
 USED_SHARE = 0.1
-"""A card of whose memory more is used has somebody else on it, also where the driver names no process."""
+"""A card of whose memory more is used has another process on it, also where the driver names no process."""
 WITHOUT_UNITS = "--format=csv,noheader,nounits"
 
 

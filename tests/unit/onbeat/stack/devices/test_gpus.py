@@ -25,7 +25,7 @@ def ask(arguments: Sequence[str]) -> str | None:
 
 
 def busy(arguments: Sequence[str]) -> str | None:
-    """Card 3 has somebody else's process."""
+    """Card 3 has a process of another user."""
     if arguments[0].startswith("--query-gpu"):
         return CARDS.replace("3, NVIDIA H200, 580.1, 143771, 143000", "3, NVIDIA H200, 580.1, 143771, 1000")
     return "4242, 142000\n"
