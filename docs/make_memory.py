@@ -63,8 +63,8 @@ command line, too: `onbeat submit my-job.toml --set optimizer.offload=host`.
 
 ## Measured
 
-On two CPU cores a trainer of 0.6 B parameters, whole, with `optimizer.offload = "disk"` and `free_gradients`, has 7.4 GB
-of memory of its own at its peak: `python -m benchmarks memory --alone`,
+On two CPU cores a trainer of 0.6 B parameters, whole, with `optimizer.offload = "disk"` and `free_gradients`, has 7.4
+GB of memory of its own at its peak: `python -m benchmarks memory --alone`,
 [memory](../benchmarks/results/README.md#memory).
 
 The copies to and from a GPU have not been run on a GPU. In the tests a CPU plays the GPU for activations, and a state
