@@ -73,7 +73,7 @@ def test_another_process_on_the_card_is_named_with_what_it_has() -> None:
     assert card[:2] == (Level.WARN.value, "card 0")
     assert "another process has the rest" in card[2]
     assert "4242 (14.6 GiB)" in card[2]
-    # In a container the driver names nobody.
+    # In a container the driver names no process.
     assert "the driver doesn't name by whom" in lines(played(SHARED), SEES)[1][2]
 
 
