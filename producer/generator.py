@@ -242,8 +242,11 @@ class Generator(Worker[Claim]):
             )
             try:
                 claim = await self._calls(claim_batch)
-                if isinstance(claim, ProofDue) and await self._can_load(job, claim.manifest):
-                    claim = await self._calls(claim_batch)
+                if isinstance(claim, ProofDue):
+                    # The fence asks, whatever this process believes that it has shown: else it would ask for ever.
+                    self._model.show_again()
+                    if await self._can_load(job, claim.manifest):
+                        claim = await self._calls(claim_batch)
             except WrongEngine as error:
                 self._jobs.refuse(job, error)
                 continue

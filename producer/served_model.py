@@ -197,6 +197,11 @@ class ServedModel:
         """Returns True where the fence has nothing more to be shown of the version that the engine holds (I11)."""
         return manifest.probe is UNSET or loaded.shown == (manifest.job_id, loaded.verified)
 
+    def show_again(self) -> None:
+        """Has the engine show its version once more, whose proof the fence doesn't have."""
+        if self.loaded is not None:
+            self.loaded.shown = None
+
     async def show(self, loaded: LoadedModel, spec: JobSpec, manifest: WeightManifest, prove: Prove) -> ProofVerdict:
         """Shows the fence what the engine computes with the version that it holds (I11).
 

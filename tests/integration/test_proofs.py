@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,13 @@ from contracts.events import AuditRecord, record_digest
 from contracts.jobs import JobState
 from contracts.probes import Probe, ProbeBounds, ProbeRow, ProofVerdict
 from contracts.settings import StackSettings
+from contracts.spec.job import ModelSpec
 from contracts.versions import WeightManifest
 from onbeat.stack.redis import EmbeddedRedis
+from producer.engine.base import VerifiedWeights
+from producer.served_model import LoadedModel, ServedModel
 from tests.builders import DIGEST, commit_record, manifest
+from tests.fakes import EngineShop
 from tests.integration.fence_checks import read
 from tests.integration.fence_parts import AnswerLosingBroker, set_claim_times, set_typical_time
 from tests.integration.test_fence import Job, job_of
@@ -475,3 +480,16 @@ def test_the_fence_is_told_of_a_probe_what_it_judges_by_and_nothing_of_its_rows(
     assert before == (RIGHT - 1).tobytes()
     assert fence_probe(manifest(0)) == (b"", b"", b"")
     assert Numbers.__struct_fields__ == ("gap", "row", "bound", "k3", "share", "can_tell")
+
+
+def test_an_engine_that_the_fence_asks_again_has_shown_nothing_whatever_its_generator_believes(tmp_path: Path) -> None:
+    """Else a generator whose memory of proofs is gone would be asked for ever, and show nothing."""
+    model = ServedModel(EngineShop(tmp_path).make, lambda model: str)  # type: ignore[arg-type, return-value]
+    model.show_again()
+    engine: Any = None
+    held = VerifiedWeights(policy_version=0, weights_digest=DIGEST)
+    loaded = LoadedModel(model=ModelSpec(path="m"), deterministic=True, engine=engine, detokenizer=str)  # type: ignore[arg-type]
+    model.loaded = loaded
+    loaded.shown = ("job", held)
+    model.show_again()
+    assert loaded.shown is None
