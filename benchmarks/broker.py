@@ -103,7 +103,7 @@ def record_work(broker: Broker, order: Order, batch: RolloutBatch) -> list[Calla
 def fenced_work(broker: Broker, order: Order, batch: RolloutBatch) -> list[Callable[[], float]]:
     side = GeneratorSide(broker, order.source, batch.generator_id)
     claims = [side.claim(LEASE_S) for _ in range(order.count)]
-    return [partial(publish, side, claim, batch) for claim in claims if claim]
+    return [partial(publish, side, claim, batch) for claim in claims if isinstance(claim, Claim)]
 
 
 WORK = {"raw": raw_work, "records": record_work, "fenced": fenced_work}

@@ -178,7 +178,7 @@ class Row:
 def claim_each(side: GeneratorSide, claims: list[Claim]) -> None:
     for _ in range(NUM_BATCHES[SIZE]):
         claim = side.claim(LEASE_S)
-        if claim is None:
+        if not isinstance(claim, Claim):
             raise RuntimeError("a batch is missing")
         claims.append(claim)
 

@@ -1,4 +1,4 @@
-"""What a reward prints: kept by its scorer process, sent with the next answer, and written to the service's log.
+"""The prints of a reward: kept by its scorer process, sent with the next answer, and written to the service's log.
 
     print(…) ─▶ Printed, in the cage ─▶ ScorerAnswer.printed ─▶ PrintLog ─▶ log of the reward service
 

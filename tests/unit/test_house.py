@@ -39,7 +39,6 @@ LARGE_FOLDERS = {
     "broker": "a side of the fence, a store, a table or a view of it each",
     "contracts": "a subject each, as their names say",
     "contracts/spec": "a table of a job each, and the rules between them",
-    "onbeat/stack": "what a stack is made of each: a server, ports, devices, options, access",
 }
 """Folder → the reason why it has more than MAX_FOLDER_FILES modules."""
 ENTRY_POINT_GROUPS = {

@@ -127,7 +127,7 @@ def agents_of_file(source: str) -> type[AgentEnvironment]:
     class AgentOfFile(AgentEnvironment):
         def __init__(self, *, agent: str, **params: Any) -> None:
             # The version of a file's environment is the digest of its text.
-            self._be(_agent_of(defined_in(source, agent), agent, version=""), params)
+            self._be(_agent_of(defined_in(source, agent, file=f"{agent}.py"), agent, version=""), params)
 
     return AgentOfFile
 
