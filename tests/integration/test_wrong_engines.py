@@ -90,10 +90,10 @@ COARSE = [
     (wrong.embedding_shifted, QWEN3),
     (wrong.heads_in_another_order, QWEN3),
     (wrong.layer_left_out, QWEN3),
-    (wrong.experts_swapped, MOE),
     (wrong.fewer_experts, MOE),
 ]
-"""Faults that are larger than what bfloat16 rounds."""
+"""Faults that are larger than what bfloat16 rounds. Two experts that change places in one layer may not be, in 16 bits:
+a router may do as much by a rounding."""
 
 
 def _id(value: object) -> str:
