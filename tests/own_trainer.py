@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec import UNSET
 
 from broker.connection.client import Broker
-from broker.generator_side import GeneratorSide
+from broker.generator_side import GeneratorSide, ProofDue
 from broker.job_store import JobStore
 from broker.presence import Presence
 from consumer.trainer.job_run import train
@@ -72,8 +73,14 @@ def generating(broker: Broker, job_id: str, *, salt: Callable[[], str] = lambda:
         try:
             while not closing.is_set():
                 presence.beat(GeneratorSeen(worker_id=GENERATOR))
-                if (claim := side.claim(30.0)) is None:
+                claim = side.claim(30.0)
+                if claim is None:
                     side.wait_for_prompts(0.1)
+                elif isinstance(claim, ProofDue):
+                    # What is played computes as the trainer does.
+                    probe = claim.manifest.probe
+                    assert probe is not UNSET
+                    assert side.prove(claim.manifest, probe.logprobs, kind="played").is_proved
                 else:
                     side.publish(claim, sampled(claim.prompt_batch, salt=salt()))
         except BaseException as error:

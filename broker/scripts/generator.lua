@@ -200,7 +200,8 @@ for _, open in ipairs(window) do
     -- A clock that stepped back must not make it wait for as long as the step.
     local left = math.min(last.claimed_ms, now) + LATE * recent[math.ceil(#recent / 2)] - now
     if left <= 0 then
-      local unproved = proof_due(open, batch_of(slot, id))
+      local batch = batch_of(slot, id)
+      local unproved = proof_due(open, batch)
       if unproved then return unproved end
       redis.call('ZREM', slot.claims, id)
       last.hedger = a.generator
@@ -208,7 +209,7 @@ for _, open in ipairs(window) do
       last.hedged_ms = now
       redis.call('HSET', slot.items, 'l/' .. member_of(0, id, 0), cmsgpack.pack(last))
       count('hedged')
-      return answer('hedged', open, id, batch_of(slot, id), prompts, last.attempt, last.hedge)
+      return answer('hedged', open, id, batch, prompts, last.attempt, last.hedge)
     end
     due = due < 0 and math.ceil(left) or math.min(due, math.ceil(left))
   end

@@ -142,7 +142,7 @@ def test_a_plugins_reward_sees_the_metadata_as_a_dict(monkeypatch: pytest.Monkey
         (
             {"prompt": "1", "reference": "1"},
             {"metadata_columns": ["tests"]},
-            "no column `tests`, which dataset.metadata_columns names",
+            "no column `tests`, which dataset.metadata_columns or an argument of a reward names",
             "or add the column",
         ),
         (
