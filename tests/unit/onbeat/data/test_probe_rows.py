@@ -49,7 +49,7 @@ def test_a_row_begins_as_a_prompt_of_the_job_does_and_goes_on_at_random() -> Non
 
 
 @pytest.mark.parametrize(
-    ("tokens", "longest", "prompt", "scored"), [(32, 512, 28, 4), (12, 9, 5, 4), (6, 512, 3, 3), (2, 512, 1, 1)]
+    ("tokens", "longest", "prompt", "scored"), [(32, 512, 28, 4), (12, 9, 4, 4), (6, 512, 3, 3), (2, 512, 1, 1)]
 )
 def test_all_rows_are_of_one_length_that_the_model_takes_and_the_last_four_at_most_are_scored(
     tokens: int, longest: int, prompt: int, scored: int

@@ -26,9 +26,8 @@ def test_a_reward_that_two_packages_offer_is_refused(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        ("(completions, prompt)", "missing a required argument: 'prompt'"),
-        ("(completion, group_size)", "missing a required argument: 'group_size'"),
-        ("(references)", "with `completions` those of prompts, completions, references, task_entries, metadata"),
+        ("(completion, group_size)", "can't be called: it needs `group_size`"),
+        ("(references)", "can't be called: it needs `references`"),
         ("(completions):\n    return 1.0\n", "names `completions`, so it returns a list of floats: 'float' object"),
         ("(completions):\n    return ['1']\n", "returned str, not a number"),
         ("(completions):\n    return [1.0]\n", "`reward` returned 1 scores for 2 completions"),

@@ -262,7 +262,14 @@ def user_function(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             raise told["returns"]
         return told["returns"]
 
-    known = plugin.Plugin(function=function, argument_names=plugin.ARGUMENTS, sees_groups=False)
+    known = plugin.Plugin(
+        function=function,
+        argument_names=plugin.ARGUMENTS,
+        columns=(),
+        num_required=0,
+        takes_all=False,
+        sees_groups=False,
+    )
     monkeypatch.setattr(plugin, "load", lambda component: known)
     return told
 
