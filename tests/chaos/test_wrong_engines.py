@@ -52,7 +52,7 @@ def test_an_engine_that_is_made_anew_goes_on_to_the_same_weights(
     pipeline: Pipeline, undisturbed: str, fault: str
 ) -> None:
     job_id, _ = pipeline.jobs.create(short_job())
-    with running(pipeline, "producer-once", wrong_numbers=fault) as generator:
+    with running(pipeline, f"producer-{fault.partition(chr(58))[0]}-once", wrong_numbers=fault) as generator:
         with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
             succeed(trainer)
         assert generator.tail(num_lines=1000).count(ANEW) == 1
