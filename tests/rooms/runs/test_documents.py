@@ -10,15 +10,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from msgspec.structs import replace
+from transformers import AutoModelForCausalLM
 
 import onbeat
 from consumer.gradient.losses.base import PolicyLoss
 from contracts.environments.messages import Message, ToolCall
 from contracts.environments.service import EnvironmentTable, table_of
-from contracts.rewards import PluginReward
-from contracts.spec.datasets import JsonlDataset
+from contracts.rewards import MathVerifyReward, PluginReward
+from contracts.spec.datasets import HuggingFaceDataset, JsonlDataset
+from contracts.spec.job import JobSpec
 from onbeat.training.inputs import put_below
 from onbeat.training.run import Run
 from onbeat.training.start import spec_of
@@ -27,6 +31,7 @@ from tests.e2e.stand_in_gateway import FakeGateway
 from tests.rooms.runs.running_stack import running_gateway
 
 DOCS = Path(__file__).parents[3] / "docs"
+MODEL = DOCS.parent / "configs" / "models" / "two-digit-addition"
 
 
 def blocks(page: str, language: str, containing: str) -> str:
@@ -49,6 +54,8 @@ def run_block(text: str, **names: Any) -> dict[str, Any]:
 def gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGateway]:
     monkeypatch.delenv("ONBEAT_GATEWAY_URL", raising=False)
     monkeypatch.setenv("ONBEAT_RUN_ROOT", str(tmp_path / "runs"))
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "my-model").symlink_to(MODEL)  # that of the pages' jobs, in the folder of the reader
     monkeypatch.chdir(tmp_path)
     with running_gateway(monkeypatch) as server:
         yield server
@@ -143,7 +150,9 @@ def test_an_environment_of_gymnasium_is_played_by_the_class_of_the_page(monkeypa
     assert [(reply.done, reply.truncated) for reply in replies] == [(False, False), (False, False), (True, True)]
 
 
-def test_a_job_of_trl_is_the_job_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[JobSpec]:
+    """What `onbeat.train` is given in this test, which trains nothing."""
     specs = []
 
     def train(**given: Any) -> Any:
@@ -151,13 +160,30 @@ def test_a_job_of_trl_is_the_job_beside_it(tmp_path: Path, monkeypatch: pytest.M
         return type("Trained", (), {"save_model": lambda self, directory: None})()
 
     monkeypatch.setattr(onbeat, "train", train, raising=False)
+    return specs
+
+
+def test_a_job_of_trl_is_the_job_beside_it(specs: list[JobSpec]) -> None:
     rewards = blocks("from-trl.md", "python", "def right(completions")
     names = run_block(rewards)
-    text = blocks("from-trl.md", "python", "# Onbeat\nrun =")
+    text = blocks("from-trl.md", "python", "# Onbeat, with the same `right`")
     run_block(text, onbeat=onbeat, right=names["right"], dataset=[{"prompt": "1+1=", "reference": "2"}] * 100)
     (spec,) = specs
     assert (spec.rollout.group_size, spec.rollout.sampling.max_new_tokens, spec.iterations) == (8, 256, 200)
     assert (spec.algorithm.kl_coefficient, spec.algorithm.loss) == (0.04, "dapo")
+
+
+def test_the_job_of_the_hub_is_a_spec_with_its_names(specs: list[JobSpec]) -> None:
+    """tests/rooms/hub/test_job_of_the_hub.py trains such a job, from a hub on loopback."""
+    run_block(blocks("start.md", "python", 'model="hub:'))
+    (spec,) = specs
+    assert isinstance(spec.dataset, HuggingFaceDataset)
+    assert spec.model.path == "hub:Qwen/Qwen3-0.6B"
+    folder = "hub:datasets/openai/gsm8k/main"
+    assert spec.dataset.files() == {"path": f"{folder}/train", "evaluation_split": f"{folder}/test"}
+    assert (spec.dataset.columns.prompt, spec.dataset.columns.reference_after) == ("question", "####")
+    assert [type(component) for component in spec.reward.components] == [MathVerifyReward]
+    assert (spec.iterations, spec.rollout.sampling.max_new_tokens) == (100, 256)
 
 
 @pytest.mark.parametrize("page", ["from-trl.md", "from-verl.md", "from-prime-rl.md"])
@@ -174,7 +200,7 @@ def test_each_key_that_a_page_of_names_gives_as_ours_is_one(page: str) -> None:
 def test_start_loads_the_exported_model_and_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "my-model").symlink_to(DOCS.parent / "configs" / "models" / "two-digit-addition")
+    (tmp_path / "my-model").symlink_to(MODEL)
     monkeypatch.chdir(tmp_path)
     run_block(blocks("start.md", "python", "from_pretrained"))
     assert re.match(r"12\+34=\d", capsys.readouterr().out)
@@ -193,11 +219,34 @@ def test_the_plug_ins_of_extend_are_taken_as_they_stand() -> None:
     assert [example.reference for example in train] == ["4", "6", "8"]
 
 
+def test_the_function_of_log_probs_of_extend_computes_those_of_the_model() -> None:
+    """tests/integration/test_client.py has a generator that shows versions by it."""
+    model = AutoModelForCausalLM.from_pretrained(MODEL)
+    given: list[Any] = []
+    producer = SimpleNamespace(proves=lambda *arguments: given.extend(arguments))
+    text = blocks("extend.md", "python", "producer.proves(model, logprobs)")
+    logprobs = run_block(text, torch=torch, model=model, producer=producer)["logprobs"]
+    assert given == [model, logprobs]
+    token_ids = np.arange(14, dtype=np.int64).reshape(2, 7) % model.config.vocab_size
+    computed = logprobs(token_ids, 3)
+    assert computed.shape == (2, 3)
+    for row, ids in enumerate(torch.from_numpy(token_ids)):
+        expected = model(input_ids=ids[None]).logits[0].log_softmax(dim=-1)
+        for place in range(3):
+            assert computed[row, place].item() == pytest.approx(expected[3 + place, ids[4 + place]].item(), abs=1e-4)
+
+
 RUN = {
     "environments.md": ("class GuessTheNumber", "class Capitals", "class Numbered"),
-    "extend.md": ("def brevity", "def shortest", "def reinforce", "def riddles"),
-    "from-trl.md": ("# Onbeat\nrun =", "def right(completions"),
-    "start.md": ("from_pretrained", "reward=brief", "tools=[look_up"),
+    "extend.md": (
+        "def brevity",
+        "def shortest",
+        "def reinforce",
+        "def riddles",
+        "producer.proves(model, logprobs)",
+    ),
+    "from-trl.md": ("# Onbeat, with the same `right`", "def right(completions"),
+    "start.md": ("from_pretrained", "reward=brief", "tools=[look_up", 'model="hub:'),
 }
 """Page → what tells its Python blocks apart that this module runs; tests/rooms/runs/test_train_process.py runs
 README's."""
