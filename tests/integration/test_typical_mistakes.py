@@ -94,7 +94,7 @@ CLI = {
     ),
     "a spec that isn't there": (
         ["submit", "jbo.toml"],
-        r"jbo\.toml: does not exist \(the repository has example specs",
+        r"jbo\.toml: does not exist \(`onbeat init` writes a project with one; those that come with Onbeat are in ",
     ),
     "a spec that is no TOML": (["submit", "torn.toml"], r"torn\.toml: is not TOML: .*line 1, column 10"),
     "a misspelt flag": (["submit", "job.toml", "--wiat"], r"No such option: --wiat .*--wait"),
