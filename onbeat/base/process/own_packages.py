@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 DISTRIBUTION = "onbeat"
 PACKAGES = ("broker", "consumer", "contracts", "gateway", "onbeat", "producer", "reward_service")
@@ -66,8 +67,16 @@ def _owner(place: Path) -> str:
     return str(place)
 
 
-# Ctrl-C before a program answers signals ends it without a traceback: it has begun nothing.
-sys.excepthook = lambda kind, *rest: None if kind is KeyboardInterrupt else sys.__excepthook__(kind, *rest)
+def is_ours(modules: Mapping[str, Any]) -> bool:
+    """Whether the program that runs is ours: a module by `python -m`, or the script `onbeat`."""
+    spec = getattr(modules.get("__main__"), "__spec__", None)
+    return f"{DISTRIBUTION}.__main__" in modules or (spec is not None and spec.name.partition(".")[0] in PACKAGES)
+
+
+# Ctrl-C before a program answers signals ends it without a traceback: it has begun nothing. A user's program, which
+# imports this after its own start, keeps its traceback.
+if is_ours(sys.modules):
+    sys.excepthook = lambda kind, *rest: None if kind is KeyboardInterrupt else sys.__excepthook__(kind, *rest)
 PROBLEM = problem(Path(__file__).resolve().parents[3])
 if PROBLEM:
     sys.stderr.write(f"onbeat: {PROBLEM}\n")

@@ -6,7 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -106,3 +108,20 @@ def test_a_distribution_in_an_earlier_folder_is_named(site: Path, tmp_path: Path
     assert done.returncode == 2
     assert "package `contracts` is that of data-contracts 1.0" in done.stderr
     assert f"and not of onbeat ({site})" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("main", "other", "ours"),
+    [
+        ("onbeat.__main__", "", True),
+        ("consumer.host_rank", "", True),
+        ("", "onbeat.__main__", True),
+        ("", "onbeat.training.run", False),
+        ("onbeats.program", "", False),
+        ("pytest.__main__", "", False),
+    ],
+)
+def test_only_a_program_of_ours_ends_without_a_traceback_on_ctrl_c(main: str, other: str, ours: bool) -> None:
+    program = ModuleType("__main__")
+    program.__spec__ = ModuleSpec(main, None) if main else None
+    assert own_packages.is_ours({"__main__": program, other: program}) is ours
