@@ -21,7 +21,7 @@ from consumer.gradient.losses.base import PolicyLoss
 from contracts.environments.messages import Message, ToolCall
 from contracts.environments.service import EnvironmentTable, table_of
 from contracts.rewards import MathVerifyReward, PluginReward
-from contracts.spec.datasets import HuggingFaceDataset, JsonlDataset
+from contracts.spec.datasets import HuggingFaceDataset, JsonlDataset, RowColumns
 from contracts.spec.job import JobSpec
 from onbeat.training.inputs import put_below
 from onbeat.training.run import Run
@@ -178,6 +178,7 @@ def test_the_job_of_the_hub_is_a_spec_with_its_names(specs: list[JobSpec]) -> No
     run_block(blocks("start.md", "python", 'model="hub:'))
     (spec,) = specs
     assert isinstance(spec.dataset, HuggingFaceDataset)
+    assert isinstance(spec.dataset.columns, RowColumns)
     assert spec.model.path == "hub:Qwen/Qwen3-0.6B"
     folder = "hub:datasets/openai/gsm8k/main"
     assert spec.dataset.files() == {"path": f"{folder}/train", "evaluation_split": f"{folder}/test"}
