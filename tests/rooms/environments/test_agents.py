@@ -21,7 +21,7 @@ JOB = short_job(
     iterations=2,
     model__path=MODEL,
     dataset={"type": "environment", "num_train_prompts": 64},
-    environment=ENVIRONMENT,
+    environment=ENVIRONMENT | {"name": "secret_table", "file": "", "source": ""},
     reward__components=[],
 )
 TOKENIZER = str(REPOSITORY / MODEL / "tokenizer.json")
