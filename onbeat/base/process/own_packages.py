@@ -68,7 +68,7 @@ def _owner(place: Path) -> str:
 
 
 def is_ours(modules: Mapping[str, Any]) -> bool:
-    """Whether the program that runs is ours: a module by `python -m`, or the script `onbeat`."""
+    """Returns True where the program that runs is ours: a module by `python -m`, or the script `onbeat`."""
     spec = getattr(modules.get("__main__"), "__spec__", None)
     return f"{DISTRIBUTION}.__main__" in modules or (spec is not None and spec.name.partition(".")[0] in PACKAGES)
 
