@@ -87,8 +87,8 @@ class PromptSource:
 
     @property
     def train(self) -> Sequence[Prompt]:
-        """Every training prompt, in the order of the data sets."""
-        return self._train
+        """Every training prompt, in the order of the data sets; the held-out ones of a job that only evaluates."""
+        return self._train or self._evaluation
 
     def training_prompts(self, iteration: int) -> tuple[Prompt, ...]:
         """Returns the next `rollout.prompts_per_iteration` prompts."""
