@@ -30,7 +30,7 @@ class PromptBatches:
 
     @property
     def training_prompts(self) -> Sequence[Prompt]:
-        """Every prompt that the job may train on, in the order of its data sets; of a job without any the held-out ones."""
+        """Every prompt that the job may train on, in the order of its data sets; else its held-out ones."""
         return self._source.train
 
     def learn(self, iteration: int, drawn: Iterable[DrawnPrompts]) -> None:
