@@ -124,7 +124,10 @@ class Carrier(Rounds):
             outcome.value,
             record.num_sampled,
         )
-        if outcome in REFUSED_FOR_GOOD:
+        if outcome is PublishOutcome.UNPROVED:
+            # The engine has failed a proof since it sampled the batch, which is not the batch's fault (I6).
+            await self.release(job, claim, FenceViolation("the engine has not shown the version that sampled it"))
+        elif outcome in REFUSED_FOR_GOOD:
             await self.fail(job, claim, BatchFailed(f"the fence refused it as {outcome.value}"))
 
     async def _publish_when_room(self, batch: CarriedBatch, record: RolloutBatch) -> PublishOutcome:

@@ -618,6 +618,17 @@ async def test_a_refusal_fails_the_batch_only_if_it_would_be_refused_again(
     assert side.failed == (reasons if fails else [])
 
 
+async def test_a_batch_whose_engine_has_failed_a_proof_since_is_given_back_at_no_attempt(stack: Stack) -> None:
+    side = stack.add_job(num_batches=2)
+    side.outcomes["0/train/0"] = PublishOutcome.UNPROVED
+    async with stack.running():
+        await stack.changes.until(lambda: len(side.published) == 1 and len(side.released) == 1)
+    ((batch_id, reason),) = side.released
+    assert batch_id == "0/train/0"
+    assert "the engine has not shown the version that sampled it" in reason
+    assert side.failed == []
+
+
 async def test_an_idle_generator_hedges_and_losing_the_race_is_no_failure(stack: Stack) -> None:
     side = stack.add_job(num_batches=1)
     side.late.append(stack.work("job", 7))
