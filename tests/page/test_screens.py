@@ -420,6 +420,24 @@ def test_a_clone_of_a_job_with_files_and_a_plug_in_is_submitted_as_it_is(gateway
         gateway.jobs.move(job_id, JobState.CANCELLED)
 
 
+def test_another_text_cant_be_submitted_while_the_clone_that_was_asked_for_is_on_its_way(
+    gateway: Gateway, browser: Browser
+) -> None:
+    job_id, _ = gateway.jobs.create(job_spec(name="slow to read"))
+    held: list[Route] = []
+    with at(browser, gateway, f"jobs/{job_id}") as page:
+        page.route("**/spec?defaults=false", lambda route: held.append(route))
+        page.get_by_role("link", name="Clone slow to read").click()
+        expect(page.get_by_text(f"Reading the spec of {job_id}")).to_be_visible()
+        submit = page.get_by_role("button", name="Submit job")
+        expect(submit).to_be_disabled()
+        for route in held:
+            route.continue_()
+        expect(submit).to_be_enabled()
+        expect(page.get_by_text(f"Cloned from {job_id}")).to_be_visible()
+    gateway.jobs.move(job_id, JobState.CANCELLED)
+
+
 def test_a_gateway_that_dies_and_comes_back_costs_nothing_that_was_seen_or_typed(
     gateway: Gateway, browser: Browser
 ) -> None:

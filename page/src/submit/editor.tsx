@@ -11,7 +11,7 @@ import { Compartment, EditorState, type Extension } from "@codemirror/state";
 import { drawSelection, EditorView, highlightActiveLine, keymap, lineNumbers } from "@codemirror/view";
 import { tags } from "@lezer/highlight";
 import type { JSX } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import { languageOf, type Language } from "./spec_text";
 
 export interface Marker {
@@ -141,8 +141,9 @@ export function Editor(props: EditorProps): JSX.Element {
 
   const { text, markers, revision } = props;
   const language = languageOf(text);
-  // Not at each change of `text`: one that was typed comes back late, and would undo what was typed since.
-  useEffect(() => {
+  // Not at each change of `text`: one that was typed comes back late, and would undo what was typed since. And at once,
+  // not after the next frame, for the same reason.
+  useLayoutEffect(() => {
     const editor = view.current;
     if (editor && editor.state.doc.toString() !== text) {
       editor.dispatch({ changes: { from: 0, to: editor.state.doc.length, insert: text } });

@@ -4,7 +4,7 @@
 //   clone ────┴▶ draft ─▶ text ─ spec_text.ts ─▶ spec ─ check.ts ─▶ refusals ─▶ underlined in the text, listed beside it
 //                         └ kept in this tab                └▶ POST /v1/jobs
 import type { JSX } from "preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { ask, get, key, Refused } from "../api";
 import { useResource } from "../live";
 import { go } from "../router";
@@ -50,7 +50,7 @@ export function SubmitPage({ from }: { from: string | null }): JSX.Element {
     keepEarlier(readDraft());
     rewrite(next);
   };
-  useClone(from, draft, replace, setProblem);
+  const isCloning = useClone(from, draft, replace, setProblem);
   useFitting(draft, rewrite);
   /** The address no longer names the job that was cloned: a reload keeps the text. */
   const begin = (next: Draft): void => {
@@ -59,7 +59,7 @@ export function SubmitPage({ from }: { from: string | null }): JSX.Element {
   };
 
   const submit = async (): Promise<void> => {
-    if (specText.spec === null) return;
+    if (specText.spec === null || isCloning) return;
     try {
       const headers = { "Idempotency-Key": idempotencyKey(specText.spec) };
       const status = await ask<JobStatus>("POST", "/v1/jobs", { body: specText.spec, headers });
@@ -98,10 +98,16 @@ export function SubmitPage({ from }: { from: string | null }): JSX.Element {
         />
       </div>
       <aside class="beside">
-        <Verdict check={check} findings={findings} onGo={(offset) => goTo.current(offset)} />
+        {isCloning ? (
+          <p class="note" role="status">
+            Reading the spec of {from}…
+          </p>
+        ) : (
+          <Verdict check={check} findings={findings} onGo={(offset) => goTo.current(offset)} />
+        )}
         <Failure error={problem} />
         {/* A refused spec may be submitted: what it was refused for, as a folder that was missing, can have changed since. */}
-        <button type="submit" class="button primary wide" disabled={specText.spec === null}>
+        <button type="submit" class="button primary wide" disabled={specText.spec === null || isCloning}>
           Submit job
         </button>
         <LanguageChoice specText={specText} onChange={(text) => rewrite({ ...draft, text })} />
@@ -114,23 +120,35 @@ export function SubmitPage({ from }: { from: string | null }): JSX.Element {
   );
 }
 
-/** Takes the spec of the job in the address, once. Keys with their defaults are left out; digests of files are kept. */
-function useClone(from: string | null, draft: Draft, replace: (draft: Draft) => void, onError: (error: unknown) => void): void {
+/**
+ * Takes the spec of the job in the address, once. Keys with their defaults are left out; digests of files are kept.
+ *
+ * Returns true until the spec is here, or can't be had: the text on the screen is another job's until then, and
+ * nobody who asked for a clone means to submit that.
+ */
+function useClone(from: string | null, draft: Draft, replace: (draft: Draft) => void, onError: (error: unknown) => void): boolean {
   const bearer = useStore(key);
+  const [failed, setFailed] = useState<string | null>(null);
   useEffect(() => {
     if (!from || !bearer || draft.from === from) return;
     const stop = new AbortController();
     get<Table>(`/v1/jobs/${encodeURIComponent(from)}/spec?defaults=false`, { signal: stop.signal })
       .then((spec) => replace({ text: writeSpecText(spec, "toml"), from }))
-      .catch((error) => stop.signal.aborted || onError(error));
+      .catch((error) => {
+        if (stop.signal.aborted) return;
+        setFailed(from);
+        onError(error);
+      });
     return () => stop.abort();
   }, [from, bearer]);
+  return from !== null && draft.from !== from && failed !== from;
 }
 
 /** Begins with a model that the stack has: a first look at this screen shows no refusal of a text that nobody typed. */
 function useFitting(draft: Draft, rewrite: (draft: Draft) => void): void {
   const models = useResource<SpecFiles>("/v1/files").value?.models;
-  useEffect(() => {
+  // At once, not after the next frame: what is typed until then would be replaced.
+  useLayoutEffect(() => {
     if (!models || draft !== FIRST_DRAFT) return;
     const fit = fitted(draft, models);
     if (fit !== draft) rewrite(fit);
