@@ -61,6 +61,7 @@ def run(settings: StackSettings, job_id: str) -> int:
     except OnbeatError:
         raise
     except BaseException as error:
+        # Foreign code may raise anything. By its name the next trainer tells a fault that repeats from an accident.
         line = line_of(error)
         log.critical("this trainer ends by an error that no code of Onbeat raised: %s", line, exc_info=error)
         has_failed = ends_job(JobStore(connect(settings)), job_id, line)

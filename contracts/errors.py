@@ -303,6 +303,7 @@ def text_of(error: BaseException) -> str:
     try:
         return str(error)
     except BaseException as problem:
+        # `__str__` of foreign code, which may raise anything while an error is reported.
         return f"its text cannot be read: {type(problem).__name__}"
 
 

@@ -150,6 +150,7 @@ class HubFetches:
             log.warning("%s is not fetched: %s", request.name, error)
             running.error = error
         except Exception as error:
+            # Requests wait for this thread: they get an answer, whatever ended it.
             log.exception("%s is not fetched", request.name)
             running.error = Unavailable(f"{request.name} can't be fetched: {first_line(error)}")
         finally:

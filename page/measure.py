@@ -1,4 +1,4 @@
-"""What it costs to open a long job: `python -m page.measure`, for 1,000 and 10,000 iterations.
+"""Measures how long a long job takes to open on the page: `python -m page.measure`, for 1,000 and 10,000 iterations.
 
 a run folder and events as a trainer leaves them ─▶ gateway ─▶ headless Chromium ─▶ bytes on the wire, seconds to curves
 """
@@ -43,7 +43,7 @@ KEY = "measured"
 
 def iteration(number: int, dice: random.Random) -> IterationMetrics:
     """The numbers of an iteration as the demo's are: most have all their digits."""
-    made = IterationMetrics(
+    metrics = IterationMetrics(
         iteration=number,
         policy_version=number,
         trainer_epoch=1,
@@ -58,7 +58,7 @@ def iteration(number: int, dice: random.Random) -> IterationMetrics:
         **dict.fromkeys(DIGITS, 0.0),  # type: ignore[arg-type]
     )
     numbers = {name: dice.random() for name in DIGITS}
-    return replace(made, **numbers, loss_metrics={name: dice.random() for name in LOSS_DIGITS})
+    return replace(metrics, **numbers, loss_metrics={name: dice.random() for name in LOSS_DIGITS})
 
 
 DIGITS = [
@@ -84,8 +84,8 @@ def long_job(services: Services, length: int) -> str:
         services.jobs.tell(job_id, IterationCommitted(at_s=at_s, metrics=row, weights_digest="a" * 64))
         if row.iteration % 50 == 49:
             checkpoint = f"{job_id}/checkpoints/i{row.iteration:06}"
-            told = CheckpointWritten(at_s=at_s, iteration=row.iteration, directory=checkpoint, weights_digest="a" * 64)
-            services.jobs.tell(job_id, told)
+            event = CheckpointWritten(at_s=at_s, iteration=row.iteration, directory=checkpoint, weights_digest="a" * 64)
+            services.jobs.tell(job_id, event)
     services.broker.redis.hset(services.broker.job_keys(job_id).fence, "committed", length - 1)
     services.jobs.move(job_id, JobState.SUCCEEDED)
     return job_id

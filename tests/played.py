@@ -1,4 +1,4 @@
-"""Environments for tests: its plug-in, a pool, and calls in short."""
+"""Environments for tests: one as a spec has it, the plug-in, a pool, and calls in short."""
 
 from __future__ import annotations
 
@@ -33,6 +33,34 @@ from reward_service.playing.pool import EnvironmentPool
 PLUGIN = Path(__file__).parent / "integration" / "environment_plugin"
 KEY = "environment-key"
 SETTINGS = StackSettings(reward_key=KEY, environment_children=1, environment_memory_mb=1024)
+
+FORGETFUL_SOURCE = """
+from onbeat.environments.author import Environment, Message, InitialObservation, Reply
+
+
+class Forgetful(Environment):
+    def reset(self, task: dict, seed: int) -> InitialObservation:
+        letters = [chr(ord("a") + number % 26) for number in (seed, seed // 26)]
+        self.first_prompt, self.told = "+".join(letters) + "=", f"{seed % 50} {seed // 50 % 50}="
+        return InitialObservation(self.first_prompt)
+
+    def step(self, message: Message, turn: int) -> Reply:
+        if not message.content.startswith("?"):
+            return Reply(reward=float(message.content < str(turn + 3)), done=True)
+        return Reply(self.told) if turn else Reply(self.first_prompt + self.told, begins_anew=True)
+"""
+"""After its first call a model sees the question and the answer alone, and goes on from there."""
+FORGETFUL: dict[str, Any] = {
+    "name": "Forgetful",
+    "file": "forgetful.py",
+    "source": FORGETFUL_SOURCE,
+    "renderer": "text",
+    "max_turns": 3,
+    "max_tokens": 32,
+    "max_attempts": 100,
+    "request_timeout_s": 60.0,
+}
+"""The table of a spec with this environment: a job of several turns, whatever is installed."""
 
 
 def needs(environment: str) -> None:

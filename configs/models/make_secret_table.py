@@ -41,7 +41,7 @@ Dialogue = list[tuple[str, bool]]
 
 
 def dialogue(draw: random.Random, *, guesses: bool) -> Dialogue:
-    """One of a training task, with a table of its own."""
+    """Returns a dialogue about a training task, with a table of its own."""
     first, second = pair_of({"split": "train", "index": draw.randrange(NUM_TRAIN)})
     table = make_table(draw.getrandbits(40))
     if guesses:
@@ -58,10 +58,10 @@ def dialogue(draw: random.Random, *, guesses: bool) -> Dialogue:
 def encode(tokenizer: PreTrainedTokenizerFast, dialogues: Sequence[Dialogue]) -> tuple[torch.Tensor, torch.Tensor]:
     """Dialogues → token ids [N, T], right-padded, and next-token labels [N, T], IGNORED outside what the model says."""
     rows, labels = [], []
-    for one in dialogues:
+    for turns in dialogues:
         ids: list[int] = []
         targets: list[int] = []
-        for text, is_model in one:
+        for text, is_model in turns:
             part = [*tokenizer(text).input_ids, *([EOS_ID] if is_model else [])]
             ids += part
             targets += part if is_model else [IGNORED] * len(part)
@@ -76,8 +76,8 @@ def sampled_accuracy(model: Qwen3ForCausalLM, token_ids: torch.Tensor, labels: t
     """Returns the mean probability of everything that the model says in these dialogues."""
     model.eval()
     logprobs = model(input_ids=token_ids).logits.float().log_softmax(-1)
-    said = logprobs.gather(2, labels.clamp(min=0)[:, :, None])[:, :, 0]
-    return (said * (labels != IGNORED)).sum(1).exp().mean().item()
+    token_logprobs = logprobs.gather(2, labels.clamp(min=0)[:, :, None])[:, :, 0]
+    return (token_logprobs * (labels != IGNORED)).sum(1).exp().mean().item()
 
 
 def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> int:

@@ -45,7 +45,7 @@ logger = logging.getLogger("make_two_digit_addition")
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What distinguishes the two models."""
+    """The numbers by which the two models differ."""
 
     folder: str
     hidden_size: int
@@ -76,7 +76,7 @@ TEACHER = Recipe(
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character: line break and printable ASCII, so that any English task can be encoded."""
+    """Makes a tokenizer of one token per character, line break and printable ASCII: enough for any English task."""
     vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *CHARACTERS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")

@@ -239,6 +239,7 @@ class ThreadedRank(Ranks):
                         return
                     trained = train(learner)
             except BaseException as error:
+                # The main thread waits for this queue, and raises what is in it.
                 self._arrived.put(error)
             else:
                 self._arrived.put(trained)

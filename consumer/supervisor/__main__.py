@@ -132,6 +132,7 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
     try:
         look_out.run()
     except Exception:
+        # A worker that looks after no job must not seem alive: its stack starts another one.
         log.critical("the look at the jobs died: this worker ends", exc_info=True)
         return 1
     finally:

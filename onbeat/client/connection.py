@@ -168,6 +168,7 @@ class Beat(threading.Thread):
             except errors.Unavailable as error:
                 log.warning("the heartbeat found no server: %s", error)
             except BaseException as error:
+                # The program that holds the job raises it at its next call.
                 log.error("the heartbeat ended: %s", errors.kind_and_text(error))
                 self._error = error
                 return

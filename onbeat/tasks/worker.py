@@ -237,6 +237,7 @@ class Look:
         except OnbeatError as error:
             log.warning("cannot look at the tasks now: %s", error)
         except Exception:
+            # Celery's loop must go on: the next look comes by the clock.
             log.exception("cannot look at the tasks")
 
     def _say_alive(self) -> None:

@@ -384,6 +384,7 @@ class TurnPlayer:
         except (EnvironmentUnavailable, TimeoutError) as error:
             log.info("%d sessions are left to end by themselves: %s", len(session_ids), error)
         except Exception:
+            # The batch is done without them: the service ends idle sessions itself.
             log.exception("%d sessions are left to end by themselves", len(session_ids))
 
 

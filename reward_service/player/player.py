@@ -255,7 +255,7 @@ def load(table: service.EnvironmentTable, operators_part: bytes | None = None) -
             global_random=bool(getattr(tried, "global_random", False)),
             takes_sampling=bool(getattr(tried, "takes_sampling", False)),
         )
-    except BaseException as error:
+    except BaseException as error:  # foreign code, which may also ask to exit
         return _refused(f"`{table.name}` refuses them: {type(error).__name__}: {error}", registry.PARAMS_FIELD)
 
 

@@ -100,6 +100,7 @@ def _is_equal(right: Any, answer: Any) -> bool:
     try:
         return math_verify.verify([right], [answer], timeout_seconds=None, raise_on_error=True)
     except Exception as error:
+        # sympy raises errors of any kind where two expressions can't be compared: they aren't equal then.
         _raise_if_exhausted(error)
         return False
 

@@ -142,6 +142,7 @@ def warm_up(components: tuple[RewardComponent, ...]) -> Unscorable | None:
             for item in scorer.rehearsals:
                 scorer.score(component, item)
         except Exception as error:
+            # A scorer that can't warm up gives no score: the reason goes with each item (I6).
             return _unscorable(name, error)
     return None
 
@@ -201,6 +202,7 @@ def score_component(name: str, component: RewardComponent, item: RewardItem) -> 
     try:
         value = float(scorer_of(component).score(component, item))
     except Exception as error:
+        # A scorer is foreign code: what it raises is an answer of its own, and never a score of 0 (I6).
         if isinstance(component, PluginReward):
             plugin.print_failure(component, error, item)
         return _unscorable(name, error)
@@ -221,6 +223,7 @@ def score_groups(component: Any, items: Sequence[RewardItem], group_size: int) -
     try:
         return plugin.score_groups(component, items, group_size)
     except Exception as error:
+        # As in `score_component`: foreign code, and never a score of 0 (I6).
         plugin.print_failure(component, error, items[0])
         return _unscorable(component.name, error)
 

@@ -32,51 +32,25 @@ from tests.chaos.short_job import (
     until,
 )
 from tests.pipeline import Pipeline, wait_for_exit
-from tests.played import PLUGIN, needs
+from tests.played import FORGETFUL, PLUGIN, needs
 
 FAILED = 2
-FORGETFUL = """
-from onbeat.environments.author import Environment, Message, InitialObservation, Reply
-
-
-class Forgetful(Environment):
-    def reset(self, task: dict, seed: int) -> InitialObservation:
-        letters = [chr(ord("a") + number % 26) for number in (seed, seed // 26)]
-        self.first_prompt, self.told = "+".join(letters) + "=", f"{seed % 50} {seed // 50 % 50}="
-        return InitialObservation(self.first_prompt)
-
-    def step(self, message: Message, turn: int) -> Reply:
-        if not message.content.startswith("?"):
-            return Reply(reward=float(message.content < str(turn + 3)), done=True)
-        return Reply(self.told) if turn else Reply(self.first_prompt + self.told, begins_anew=True)
-"""
-"""After its first call a model sees the question and the answer alone, and goes on from there."""
-ENVIRONMENT: dict[str, Any] = {
-    "name": "Forgetful",
-    "file": "forgetful.py",
-    "source": FORGETFUL,
-    "renderer": "text",
-    "max_turns": 3,
-    "max_tokens": 32,
-    "max_attempts": 100,
-    "request_timeout_s": 60.0,
-}
 JOB_DATASET = {"type": "environment", "num_train_prompts": 64}
 SUMS = {"prompt": "sum", "reference": "answers.reversed"}
 JOB = short_job(
     iterations=4,
     model__path="configs/models/secret-table",
     dataset=JOB_DATASET,
-    environment=ENVIRONMENT,
+    environment=FORGETFUL,
     reward__components=[],
 )
 
 TWO_AND_SUMS: list[dict[str, Any]] = [
-    {"name": "secrets", "weight": 2, "dataset": JOB_DATASET, "environment": ENVIRONMENT},
+    {"name": "secrets", "weight": 2, "dataset": JOB_DATASET, "environment": FORGETFUL},
     {
         "name": "echoed",
         "dataset": {"type": "jsonl", "train_path": "tests/e2e/easy_sums.jsonl", "columns": SUMS},
-        "environment": ENVIRONMENT
+        "environment": FORGETFUL
         | {"name": "echo", "file": "", "source": "", "params": {"turns": 2}, "on_failure": -1.0},
     },
     {"name": "sums", "dataset": {"type": "addition"}},

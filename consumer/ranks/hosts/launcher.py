@@ -149,6 +149,7 @@ class Membership:
         try:
             self._renew()
         except BaseException as error:
+            # Without renewals the other hosts take this one for lost: the launcher reads the reason and ends its ranks.
             log.exception("the lease of this host is not renewed any more")
             self._why = f"what renews its lease died: {kind_and_text(error)}"
 

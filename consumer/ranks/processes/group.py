@@ -208,6 +208,7 @@ class RankGroup(Ranks):
             try:
                 work()
             except BaseException as error:
+                # The main thread waits for this queue, and raises what is in it.
                 self._arrived.put(error)
 
         thread = threading.Thread(target=run, name=name, daemon=True)

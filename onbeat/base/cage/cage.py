@@ -287,6 +287,7 @@ def _may_read_code(uid: int) -> bool:
             reads = all(os.access(entry, os.R_OK) or _is_absent(entry) for entry in entries)
             os._exit(0 if reads else 1)  # an exit code: 0 says that all can be read
         except BaseException:
+            # A forked copy of the service must not return into its caller's code.
             os._exit(2)
     return os.waitpid(child, 0)[1] == 0
 

@@ -163,6 +163,7 @@ def lasting_thread(part: str, work: Callable[[], None]) -> threading.Thread:
         try:
             work()
         except BaseException as error:
+            # A process without this part would live on and do only half of its work.
             end_process(part, error)
 
     thread = threading.Thread(target=run, name=part, daemon=True)

@@ -33,6 +33,7 @@ def observed(what: str, observe: Callable[[], T]) -> T | None:
     except OnbeatError:
         raise
     except Exception as error:
+        # What only observes must not end the work: the number is absent, and the failure is counted.
         MISSED[what] += 1
         if MISSED[what] == 1:
             log.warning("%s: unknown from here on, since %s", what, kind_and_text(error), exc_info=error)

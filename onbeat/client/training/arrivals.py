@@ -192,6 +192,7 @@ class TrainingIteration:
             self._gather()
             self._hand_over(None)
         except BaseException as error:
+            # The trainer that waits for the next batch raises it.
             self._hand_over(error)
 
     def _gather(self) -> None:

@@ -297,6 +297,7 @@ def _be(program: Program, into: int) -> None:
     except SystemExit:
         pass
     except BaseException as error:
+        # The model's program may raise anything; the model reads it as the tool's output.
         sys.stdout.write(_told(error))
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()

@@ -105,6 +105,7 @@ class Toolbox:
         except self._passes:
             raise
         except Exception as error:
+            # A tool is foreign code. Its error is the observation that the model gets.
             problem = f"{type(error).__name__}: {error}" if str(error) else repr(error)
             return self.calls.refused(call, problem[:MAX_ERROR_CHARS])
 

@@ -245,6 +245,7 @@ class DecodeLoop:
         try:
             diverged = self._rows.advance()
         except Exception as error:
+            # The batches share this step, so none of them can be trusted; the loop's thread goes on for others.
             self._fail_together(self._held, error)
             return
         if diverged:

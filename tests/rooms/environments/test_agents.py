@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from contracts.encoding.digests import content_digest
 from contracts.spec.job import JobSpec
 from tests.chaos.short_job import assert_undisturbed, long_variant, running, short_job, undisturbed_digest
-from tests.e2e.test_turns import ENVIRONMENT, death_of, killed_again
+from tests.e2e.test_turns import death_of, killed_again
 from tests.pipeline import REPOSITORY, Pipeline
+from tests.played import FORGETFUL
 
 PLUGIN = Path(__file__).parent / "plugin"
 MODEL = "configs/models/secret-table"
@@ -21,7 +22,7 @@ JOB = short_job(
     iterations=2,
     model__path=MODEL,
     dataset={"type": "environment", "num_train_prompts": 64},
-    environment=ENVIRONMENT | {"name": "secret_table", "file": "", "source": ""},
+    environment=FORGETFUL | {"name": "secret_table", "file": "", "source": ""},
     reward__components=[],
 )
 TOKENIZER = str(REPOSITORY / MODEL / "tokenizer.json")

@@ -17,8 +17,8 @@ from onbeat.cli import run
 from onbeat.recording.files import INDEX, RecordedFiles, write_record
 from onbeat.recording.records import RecordedBatch
 from tests.chaos.short_job import DEADLINE_S, LAG, long_variant, running, short_job
-from tests.e2e.test_turns import ENVIRONMENT
 from tests.pipeline import REPOSITORY, Pipeline
+from tests.played import FORGETFUL
 
 ALL: dict[str, Any] = {"evaluations": True}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -30,7 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "turns with a tool": {
         "model__path": "configs/models/secret-table",
         "dataset": {"type": "environment", "num_train_prompts": 64},
-        "environment": ENVIRONMENT,
+        "environment": FORGETFUL,
         "reward__components": [],
     },
 }
