@@ -55,7 +55,7 @@ page: $(STAMP)
 	$(BIN)/python -m page.make_types
 	cd page && npm ci --silent && npm run build --silent
 
-# The pictures of docs/operate.md, from a stack of its own; needs chromium.
+# The pictures of docs/page.md, from a stack of its own; needs chromium.
 page-pictures: $(STAMP)
 	$(BIN)/python -m page.pictures
 
@@ -168,7 +168,7 @@ chaos: $(STAMP)
 	$(BIN)/onbeat chaos --rounds 30 --tasks
 
 # vLLM for a CPU has an environment of its own; so has that for a GPU here, although it can stand in the trainer's, too
-# (docs/operate.md).
+# (docs/engines.md).
 setup-vllm: $(VLLM_STAMP)
 
 $(VLLM_STAMP): pyproject.toml constraints-vllm.txt constraints.txt $(STAMP)

@@ -25,7 +25,7 @@ class DeadLetter(Record, frozen=True, kw_only=True):
     attempts: int
     """Times that it was handed out; 0 in a letter that an older Onbeat wrote."""
     prompts: tuple[DeadPrompt, ...] = ()
-    """() where they aren't kept: Redis holds those of the newest letters, up to a size (docs/operate.md)."""
+    """() where they aren't kept: Redis holds those of the newest letters, up to a size (docs/redis.md)."""
     can_retry: bool
     """True where a resume of the job, or `POST …/dead/{entry_id}/retry`, samples the batch anew."""
     why_not: str = ""

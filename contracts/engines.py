@@ -146,7 +146,7 @@ class VllmOptions(BatchingOptions, tag="vllm", frozen=True, kw_only=True):
 
 
 class OpenaiOptions(BatchingOptions, tag="openai", frozen=True, kw_only=True):
-    """A server of vLLM that runs already (docs/operate.md)."""
+    """A server of vLLM that runs already (docs/engines.md)."""
 
     reads_elsewhere: ClassVar[bool] = False
 

@@ -67,7 +67,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
     redis_url: str = ""
     """redis://user:password@host:port/0, rediss:// by TLS, unix://user:password@/path?db=0 for a socket file, or
     redis+sentinel://user:password@host:port,host:port/NAME/0 for a primary that sentinels watch; "" without a broker.
-    The user is the role's (docs/operate.md); ONBEAT_REDIS_PASSWORD, or its file, may have the password."""
+    The user is the role's (docs/redis.md); ONBEAT_REDIS_PASSWORD, or its file, may have the password."""
     redis_replicas: Annotated[int, Meta(ge=0, le=100)] = 0
     """Replicas that hold a commit, and what comes before a deletion, before a process goes on; with 0 a failover may
     lose what the primary confirmed."""

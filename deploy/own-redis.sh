@@ -3,7 +3,7 @@
 #   users.acl     its `aclfile`, with passwords as hashes
 #   library.lua   redis-cli -x FUNCTION LOAD REPLACE < library.lua, once; the server keeps it
 #   redis.env     an address for each role: give a process its own as ONBEAT_REDIS_URL, and no other
-# docs/operate.md, A server of your own.
+# docs/redis.md, A server of your own.
 set -eu
 umask 077
 folder=$1 server=$2 scheme=${3:-redis}

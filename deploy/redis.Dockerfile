@@ -1,4 +1,4 @@
-# Redis with a user for each role and Onbeat's library of functions (docs/operate.md, Redis). Both are made from the sources here.
+# Redis with a user for each role and Onbeat's library of functions (docs/redis.md). Both are made from the sources here.
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 ARG REDIS_IMAGE=docker.io/library/redis:7.2-bookworm
 

@@ -88,7 +88,7 @@ PROFILE_HEAD = """\
 
 `onbeat up --profile FILE` and `onbeat demo --profile FILE` take the stack's generators from a TOML file, closed like a
 job spec: a table `[[generators]]` for each kind of them. `configs/stacks/` holds two
-([engines](operate.md#engines)).
+([engines](engines.md)).
 
 ### `[[generators]]`
 """

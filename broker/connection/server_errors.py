@@ -101,7 +101,7 @@ def _of_response(error: exceptions.ResponseError) -> OnbeatError:
         return InvalidInput(
             f"this user may not do that: {error}",
             field="ONBEAT_REDIS_URL",
-            cure="give each process the user of its own role (docs/operate.md, Redis)",
+            cure="give each process the user of its own role (docs/redis.md)",
         )
     if UNKNOWN_FUNCTION in str(error):
         return BrokerUnavailable(

@@ -173,7 +173,7 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     there."""
     mismatch_alarm: Annotated[float, Meta(gt=0.0, le=1e6)] = 0.01
     """Above this mean K3 a token between trainer and generator, over the batches that the trained version sampled, an
-    iteration is a warning and an event. The default is for answers of some ten tokens (docs/operate.md)."""
+    iteration is a warning and an event. The default is for answers of some ten tokens (docs/numbers.md)."""
     on_mismatch: Literal["warn", "fail"] = "warn"
     """Whether such an iteration is trained all the same, or fails the job before its step."""
     kl_alarm: Annotated[float, Meta(gt=0.0, le=1e6)] | UnsetType = UNSET
@@ -181,7 +181,7 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     entropy_alarm: Annotated[float, Meta(gt=0.0, le=1e3)] | UnsetType = UNSET
     """Below this `entropy` it says entropy_gone; left out: below 0.05 and a tenth of the first iterations'."""
     stop_on: Annotated[tuple[HealthRule, ...], Meta(max_length=16)] | UnsetType = UNSET
-    """Rules of the job's health (docs/operate.md) that end it as failed, with a checkpoint, once broken; left out:
+    """Rules of the job's health (docs/numbers.md) that end it as failed, with a checkpoint, once broken; left out:
     none. What broke before a resume doesn't end it again."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Prints Alertmanager's configuration, by these variables (docs/operate.md, Who is told):
+# Prints Alertmanager's configuration, by these variables (docs/monitoring.md, Who is told):
 #   ALERT_WEBHOOK           where alerts go
 #   ALERT_WEBHOOK_WARNING   where warnings go; without it, to ALERT_WEBHOOK
 #   ALERT_ROUTES            where warnings of some jobs go: tag:TAG=ADDRESS or owner:KEY=ADDRESS, with spaces between

@@ -24,7 +24,7 @@ stringData:
   redis-tasks: "${TASKS:-redis://tasks:$tasks@redis:6379/0}"
   redis-celery: "${CELERY:-redis://celery:$celery@redis:6379/0}"
 EOF
-# Keys with scopes, by their hashes (docs/operate.md, Keys): none yet.
+# Keys with scopes, by their hashes (docs/http.md, Keys): none yet.
 cat << EOF
 ---
 apiVersion: v1

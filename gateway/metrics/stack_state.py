@@ -206,7 +206,7 @@ class _Samples(Collector):
         """Adds a number of a job's last trained iteration."""
         gauge = f"onbeat_job_{name}"
         if gauge not in self._found:
-            meaning = f"{name} of the job's last trained iteration (docs/operate.md)."
+            meaning = f"{name} of the job's last trained iteration (docs/numbers.md)."
             self._found[gauge] = GaugeMetricFamily(gauge, meaning, labels=("job",))
         self.add(gauge, value, job_id)
 

@@ -236,7 +236,7 @@ class EmbeddedStack:
         if redis_url := self.options.settings.redis_url:
             server = probe(redis_url, patience_s=3.0)
             log.warning(
-                "using the configured %s as one user: generators may do all that a gateway may (docs/operate.md)",
+                "using the configured %s as one user: generators may do all that a gateway may (docs/redis.md)",
                 server.label,
             )
             return

@@ -209,7 +209,7 @@ def start_vllm_server(
     num_copies: int = 1,
     loader: str = VERIFIED_LOADER,
 ) -> subprocess.Popen[bytes]:
-    """Starts it with the flags that docs/operate.md names; the other flags are for a CPU.
+    """Starts it with the flags that docs/engines.md names; the other flags are for a CPU.
 
     Args:
         folder: The model's folder.

@@ -1,4 +1,4 @@
-"""A job over a Redis of one's own as docs/operate.md sets it up: by TLS, with a user for each role."""
+"""A job over a Redis of one's own as docs/redis.md sets it up: by TLS, with a user for each role."""
 
 from __future__ import annotations
 

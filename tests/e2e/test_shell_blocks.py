@@ -130,9 +130,9 @@ SESSION = (
     ("start.md", "A job on a stack that stays"),
     ("start.md", "Commands"),
     ("start.md", "The demo"),
-    ("operate.md", "The trained model"),
-    ("operate.md", "Recording"),
-    ("operate.md", "Keys"),
+    ("run-folder.md", "The trained model"),
+    ("run-folder.md", "Recording"),
+    ("http.md", "Keys"),
     ("operate.md", "Backup, restore, upgrade"),
     ("operate.md", "On one machine"),
 )
@@ -161,10 +161,10 @@ def commands_of(text: str) -> Iterator[str]:
 
 
 def sections(page: Path) -> Iterator[tuple[str, str]]:
-    """(heading, its text up to the next one of any depth); HTTP's are tests/integration/test_http_page.py's."""
+    """Yields (heading, its text up to the next one); tests/integration/test_http_page.py types those of http.md."""
     for part in re.split(r"^##+ ", page.read_text(), flags=re.MULTILINE):
         heading, _, text = part.partition("\n")
-        if heading != "HTTP":
+        if heading != "Every route":
             yield heading, f"## {heading}\n{text}\n## "
 
 

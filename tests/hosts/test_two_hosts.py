@@ -1,4 +1,4 @@
-"""What docs/operate.md tells the operator of two hosts to type is typed there, over a network and nothing else."""
+"""Types what docs/redis.md and docs/deploy.md tell the operator of two hosts, over a network and nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.hosts.network import Network
 from tests.until import until
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "operate.md").read_text()
+PAGES = [(ROOT / "docs" / name).read_text() for name in ("redis.md", "deploy.md")]
 CERTIFICATE = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=one -keyout host.key -out host.pem"
 PROGRAMS = ("redis-server", "redis-cli", "openssl", "bash")
 SHELL = """\
@@ -75,8 +75,9 @@ def is_answered(url: str) -> bool:
 
 
 def block(heading: str) -> list[str]:
-    """The lines of the section's commands, without what follows a `#`."""
-    text = PAGE.partition(f"### {heading}\n")[2].partition("```console\n")[2].partition("```")[0]
+    """Returns the lines of the section's commands, without what follows a `#`."""
+    (section,) = [page.partition(f"\n## {heading}\n")[2] for page in PAGES if f"\n## {heading}\n" in page]
+    text = section.partition("```console\n")[2].partition("```")[0]
     return [re.sub(r"  +#.*", "", line) for line in text.replace("\\\n", "").splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""docs/operate.md, HTTP: its commands run, in order, against a gateway over a real server; its answers are those."""
+"""docs/http.md: its commands run, in order, against a gateway over a real server; its answers are those."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from tests.served import services_over
 from tests.task_worker import task_worker
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "operate.md"
-SECTION = re.compile(r"^## HTTP\n(.*?)^## ", re.MULTILINE | re.DOTALL)
+PAGE = ROOT / "docs" / "http.md"
+SECTION = re.compile(r"^## Every route\n(.*?)^## ", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EMPTY = b"\x02" + bytes(7) + b"{}"
 """A safetensors file without tensors."""

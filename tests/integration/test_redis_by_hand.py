@@ -1,4 +1,4 @@
-"""What docs/operate.md has an operator type into redis-cli, typed as it stands there at a server with a running job."""
+"""What docs/redis.md has an operator type into redis-cli, typed as it stands there at a server with a running job."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from onbeat.stack.redis import EmbeddedRedis
 from tests.integration.test_fence import answer_to, opened
 
 ROOT = Path(__file__).parents[2]
-OPERATE = (ROOT / "docs" / "operate.md").read_text()
-(SECTION,) = re.findall(r"^### By redis-cli\n(.*?)^### ", OPERATE, re.MULTILINE | re.DOTALL)
+PAGE = (ROOT / "docs" / "redis.md").read_text()
+(SECTION,) = re.findall(r"^## By redis-cli\n(.*?)^## ", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = re.findall(r"^127\.0\.0\.1:6379> (.*)$", SECTION, re.MULTILINE)
 KEY_ROWS = re.findall(r"^`(\w+)` \| (hash|sorted set|stream)\b", SECTION, re.MULTILINE)
 TYPES = {"hash": "hash", "sorted set": "zset", "stream": "stream"}

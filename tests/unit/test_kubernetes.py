@@ -121,7 +121,7 @@ def test_a_typo_in_a_manifest_is_seen(tmp_path: Path, name: str, text: str, typo
 
 
 def test_the_page_leads_from_an_empty_cluster_to_a_job_over_what_is_there() -> None:
-    page = (ROOT / "docs" / "operate.md").read_text().partition("## Kubernetes\n")[2].partition("\n## ")[0]
+    page = (ROOT / "docs" / "deploy.md").read_text().partition("## Kubernetes\n")[2].partition("\n## ")[0]
     commands = page.partition("```console\n")[2].partition("```")[0].replace("\\\n", "")
     named = {ROOT / path for path in re.findall(r"deploy/kubernetes[\w/.-]*", commands)}
     assert FOLDER / "make-secrets.sh" in named

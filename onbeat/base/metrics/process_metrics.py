@@ -1,4 +1,4 @@
-"""Processes that are no HTTP service count what they do and serve it to Prometheus; docs/operate.md lists every name.
+"""Processes that are no HTTP service count what they do and serve it to Prometheus; see docs/monitoring.md.
 
     generator, trainer, … ─▶ ProcessMetrics ─▶ its registry ─▶ prometheus_client's server ◀─ GET /metrics, /healthz
 

@@ -181,7 +181,7 @@ def _lag(history: History) -> str:
 
 
 def _left_share(history: History) -> float:
-    """e^(-2 K3 T), of a response of the mean length (docs/operate.md)."""
+    """e^(-2 K3 T), of a response of the mean length (docs/numbers.md)."""
     return math.exp(-2.0 * history.mean("mismatch_k3") * history.mean("response_tokens_mean"))
 
 
@@ -201,7 +201,7 @@ RULES = (
     Rule(
         "mismatch_high",
         _mismatch,
-        "give generators and trainer one dtype and the same kernels, or set algorithm.correction (docs/operate.md)",
+        "give generators and trainer one dtype and the same kernels, or set algorithm.correction (docs/numbers.md)",
     ),
     Rule(
         "truncations_rising",
@@ -221,7 +221,7 @@ RULES = (
         "mismatch_unusual",
         _unusual,
         "look for what generators compute otherwise than the trainer: another folder or release of the model, other "
-        "kernels (TF32), changed weights (docs/operate.md)",
+        "kernels (TF32), changed weights (docs/numbers.md)",
         num_iterations=1,
     ),
 )

@@ -40,7 +40,7 @@ COPY_HEADER = "X-data-parallel-rank"
 """Names the copy of the model that answers a request, from 0."""
 CURE = (
     "start vLLM with VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs, --max-logprobs -1 and "
-    "--worker-extension-cls producer.engine.vllm.extension.VerifiedLoader: docs/operate.md"
+    "--worker-extension-cls producer.engine.vllm.extension.VerifiedLoader: docs/engines.md"
 )
 
 

@@ -216,6 +216,6 @@ def test_the_page_of_runbooks_has_a_section_for_each_alert_alone_and_the_table_l
     page = (ROOT / RUNBOOKS).read_text()
     assert sorted(re.findall(r"^## (Onbeat\w+)$", page, re.MULTILINE)) == ALERTS
     assert LINK.findall(page)
-    table = (ROOT / "docs" / "operate.md").read_text()
+    table = (ROOT / "docs" / "monitoring.md").read_text()
     linked = dict(re.findall(r"\[`(Onbeat\w+)`\]\(alerts\.md#(\w+)\)", table))
     assert linked == {alert: alert.lower() for alert in ALERTS}
