@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import Annotated
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from contracts.encoding.digests import Digest, content_digest
 from contracts.encoding.wire import Record, encode
@@ -13,6 +14,8 @@ from contracts.jobs import DrawnPrompts, EvaluationScore, HealthProblem, JobStat
 from contracts.probes import ProbedVersion
 from contracts.tasks.kinds import TaskKind, TaskState
 from contracts.versions import PolicyVersion
+
+GIB = 1024**3
 
 
 class UpdateMetrics(Record, frozen=True, kw_only=True):
@@ -216,6 +219,29 @@ class TrainerStarted(Event, tag="trainer_started", frozen=True, kw_only=True):
     """The way of a group's prompt through the model, and why it isn't another; left out by a trainer of one's own."""
 
 
+class MemoryMeasured(Event, tag="memory_measured", frozen=True, kw_only=True):
+    """A trainer has passed the largest micro-batch that its spec can yield, before it trains. It follows the
+    `trainer_started` of that trainer."""
+
+    device: str
+    """`cpu` or `cuda`."""
+    num_tokens: Annotated[int, Meta(ge=1)]
+    """Input tokens of the micro-batch, padding included."""
+    peak_bytes: Annotated[int, Meta(ge=1)]
+    """The highest memory meanwhile: what torch had of the GPU, or what the trainer's process had of the host."""
+    usable_bytes: Annotated[int, Meta(ge=1)]
+    """The memory of the GPU, or what the process may have of the host's."""
+
+    @property
+    def in_words(self) -> str:
+        peak = self.peak_bytes / GIB
+        usable = self.usable_bytes / GIB
+        return (
+            f"the largest micro-batch of this spec, {self.num_tokens:,} tokens, takes {peak:.3g} GiB at the peak, "
+            f"of {usable:.3g} GiB ({self.device})"
+        )
+
+
 class IterationCommitted(Event, tag="iteration_committed", frozen=True, kw_only=True):
     metrics: IterationMetrics
     weights_digest: Digest
@@ -296,6 +322,7 @@ class TaskChanged(Event, tag="task_changed", frozen=True, kw_only=True):
 JobEvent = (
     StateChanged
     | TrainerStarted
+    | MemoryMeasured
     | IterationCommitted
     | EvaluationFinished
     | CheckpointWritten

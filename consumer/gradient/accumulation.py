@@ -301,6 +301,18 @@ class GradientAccumulator(ABC):
             TrainingDiverged: For a gradient that is not finite or out of range; it names the parameter.
         """
 
+    def add_zeros(self) -> None:
+        """Takes gradients of zeros that a backward pass left in `.grad` and clears them; no batch is counted.
+
+        Raises:
+            TrainingDiverged: For a gradient that is not finite; nothing of it is added.
+        """
+        self._add_gradients(take_gradients(self._parameters))
+
+    def drop_gradients(self) -> None:
+        """Clears what a backward pass left in `.grad` before it was broken off."""
+        take_gradients(self._parameters)
+
     def gradients(self, divisor: float) -> Gradients:
         """Returns sum / divisor of each parameter, computed at its look-up: no two of them need memory at a time."""
         return SummedGradients(self, divisor)

@@ -196,6 +196,37 @@ def train_kept_batch(
     return _with_losses(kept_batch.stats, losses)
 
 
+def pass_without_gradient(
+    policy: Policy,
+    micro_batch: MicroBatch,
+    *,
+    reference: PreTrainedModel | None,
+    spec: JobSpec,
+    accumulator: GradientAccumulator,
+) -> None:
+    """Goes forward and backward as `train_micro_batch` does, with a loss that is 0 whatever the models say.
+
+    It takes the memory of a pass and leaves everything as it was: `.grad` is None and the sums are the same.
+
+    Args:
+        policy: The policy. Its teacher takes no part, because nothing has made distributions of these tokens.
+        micro_batch: The rows (dry_pass.py).
+        reference: As `train_micro_batch` takes it.
+        spec: The job's.
+        accumulator: The sums, which get zeros.
+
+    Raises:
+        TrainingDiverged: For an output that is not finite: 0 times it is no number.
+    """
+    without_teacher = replace(policy, teacher=None)
+    outputs = _outputs(without_teacher, micro_batch, terms=terms_of_job(spec), reference=reference, spec=spec)
+    of_tokens = [outputs.policy, outputs.entropy, outputs.values]
+    # Whatever the job's loss is, it is a sum over these outputs: each graph is kept until the backward pass reaches it.
+    sums = [values.sum() for values in of_tokens if values is not None and values.requires_grad]
+    (torch.stack([total.float() for total in sums]).sum() * 0.0).backward()
+    accumulator.add_zeros()
+
+
 def measured_logprobs(batch: RolloutBatch, kept_batch: KeptBatch | None) -> tuple[bytes | None, ...]:
     """Returns the log-probs that the first update measured, for the recording of a batch.
 

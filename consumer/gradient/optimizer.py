@@ -193,6 +193,18 @@ class PolicyOptimizer:
         ]
         self._moments = OPTIMIZERS[spec.type](groups, spec)
 
+    @property
+    def first_step_bytes(self) -> int:
+        """Returns the bytes that the first step takes for good on the parameters' device: those of the moments.
+
+        It is 0 once they are there, and where they are kept elsewhere.
+        """
+        if self._offload is not None:
+            return 0
+        # Looking a parameter's state up would make an empty entry.
+        without = [stepped for stepped in self.stepped.values() if stepped not in self._moments.of(stepped).state]
+        return sum(self._moments.num_bytes(stepped) for stepped in without)
+
     def step(
         self, learning_rate: float, gradients: Gradients, *, on_stepped: Callable[[str], None] = lambda name: None
     ) -> float:

@@ -1,6 +1,7 @@
 """Memory that a trainer could not get, in words that name the keys of the spec that bound it.
 
-    torch, Python or the system refuses memory ─▶ OutOfMemory ─▶ repeated_fault.py: one more trainer, then the end
+    of the dry pass (consumer/trainer/dry_pass.py) ─▶ the end of the job
+    of anything else ─▶ OutOfMemory ─▶ repeated_fault.py: one more trainer, then the end
 
 Memory that is short for a moment, since another process has it, costs one trainer. What the job's own passes need, the
 next trainer needs as well.
@@ -16,6 +17,7 @@ import torch
 
 from contracts.errors import kind_and_text
 from contracts.spec.job import JobSpec
+from onbeat.base.process.host_memory import forget_peak, peak_bytes, usable_bytes
 
 WORDS = re.compile(
     r"out of memory|can't allocate memory|cannot allocate memory|not enough memory|bad_alloc|DefaultCPUAllocator"
@@ -62,17 +64,50 @@ def memory_named(spec: JobSpec, *, loads: bool) -> Iterator[None]:
         raise OutOfMemory(f"{problem} ({cure_of(spec, loads=loads)})") from error
 
 
+class Peak:
+    """The highest memory from its making on: what torch has of a GPU, or what this process has of the machine."""
+
+    def __init__(self, device: torch.device) -> None:
+        """device: the one that passes are computed on."""
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            forget_peak()
+
+    @property
+    def num_bytes(self) -> int:
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        return peak_bytes()
+
+
+def device_bytes(device: torch.device) -> int:
+    """Returns the memory of a GPU; of a CPU that which this process may have of the machine's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return usable_bytes()
+
+
 def pass_tokens(spec: JobSpec) -> int:
     """Returns the most input tokens of one pass: the bound, unless a prompt with one completion is longer."""
     return max(spec.longest_row, spec.trainer.max_tokens_per_micro_batch)
 
 
-def cure_of(spec: JobSpec, *, loads: bool) -> str:
-    """Returns the keys that take less memory, with the number to set, those first that change no result."""
+def cure_of(spec: JobSpec, *, loads: bool, fitting: int | None = None) -> str:
+    """Returns the keys that take less memory, with the number to set, those first that change no result.
+
+    Args:
+        spec: The job's.
+        loads: True while the model is loaded, False in training.
+        fitting: A bound of a pass that was tried and has room, 0 where none has; None where none was tried.
+    """
     trainer = spec.trainer
     cures: list[str] = []
     fewer_tokens = max(spec.longest_row, trainer.max_tokens_per_micro_batch // 2, LEAST_TOKENS)
-    if not loads and fewer_tokens < trainer.max_tokens_per_micro_batch:
+    if fitting:
+        cures.append(f"trainer.max_tokens_per_micro_batch = {fitting}, which has room here")
+    elif not loads and fitting is None and fewer_tokens < trainer.max_tokens_per_micro_batch:
         cures.append(f"trainer.max_tokens_per_micro_batch = {fewer_tokens}")
     if not loads and not trainer.gradient_checkpointing:
         cures.append("trainer.gradient_checkpointing = true")

@@ -21,9 +21,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from consumer.gradient.learner import Learner, OptimizerStep, Trained
+from consumer.gradient.dry_pass import LongestRow
+from consumer.gradient.learner import DryPass, Learner, OptimizerStep, Trained
 from consumer.gradient.micro_batch import packing_of, row_tokens
 from consumer.ranks.base import Ranks
 from contracts.rollouts import RolloutBatch
@@ -208,6 +209,16 @@ class ThreadedRank(Ranks):
         if step.is_last:
             self._room.change(self._passes.while_sampled)
         return super().step(step, publication)
+
+    def dry_pass(self, row: LongestRow) -> DryPass:
+        # In the calling thread, while the others wait for the first batch: what passes at the same time has the tokens
+        # of one pass together (`Room`).
+        passed = super().dry_pass(row)
+        if not passed.peak_bytes:
+            return passed
+        # Each further thread has gradients of its own, which have the bytes of their parameters.
+        gradients = sum(parameter.nbytes for parameter in self.learner.policy.trained_parameters().values())
+        return replace(passed, peak_bytes=passed.peak_bytes + gradients * (len(self._threads) - 1))
 
     def close(self) -> None:
         """Lets no thread begin another batch. Raises nothing: a thread that hangs ends with the process."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from broker.trainer_side import Arrived
 from consumer.gradient.learner import Trained
@@ -29,8 +29,13 @@ from onbeat.loop.gathering import CLAIMED_AT_ONCE, WAIT_S, Gathering
 log = logging.getLogger(__name__)
 
 
-def gather(job: HeldJob, iteration: Iteration) -> None:
+def gather(job: HeldJob, iteration: Iteration, *, on_turn: Callable[[], None] = lambda: None) -> None:
     """Trains the batches of an iteration as they come, until each is trained, scored as an evaluation, or abandoned.
+
+    Args:
+        job: The job.
+        iteration: The oldest open one.
+        on_turn: Called before the first batch is taken, where the trainer takes turns with the generators.
 
     Raises:
         DeadlineExceeded: After `timeouts.iteration_s`; and as `LeaseKeeper.check`, `Gathering` and the training of a
@@ -68,6 +73,7 @@ def gather(job: HeldJob, iteration: Iteration) -> None:
             may_take = side.fence().is_sampled
             if may_take and job.schedule.takes_turns:
                 job.generators.wait_for_turn(job.folder.job_id, job.keeper.check)
+                on_turn()
         took = may_take and has_use_for_more() and gathering.take()
         # The claims say it, without a call of the server, unless the ranks could take no more than was claimed.
         is_sampled = is_sampled or iteration.is_complete or (not has_use_for_more() and side.fence().is_sampled)

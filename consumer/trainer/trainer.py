@@ -16,9 +16,11 @@ What they share is a `HeldJob`; what one hands to the next is a number, an `Iter
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from functools import partial
 
 from consumer.trainer.commit import Commits, save
+from consumer.trainer.dry_pass import dry_pass
 from consumer.trainer.gather import gather
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Boundary, Iteration
@@ -27,6 +29,10 @@ from consumer.trainer.start import start
 from consumer.trainer.step import Stepped, step
 from onbeat.base.telemetry.correlation import about
 from onbeat.base.telemetry.observing import observed
+
+
+def no_dry_pass() -> None:
+    """Does nothing: the dry pass was made."""
 
 
 def run_iterations(job: HeldJob) -> str:
@@ -60,11 +66,22 @@ def run_iterations(job: HeldJob) -> str:
         )
         observed("the lines about the run", say)
         number = succession.next
+        has_committed = succession.committed >= 0
+        measure = partial(dry_pass, job, has_committed=has_committed)
+        on_turn: Callable[[], None] = no_dry_pass
+        if number is not None and number < job.spec.iterations:
+            if job.schedule.takes_turns:
+                # The memory is the generators' until they sleep.
+                on_turn = measure
+            else:
+                # While they sample the first batches.
+                measure()
         while number is not None:
             with about(job=job.folder.job_id, iteration=number):
                 expected = job.window.turn_to(number)
                 iteration = Iteration(expected, trainer_epoch=job.side.trainer_epoch, boundary=boundary)
-                gather(job, iteration)
+                gather(job, iteration, on_turn=on_turn)
+                on_turn = no_dry_pass
                 # A trainer that was paused past its lease ends here, before it moves a weight or writes a file.
                 job.side.renew()
                 stepped: Stepped | None = None

@@ -144,6 +144,8 @@ def event_line(event: events.JobEvent, progress: JobProgress) -> str:
         how = "resumes" if event.resumed else "starts"
         passes = f"; {event.passes}" if event.passes else ""
         return f"a trainer {how} at iteration {event.next_iteration} (epoch {event.trainer_epoch}){passes}"
+    if isinstance(event, events.MemoryMeasured):
+        return event.in_words
     if isinstance(event, events.CheckpointWritten):
         return f"checkpoint after iteration {event.iteration}: {event.directory}"
     if isinstance(event, events.HealthChanged):

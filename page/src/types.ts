@@ -682,6 +682,15 @@ export interface MathVerifyReward {
   sources?: string[];
 }
 
+export interface MemoryMeasured {
+  type: ("memory_measured");
+  at_s: number;
+  device: string;
+  num_tokens: number;
+  peak_bytes: number;
+  usable_bytes: number;
+}
+
 export interface MismatchAlarm {
   type: ("mismatch_alarm");
   at_s: number;
@@ -1268,7 +1277,7 @@ export interface TimeoutSpec {
 
 export interface ToldEvent {
   id: string;
-  event: (StateChanged | TrainerStarted | IterationCommitted | EvaluationFinished | CheckpointWritten | BatchDead | GeneratorsChanged | HealthChanged | MismatchAlarm | Rewound | TaskChanged);
+  event: (StateChanged | TrainerStarted | MemoryMeasured | IterationCommitted | EvaluationFinished | CheckpointWritten | BatchDead | GeneratorsChanged | HealthChanged | MismatchAlarm | Rewound | TaskChanged);
 }
 
 export interface TrainerSeen {

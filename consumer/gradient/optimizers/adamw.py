@@ -5,6 +5,7 @@ A checkpoint keeps of a parameter exp_avg and exp_avg_sq: float32, 8 bytes a par
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,6 +38,10 @@ class Adamw32bit:
     def shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
         """Returns the shape of each state of a parameter, by name."""
         return {"exp_avg": tuple(parameter.shape), "exp_avg_sq": tuple(parameter.shape), "step": ()}
+
+    def num_bytes(self, parameter: Tensor) -> int:
+        """Returns the bytes of the state of a parameter, as its first step makes it."""
+        return sum(math.prod(shape) for shape in self.shapes(parameter).values()) * parameter.itemsize
 
     def state(self, parameter: Tensor) -> dict[str, Tensor]:
         """Returns the state of a parameter that was stepped."""

@@ -41,6 +41,11 @@ class Adamw8bit(Adamw32bit):
             shapes |= {"absmax1": (num_blocks,), "absmax2": (num_blocks,)}
         return shapes
 
+    def num_bytes(self, parameter: Tensor) -> int:
+        # Two moments, a byte each where they are quantised; the scales of blocks are few.
+        item_bytes = 1 if parameter.numel() >= SMALLEST_8BIT_ITEMS else parameter.itemsize
+        return 2 * parameter.numel() * item_bytes
+
     def state(self, parameter: Tensor) -> dict[str, Tensor]:
         state = self.of(parameter).state[parameter]
         return {name: torch.as_tensor(state[name]) for name in self.shapes(parameter)}

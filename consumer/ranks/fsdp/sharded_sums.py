@@ -129,6 +129,10 @@ class ShardedAccumulator(ExactAccumulator):
         self._memory.witnesses[batch] += not more
         self._open.num_added += not more
 
+    def add_zeros(self) -> None:
+        """Clears the gradients: the backward pass has added its zeros already."""
+        self.drop_gradients()
+
     def finish(self) -> None:
         """Each rank calls it at the same time: its sums were complete, and its witnesses those of its own batches."""
         dist.all_reduce(self._memory.witnesses)

@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from consumer.gradient.learner import Learner, OptimizerStep, Trained
+from consumer.gradient.dry_pass import LongestRow
+from consumer.gradient.learner import DryPass, Learner, OptimizerStep, Trained
 from consumer.model.checkpoint import Checkpoint
 from consumer.ranks.base import Ranks
 from consumer.ranks.processes import orders
@@ -49,6 +50,8 @@ def make_group(settings: StackSettings, spec: JobSpec) -> RankGroup:
 
 class RankGroup(Ranks):
     """`Ranks` over the other processes of this trainer's group. Not thread-safe: rank 0's main thread calls it."""
+
+    outlives_memory = False
 
     def __init__(self, exchange: Exchange, learner: Learner, *, answer_s: float, patience_s: float) -> None:
         """answer_s: limit for an order that all ranks carry out at the same time; patience_s: limit of an idle rank.
@@ -129,6 +132,11 @@ class RankGroup(Ranks):
             return super().probe(rows)
         self._have_all(orders.ProbeRows(rows=tuple(rows)), "to compute a version's probe")
         return self._rank_0.probed
+
+    def dry_pass(self, row: LongestRow) -> DryPass:
+        """Raises Unavailable with the words of a rank that had no room: its group is at its end."""
+        self._have_all(orders.PassDry(row=row), "to pass the largest micro-batch")
+        return self._rank_0.passed
 
     def rest(self) -> None:
         self._have_all(orders.Rest(), "to give memory back")

@@ -30,6 +30,7 @@ from blake3 import blake3
 from torch.distributed import PrefixStore, QueueEmptyError, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
+from consumer.gradient.dry_pass import LongestRow
 from consumer.gradient.learner import OptimizerStep, Place, Trained
 from consumer.model.memory import is_out_of_memory
 from consumer.model.rows import store_errors
@@ -155,6 +156,12 @@ class ProbeRows(OrderToAll, tag="probe_rows", frozen=True, kw_only=True):
     rows: tuple[ProbeRow, ...]
 
 
+class PassDry(OrderToAll, tag="pass_dry", frozen=True, kw_only=True):
+    """Each rank passes the largest micro-batch of the job, and rank 0 keeps its memory: `Ranks.dry_pass`."""
+
+    row: LongestRow
+
+
 class Rest(OrderToAll, tag="rest", frozen=True, kw_only=True):
     """Each rank gives back the memory that its next batch does not need yet."""
 
@@ -170,7 +177,7 @@ class End(OrderToAll, tag="end", frozen=True, kw_only=True):
     """A rank that takes it ends; it does not answer."""
 
 
-AnyOrder = TrainBatch | Idle | Begin | TrainAgain | Step | PublishWeights | ProbeRows | Rest | Save | End
+AnyOrder = TrainBatch | Idle | Begin | TrainAgain | Step | PublishWeights | ProbeRows | PassDry | Rest | Save | End
 
 
 class NumberedOrder(Record, frozen=True, kw_only=True):

@@ -15,8 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from consumer.gradient.learner import Learner
+from consumer.gradient.dry_pass import LongestRow
+from consumer.gradient.learner import UNKNOWN, DryPass, Learner
 from consumer.model.checkpoint import Checkpoint, read_checkpoint
+from consumer.model.memory import OutOfMemory
 from consumer.model.rows import store_errors
 from consumer.model.shared_prompt.passes import WAYS
 from consumer.ranks.processes import orders
@@ -83,6 +85,8 @@ class Rank:
         """On rank 0 the publication that a Step or PublishWeights is about."""
         self.probed: LogProbs = b""
         """The log-probs of the newest ProbeRows; the same on every rank."""
+        self.passed: DryPass = UNKNOWN
+        """What the newest PassDry took on this rank."""
         self.checkpoint: Checkpoint | None = None
         self.folder = Path()
         """On rank 0 of several hosts what a Begin has restored, and where a Save writes."""
@@ -147,6 +151,8 @@ class Rank:
             case orders.ProbeRows():
                 self.probed = self._learner.probe(order.rows)
                 self._keep_step()
+            case orders.PassDry():
+                self._pass_dry(order.row)
             case orders.Rest():
                 self._learner.rest()
             case orders.Save():
@@ -154,6 +160,13 @@ class Rank:
             case orders.End():
                 raise AssertionError("run has ended")
         return orders.Done(rank=rank, order=number, value=value)
+
+    def _pass_dry(self, row: LongestRow) -> None:
+        """Raises OutOfMemory where this rank had no room."""
+        self.passed = self._learner.dry_pass(row)
+        if self.passed.problem:
+            raise OutOfMemory(self.passed.problem)
+        self._keep_step()
 
     def _shared_checkpoint(self, order: orders.Begin, state: CheckpointState) -> Checkpoint:
         """The checkpoint that rank 0 has read: its tensors come when they are asked for, by all ranks in one order."""

@@ -7,16 +7,22 @@ themselves. Memory that is in use, and whose numbers are needed no more, goes ba
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
+import resource
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 
 TUNABLES = "GLIBC_TUNABLES"
 """glibc (2.35 and later for this one) reads it when a process starts; other C libraries pass over it."""
 LARGE_PAGES = "glibc.malloc.hugetlb"
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+OWN_STATUS = Path("/proc/self/status")
+OWN_REFERENCES = Path("/proc/self/clear_refs")
 
 
 def with_large_pages(environment: Mapping[str, str]) -> dict[str, str]:
@@ -35,6 +41,40 @@ def with_large_pages(environment: Mapping[str, str]) -> dict[str, str]:
 def memory_bytes() -> int:
     """Returns the memory of this machine, used or not."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def usable_bytes() -> int:
+    """Returns the memory that this process may have at most: the machine's, or what it, or its container, is held to.
+
+    The last is that of Linux' control groups, version 2, as a container sees its own.
+    """
+    bounds = [memory_bytes()]
+    of_addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if of_addresses != resource.RLIM_INFINITY:
+        bounds.append(of_addresses)
+    # "max" without a limit.
+    with contextlib.suppress(OSError, ValueError):
+        bounds.append(int(CONTAINER_LIMIT.read_text()))
+    return min(bounds)
+
+
+def forget_peak() -> None:
+    """Has `peak_bytes` count from now on, where the system can do so: elsewhere it counts from the process's start."""
+    with contextlib.suppress(OSError):
+        # 5: the highest resident memory becomes that of now.
+        OWN_REFERENCES.write_text("5")
+
+
+def peak_bytes() -> int:
+    """Returns the most memory of the machine that this process has had since `forget_peak`."""
+    with contextlib.suppress(OSError):
+        for line in OWN_STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                # "VmHWM:   123456 kB"
+                return int(line.split()[1]) * 1024
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # KiB on Linux, bytes on a Mac.
+    return most if sys.platform == "darwin" else most * 1024
 
 
 def give_free_memory_back() -> None:

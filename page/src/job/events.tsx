@@ -79,6 +79,10 @@ function sentenceOf(event: Told, isLater: boolean): string {
         ? `goes on at iteration ${text("next_iteration")} where the trainer before it ended, or was killed (epoch ${text("trainer_epoch")})${passes}`
         : `begins at iteration ${text("next_iteration")} (epoch ${text("trainer_epoch")})${passes}`;
     }
+    case "memory_measured": {
+      const gib = (name: string): string => number(Number(event[name]) / 2 ** 30);
+      return `the largest micro-batch of this spec, ${Number(event.num_tokens).toLocaleString("en")} tokens, takes ${gib("peak_bytes")} GiB at the peak, of ${gib("usable_bytes")} GiB (${text("device")})`;
+    }
     case "rewound":
       return Number(event.committed) >= Number(event.iteration)
         ? `to iteration ${text("iteration")}: what was trained up to ${text("committed")} is done again (epoch ${text("trainer_epoch")})`

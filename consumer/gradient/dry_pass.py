@@ -1,0 +1,163 @@
+"""The dry pass: a micro-batch of the largest shape that a job can yield goes through its models once, before any other.
+
+    longest prompt, longest completion ─▶ a batch of made-up tokens ─▶ cut as a rollout batch is ─▶ its largest pass
+                                                                                                         │
+    the highest memory meanwhile ◀─ the gradient, all zeros, into the sums ◀─ backward ◀─ forward ◀──────┘
+
+It takes the memory that the job's largest micro-batch will take, so that a job without room for it ends in its first
+seconds and not in the iteration that happens to have the longest completions. It moves nothing that is computed later:
+the loss is multiplied by 0, so that the sums stay as they were, no batch is counted in them, and random numbers are put
+back where they stood.
+
+Left out: what a plug-in's loss and the sampling's kept sets take, and a teacher's distributions. They are numbers of
+tokens, or of one chunk of logits, where a pass holds the activations of each layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from consumer.gradient.micro_batch import MicroBatch, check_fits, micro_batch_maker, packing_of, split_rows
+from consumer.model.policy import Policy
+from contracts.encoding.arrays import ITEM_BYTES, pack_int32
+from contracts.encoding.wire import Record, changed
+from contracts.rollouts import BatchTimings, Completion, Rollout, RolloutBatch, RolloutGroup
+from contracts.spec.job import JobSpec
+from onbeat.data.probe_rows import plain_tokens
+
+DRY_PASS = "dry pass"
+"""The id of the made-up batch, by which errors name it."""
+WELL_FILLED = 0.95
+"""Share of the bound of a pass from which shorter completions, that fill it better, aren't tried."""
+
+
+class LongestRow(Record, frozen=True, kw_only=True):
+    """The longest row that a job can yield, and the bound of the pass that is filled with such rows.
+
+    Rank 0 creates it, and each rank makes its dry pass up from it.
+    """
+
+    prompt_tokens: int
+    response_tokens: int
+    """Tokens of the completion, those of observations included."""
+    pass_tokens: int
+    """`trainer.max_tokens_per_micro_batch`, or fewer where it is asked how many have room."""
+
+
+def longest_row(spec: JobSpec, *, longest_prompt: int, context_tokens: int) -> LongestRow:
+    """Returns the longest row of a job's training.
+
+    Args:
+        spec: The job's.
+        longest_prompt: Tokens of the longest of its training prompts.
+        context_tokens: Tokens that the model takes, the prompt and its completion together.
+    """
+    # An environment may bound its trajectories far above what the model takes.
+    response = min(spec.longest_completion()[1], context_tokens - longest_prompt)
+    return LongestRow(
+        prompt_tokens=longest_prompt,
+        response_tokens=max(1, response),
+        pass_tokens=spec.trainer.max_tokens_per_micro_batch,
+    )
+
+
+def largest_pass(spec: JobSpec, policy: Policy, row: LongestRow) -> MicroBatch:
+    """Makes up the largest pass of a job: rows of the longest kind, as many as the bound of a pass has room for.
+
+    Where the longest rows leave a pass partly empty, shorter ones may fill it with more tokens: the fuller one of both
+    passes is returned.
+
+    Args:
+        spec: The job's.
+        policy: Its policy, which chooses the layout.
+        row: The longest row.
+
+    Raises:
+        ContractViolation: For tokens that the model cannot take.
+    """
+    tokens = plain_tokens(policy.tokenizer, vocabulary_tokens=policy.vocabulary_size)
+    longest = _filled(spec, policy, row, tokens)
+    num_rows = longest.response_ids.shape[0]
+    if num_rows == _num_rows(spec) or num_tokens(longest) >= WELL_FILLED * row.pass_tokens:
+        return longest
+    shorter = _response_of_one_more(spec, policy, row, num_rows)
+    if shorter < 1:
+        return longest
+    fuller = _filled(spec, policy, changed(row, response_tokens=shorter), tokens)
+    return max(longest, fuller, key=num_tokens)
+
+
+def num_tokens(micro_batch: MicroBatch) -> int:
+    """Returns the input tokens of a pass, padding included."""
+    return micro_batch.inputs.input_ids.numel()
+
+
+def _num_rows(spec: JobSpec) -> int:
+    return spec.rollout.prompts_per_batch * spec.rollout.group_size
+
+
+def _response_of_one_more(spec: JobSpec, policy: Policy, row: LongestRow, num_rows: int) -> int:
+    """Returns the tokens of a completion of which one more row fits into a pass; below 1 where none does."""
+    num_rows += 1
+    num_prompts = num_rows
+    if packing_of(spec, policy) != "padded":
+        # A group's prompt goes through once for all of its rows.
+        num_prompts = -(-num_rows // spec.rollout.group_size)
+    # The last token of a completion is never an input: + 1.
+    return (row.pass_tokens - num_prompts * row.prompt_tokens) // num_rows + 1
+
+
+def _filled(spec: JobSpec, policy: Policy, row: LongestRow, tokens: Sequence[int]) -> MicroBatch:
+    """Cuts a batch of rows of one length into passes as a rollout batch is cut, and returns the largest pass."""
+    batch = _made_up_batch(spec, row, tokens)
+    packing = packing_of(spec, policy)
+    cuts = split_rows(batch, np.arange(batch.num_completions), packing=packing, max_tokens=row.pass_tokens)
+    # Rows of one length: the pass with the most rows has the most tokens.
+    largest: NDArray[np.int64] = max(cuts, key=len)
+    # A made-up batch has no routes: its tokens go through the experts that the routers choose.
+    make = micro_batch_maker(batch, spec=spec, policy=replace(policy, route_shape=None))
+    micro_batch = make(rows=largest, advantages=np.zeros((len(batch.groups), batch.group_size)))
+    check_fits(micro_batch, policy, batch_id=DRY_PASS)
+    return micro_batch
+
+
+def _made_up_batch(spec: JobSpec, row: LongestRow, tokens: Sequence[int]) -> RolloutBatch:
+    """Returns a batch of as many groups as two passes have room for, or as the job's batches have."""
+    group_size = spec.rollout.group_size
+    group_tokens = row.prompt_tokens + group_size * row.response_tokens
+    num_groups = min(spec.rollout.prompts_per_batch, 2 + 2 * row.pass_tokens // group_tokens)
+    completion = Completion(
+        token_ids=_repeated(tokens, row.response_tokens),
+        generator_logprobs=bytes(ITEM_BYTES * row.response_tokens),
+        finish_reason="length",
+    )
+    rollout = Rollout(completion=completion, text="", reward=0.0, reward_breakdown={})
+    prompt = _repeated(tokens, row.prompt_tokens)
+    groups = tuple(
+        RolloutGroup(prompt_id=DRY_PASS, prompt_index=number, prompt_token_ids=prompt, rollouts=(rollout,) * group_size)
+        for number in range(num_groups)
+    )
+    never = BatchTimings(generation_started_s=0.0, generation_ended_s=0.0, scoring_started_s=0.0, scoring_ended_s=0.0)
+    return RolloutBatch(
+        job_id=DRY_PASS,
+        batch_id=DRY_PASS,
+        iteration=0,
+        purpose="train",
+        policy_version=0,
+        weights_digest="0" * 64,
+        group_size=group_size,
+        generator_id=DRY_PASS,
+        attempt=1,
+        timings=never,
+        groups=groups,
+    )
+
+
+def _repeated(tokens: Sequence[int], length: int) -> bytes:
+    """Returns token ids that go through the vocabulary in large steps: the experts of a mixture all have work."""
+    # A prime, so that few vocabularies are divided by it: most tokens come before one comes again.
+    return pack_int32([tokens[place * 7919 % len(tokens)] for place in range(length)])

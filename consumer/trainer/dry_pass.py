@@ -1,0 +1,119 @@
+"""The dry pass at a trainer's start: the job's largest micro-batch has room, or the job ends with the number to set.
+
+    room          the peak, in the log and as an event of the job          ─▶ the first batch
+    no room       halves of it are tried, down to one row ─▶ the job fails with the first that has room
+
+Consumes:     an open window, whose batches generators sample meanwhile; where they take turns with the trainer, its
+              turn.
+Waits for:    one pass of the ranks.
+Unblocked by: the ranks.
+Produces:     `MemoryMeasured`, or the job's end.
+
+A job that has committed an iteration had room for its batches once: what takes its memory may be another process, and
+pass. So there it is the trainer that ends, and the job only where the next one has no room either (repeated_fault.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from consumer.gradient.dry_pass import LongestRow, longest_row
+from consumer.gradient.learner import DryPass
+from consumer.model.memory import (
+    LEAST_TOKENS,
+    OutOfMemory,
+    cure_of,
+    device_bytes,
+    has_words_of_memory,
+)
+from consumer.trainer.held_job import HeldJob
+from contracts.encoding.arrays import ITEM_BYTES
+from contracts.encoding.wire import changed
+from contracts.errors import InvalidInput, Unavailable
+from contracts.events import MemoryMeasured
+
+FIELD = "trainer.max_tokens_per_micro_batch"
+
+log = logging.getLogger(__name__)
+
+
+def dry_pass(job: HeldJob, *, has_committed: bool) -> None:
+    """Passes the largest micro-batch of a job, and reports its memory.
+
+    Args:
+        job: The job, its ranks at the version that they train first.
+        has_committed: True where the job has a committed iteration.
+
+    Raises:
+        InvalidInput: There is no room, in a job that has committed nothing.
+        OutOfMemory: There is no room, in another one.
+        Unavailable: As the ranks do.
+    """
+    policy = job.ranks.learner.policy
+    prompts = job.window.prompt_batches.training_prompts
+    row = longest_row(
+        job.spec,
+        longest_prompt=max(len(prompt.token_ids) for prompt in prompts) // ITEM_BYTES,
+        context_tokens=policy.context_tokens,
+    )
+    passed = _passed(job, row)
+    if passed.problem:
+        raise _refusal(job, row, passed.problem, has_committed=has_committed)
+    if not passed.peak_bytes:
+        return
+    device = policy.model.device
+    measured = MemoryMeasured(
+        at_s=time.time(),
+        device=device.type,
+        num_tokens=passed.num_tokens,
+        peak_bytes=passed.peak_bytes,
+        usable_bytes=device_bytes(device),
+    )
+    log.info("%s", measured.in_words, extra={"facts": {"peak_bytes": measured.peak_bytes}})
+    job.tell(measured)
+
+
+def _passed(job: HeldJob, row: LongestRow) -> DryPass:
+    """Has the ranks pass it; a rank of several that had no room is told by its words."""
+    job.keeper.check()
+    try:
+        with job.keeper.training(longest_pass_s=job.spec.timeouts.iteration_s):
+            return job.ranks.dry_pass(row)
+    except Unavailable as error:
+        if not has_words_of_memory(error.foreign):
+            raise
+        return DryPass(problem=error.foreign)
+
+
+def _refusal(job: HeldJob, row: LongestRow, problem: str, *, has_committed: bool) -> InvalidInput | OutOfMemory:
+    """Returns the error for a pass without room, with the largest bound of a pass that has room, if one has."""
+    says = (
+        f"out of memory in the dry pass, of {row.pass_tokens} tokens in rows of up to "
+        f"{row.prompt_tokens + row.response_tokens}: {problem}"
+    )
+    fitting = _fitting(job, row)
+    cure = cure_of(job.spec, loads=False, fitting=fitting)
+    if has_committed:
+        return OutOfMemory(f"{says} ({cure})")
+    field = FIELD
+    if fitting == 0:
+        # A row is never cut: what bounds it is the key that is at fault.
+        field, _ = job.spec.longest_completion()
+    return InvalidInput(says, field=field, cure=cure)
+
+
+def _fitting(job: HeldJob, row: LongestRow) -> int | None:
+    """Returns the first half, quarter, … of the bound of a pass that has room; None where it can't be found out.
+
+    0 where no bound helps: a pass has one row at least.
+    """
+    if not job.ranks.outlives_memory:
+        return None
+    least = max(LEAST_TOKENS, row.prompt_tokens + row.response_tokens)
+    tokens = row.pass_tokens
+    while tokens > least:
+        tokens = max(least, tokens // 2)
+        if not _passed(job, changed(row, pass_tokens=tokens)).problem:
+            return tokens
+    return 0
