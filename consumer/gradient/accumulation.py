@@ -311,7 +311,8 @@ class GradientAccumulator(ABC):
 
     def drop_gradients(self) -> None:
         """Clears what a backward pass left in `.grad` before it was broken off."""
-        take_gradients(self._parameters)
+        for parameter in self._parameters.values():
+            parameter.grad = None
 
     def gradients(self, divisor: float) -> Gradients:
         """Returns sum / divisor of each parameter, computed at its look-up: no two of them need memory at a time."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from consumer.gradient.assembly import make_learner
+from consumer.gradient.dry_pass import longest_row
 from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.ranks import threads
 from consumer.ranks.assembly import make_ranks
@@ -96,12 +97,18 @@ def train_all(ranks: Ranks, batches: Sequence[RolloutBatch]) -> list[Trained]:
     return trained + wait_for(ranks, len(batches) - len(trained))
 
 
-def weights_after_training(ranks: Ranks) -> dict[str, torch.Tensor]:
-    """Two iterations; the second one is trained with weights that the first has moved."""
+def weights_after_training(ranks: Ranks, *, passes_dry: bool = False) -> dict[str, torch.Tensor]:
+    """Two iterations; the second one is trained with weights that the first has moved.
+
+    passes_dry: before each of them the largest micro-batch goes through the model.
+    """
     algorithm = ranks.learner.spec.algorithm
     parts = range(algorithm.num_mini_batches)
     steps = [(update, part) for update in range(algorithm.updates_per_iteration) for part in parts]
     for iteration in range(2):
+        if passes_dry:
+            passed = ranks.dry_pass(longest_row(ranks.learner.spec, longest_prompt=4, context_tokens=64))
+            assert passed.peak_bytes > 0
         train_all(ranks, batches(iteration, plays=ranks.learner.spec.environment is not None))
         for update, part in steps:
             if update or part:
@@ -113,9 +120,9 @@ def weights_after_training(ranks: Ranks) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_two_threads_make_the_weights_of_one_bit_for_bit(variant: str, folder: Path) -> None:
+def test_two_threads_make_the_weights_of_one_bit_for_bit_with_dry_passes_between(variant: str, folder: Path) -> None:
     expected = weights_after_training(Ranks(learner_of(folder, **VARIANTS[variant])))
-    actual = weights_after_training(threaded(learner_of(folder, **VARIANTS[variant]), BOTH))
+    actual = weights_after_training(threaded(learner_of(folder, **VARIANTS[variant]), BOTH), passes_dry=True)
     assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(tensor, actual[name]), name
