@@ -49,6 +49,9 @@ class ConsumerSeen(WorkerSeen, frozen=True, kw_only=True):
     """Seconds from its start to its last sign of life."""
     job_id: str = ""
     """The job whose trainer it runs; "" while it is idle."""
+    lacks: tuple[str, ...] | UnsetType = UNSET
+    """The extras (contracts/spec/extras.py) whose packages its trainers' environment lacks; left out where it doesn't
+    say."""
 
 
 class TaskWorkerSeen(WorkerSeen, frozen=True, kw_only=True):

@@ -222,6 +222,8 @@ class RewardPackages(Record, frozen=True, kw_only=True):
 
     packages: dict[Line, Line]
     """Function of group `onbeat.rewards` → name and version of the package that offers it."""
+    lacks: tuple[Line, ...] | UnsetType = UNSET
+    """The types of rewards whose package isn't installed there; left out where none is missing."""
 
 
 class TaskEntry(Record, frozen=True, kw_only=True):

@@ -29,7 +29,8 @@ from contracts.encoding.wire import KEY_IN_PROBLEM, changed, decode_json, encode
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput, NotFound, Refusal, SpecRefused
 from contracts.hub_names import hub_cure
 from contracts.jobs import ResumeRequest
-from contracts.monitor import GeneratorSeen
+from contracts.known_tasks import INSTALL
+from contracts.monitor import ConsumerSeen, GeneratorSeen
 from contracts.reward_arguments import ARGUMENTS, COMPLETIONS, OF_TRL, arguments_of, columns_among
 from contracts.rewards import (
     NO_NUMBER,
@@ -56,6 +57,7 @@ from contracts.spec.datasets import (
     with_tables,
 )
 from contracts.spec.environment import AGENT, EnvironmentSpec, environment_at
+from contracts.spec.extras import refusals_of_missing
 from contracts.spec.fork import fork_problem, unusable_fork
 from contracts.spec.job import JobSpec
 from contracts.spec.reading import spec_of_json
@@ -94,6 +96,8 @@ PATTERN_CURE = (
     "make it shorter; without look-around, back-references, and (?i) in front of characters beyond ASCII, it needs "
     "milliseconds"
 )
+INSTALL_SCORER = {"reasoning_gym": f"{INSTALL} there", "math_verify": "pip install math-verify there"}
+"""Type of a reward that is scored by a package, and that package's name → how the reward service gets it."""
 TRIAL = RewardItem(prompt="", completion="", reference="")
 MAX_ROWS_BYTES = 4 * 2**20
 MAX_SOURCE_BYTES = 65536
@@ -206,6 +210,7 @@ def ask_stack(
     settings: StackSettings,
     jobs: JobStore,
     generators: Sequence[GeneratorSeen],
+    consumers: Sequence[ConsumerSeen] = (),
 ) -> JobSpec:
     """Adds to the judge's refusals what only the stack knows of a spec: its paths, plug-ins and live generators.
 
@@ -214,6 +219,7 @@ def ask_stack(
     Args:
         refusals: Those of the judge; this adds to them.
         generators: The live ones.
+        consumers: The live ones.
 
     Returns:
         The spec with the text of its rewards' files, and the digest of each other file that it names.
@@ -231,6 +237,8 @@ def ask_stack(
         check_fork(spec, settings, jobs)
     with _added_to(refusals):
         check_generators(spec, generators)
+    # Each consumer looks at its own environment. One that doesn't say what it lacks may have everything.
+    refusals += refusals_of_missing(spec, [consumer.lacks or () for consumer in consumers])
     if refusals:
         return spec
     with _added_to(refusals):
@@ -240,6 +248,7 @@ def ask_stack(
     with _added_to(refusals):
         check_patterns(spec, settings)
     with _added_to(refusals):
+        check_scorers(spec, settings)
         check_plugins(spec, settings)
         spec = with_packages(spec, settings)
     with _added_to(refusals):
@@ -535,6 +544,28 @@ def check_plugins(spec: JobSpec, settings: StackSettings) -> None:
         raise InvalidInput(failure.detail.removeprefix("entry_point: "), field=place)
 
 
+def check_scorers(spec: JobSpec, settings: StackSettings) -> None:
+    """Raises SpecRefused for rewards whose package isn't installed where the reward service runs.
+
+    A service that is away is no reason to refuse a job, which may wait for it: then its generators find out.
+    """
+    kinds = [str(component.__struct_config__.tag) for component in spec.reward.components]
+    if not INSTALL_SCORER.keys() & set(kinds):
+        return
+    lacks = _packages(settings).lacks or ()
+    refusals = [
+        Refusal(
+            field=f"reward.components[{place}].type",
+            problem=f"needs the package {kind}, which isn't installed where the reward service runs",
+            cure=INSTALL_SCORER[kind],
+        )
+        for place, kind in enumerate(kinds)
+        if kind in lacks
+    ]
+    if refusals:
+        raise SpecRefused(refusals)
+
+
 def with_packages(spec: JobSpec, settings: StackSettings) -> JobSpec:
     """Returns the spec with name and version of each installed package that it names for a reward.
 
@@ -543,7 +574,7 @@ def with_packages(spec: JobSpec, settings: StackSettings) -> JobSpec:
     components = spec.reward.components
     if all(not isinstance(component, PluginReward) or component.source for component in components):
         return spec
-    packages = _packages(settings)
+    packages = _packages(settings).packages
     named: list[RewardComponent] = []
     for place, component in enumerate(components):
         package = None
@@ -562,18 +593,18 @@ def with_packages(spec: JobSpec, settings: StackSettings) -> JobSpec:
     return changed(spec, reward=changed(spec.reward, components=tuple(named)))
 
 
-def _packages(settings: StackSettings) -> dict[str, str]:
-    """Asks the reward service; {} where it does not say."""
+def _packages(settings: StackSettings) -> RewardPackages:
+    """Asks the reward service what it has, and lacks; nothing of either where it does not say."""
     headers = {"Authorization": f"Bearer {settings.reward_key}", "Accept": JSON} | asker_headers(settings)
     try:
         with make_client(settings.reward_url, headers=headers, timeout=PLUGINS_TIMEOUT_S) as http:
             answer = http.get("/v1/rewards")
         if answer.status_code != HTTPStatus.OK:
             raise ContractViolation(f"it answered {answer.status_code}")
-        return decode_json(answer.content, RewardPackages).packages
+        return decode_json(answer.content, RewardPackages)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, InvalidInput, ContractViolation) as error:
-        log.warning("the reward service does not say whose a job's plug-ins are, so they are named without: %s", error)
-        return {}
+        log.warning("the reward service does not say what a job's rewards need, so that isn't checked: %s", error)
+        return RewardPackages(packages={})
 
 
 def _tried(

@@ -13,6 +13,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
+from msgspec import UNSET
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
@@ -27,6 +28,7 @@ from reward_service.metrics import EnvironmentMetrics, RewardMetrics
 from reward_service.player import registry
 from reward_service.playing.pool import EnvironmentPool
 from reward_service.scorers import plugin
+from reward_service.scorers.rubric import types_without_package
 from reward_service.scoring.pool import ScorerPool, score
 
 LARGE_BYTES = 256 * 1024
@@ -221,7 +223,8 @@ async def repeatability(
 def rewards() -> Response:
     """RewardPackages: the functions that a spec may name, and whose they are; imports none of them."""
     offers = offers_of(plugin.GROUP)
-    return json_answer(RewardPackages(packages={name: package_of(offer) for name, offer in offers.items()}))
+    packages = {name: package_of(offer) for name, offer in offers.items()}
+    return json_answer(RewardPackages(packages=packages, lacks=types_without_package() or UNSET))
 
 
 @router.get("/v1/environments")

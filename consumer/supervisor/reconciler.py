@@ -29,6 +29,7 @@ from contracts.errors import Conflict, ContractViolation, Fault, InvalidInput, N
 from contracts.jobs import JobState, TrainerExit
 from contracts.monitor import ConsumerSeen
 from contracts.settings import StackSettings
+from contracts.spec.extras import missing_extras
 from contracts.spec.trainer import TrainerSpec
 from onbeat.base.metrics.process_metrics import ProcessMetrics
 from onbeat.base.process.folders import make_missing
@@ -113,6 +114,8 @@ class Reconciler:
     def __post_init__(self) -> None:
         self._jobs = JobStore(self.broker)
         self._began_s = time.monotonic()
+        # Once: a package that is installed meanwhile counts from the next start on.
+        self._missing_extras = missing_extras()
         self._board = ConsumerPresence(self.broker)
         # A look forgets the dead. Each life of a worker has an id of its own: else they would fill the board.
         self._board.live()
@@ -127,7 +130,11 @@ class Reconciler:
                 # A job that is lost or damaged keeps no other from a trainer.
                 log.warning("%s", error)
         lives_s = time.monotonic() - self._began_s
-        self._board.beat(ConsumerSeen(worker_id=self.worker_id, lives_s=lives_s, job_id=self.trainer.job_id))
+        self._board.beat(
+            ConsumerSeen(
+                worker_id=self.worker_id, lives_s=lives_s, job_id=self.trainer.job_id, lacks=self._missing_extras
+            )
+        )
         self.metrics.set("reconciled", time.time())
 
     def close(self) -> None:

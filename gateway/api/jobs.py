@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from broker.connection.client import Broker
 from broker.job_search import find_jobs
 from broker.monitor import job_status
-from broker.presence import Presence
+from broker.presence import ConsumerPresence, Presence
 from contracts.answers import SpecCheck
 from contracts.errors import Conflict, ContractViolation, NotFound, SpecRefused
 from contracts.jobs import JobState, JobStatus, ResumeRequest
@@ -180,6 +180,7 @@ def _checked(services: Services, spec: JobSpec, *, who: str, begins: bool = True
         settings=services.settings,
         jobs=services.jobs,
         generators=Presence(services.broker).live(),
+        consumers=ConsumerPresence(services.broker).live(),
     )
     if refusals:
         raise SpecRefused(refusals)

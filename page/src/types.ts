@@ -173,6 +173,7 @@ export interface ConsumerSeen {
   leaves_alone: Record<string, string>;
   lives_s: number;
   job_id: string;
+  lacks?: string[];
 }
 
 export interface CurriculumSpec {

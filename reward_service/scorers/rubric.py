@@ -80,6 +80,15 @@ def score_in_place(component: RewardComponent, reason: rewards.UnscorableReason,
     return component.stated_score
 
 
+def types_without_package() -> tuple[str, ...]:
+    """Returns the types of rewards whose package isn't installed here; it imports none of them."""
+    return tuple(
+        str(kind.__struct_config__.tag)
+        for kind, scorer in SCORERS.items()
+        if scorer.package and find_spec(scorer.package) is None
+    )
+
+
 def scorer_of(component: RewardComponent) -> Scorer:
     """Returns the scorer of the component. Raises MissingPackage where its package isn't installed."""
     scorer = SCORERS[type(component)]

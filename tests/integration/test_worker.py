@@ -32,6 +32,7 @@ from contracts.jobs import JobState
 from contracts.monitor import ConsumerSeen, GeneratorSeen
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
+from contracts.spec.extras import missing_extras
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.pipeline import refusals
@@ -268,6 +269,7 @@ def test_a_consumer_says_that_it_lives_since_when_and_what_it_trains_until_it_en
         reconciler.reconcile()
         (idle,) = own()
         assert (idle.job_id, 0.0 <= idle.lives_s < 60.0) == ("", True)
+        assert idle.lacks == missing_extras(), "what the gateway refuses jobs by"
         job_id, _ = jobs.create(job_spec())
         reconciler.reconcile()
         (busy,) = own()
