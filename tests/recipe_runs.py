@@ -10,6 +10,7 @@ the model, the data, and sizes that a tiny model has no room for; the rest of th
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import time
@@ -30,6 +31,14 @@ RECIPES = sorted((ROOT / "configs" / "recipes").glob("*.toml"))
 RECKONED = "# Reckoned by `onbeat doctor`: "
 """Begins the line of a recipe that has its bytes."""
 CONTEXT_TOKENS = 4096
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+"""It ends an answer with a special token, as the templates of the recipes' models do: an environment needs it."""
+TOOL_TOKENS = ["<tool_call>", "</tool_call>"]
+"""Tokens of the recipes' models that are no special ones."""
 ROWS = [
     {
         "question": f"What is {number} + 2?",
@@ -72,13 +81,20 @@ def twin_folder(root: Path, name: str, family: str) -> str:
     import torch
     from transformers import AutoModelForCausalLM
 
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.add_tokens(TOOL_TOKENS)
     config = family_config(family)
     config.max_position_embeddings = CONTEXT_TOKENS
+    config.vocab_size = len(tokenizer)
+    if os.environ.get("ONBEAT_DEVICE") == "cuda":
+        # The kernels of a GPU's packed attention want heads of 16 or more.
+        config.head_dim = 16
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(root / name)
-    char_tokenizer().save_pretrained(root / name)
+    tokenizer.save_pretrained(root / name)
     return name
 
 

@@ -47,6 +47,7 @@ def load_sharded(
         model = chosen.empty(dtype)
     conversions: Any = chosen.conversions(model)
     check_rows(model, conversions)
+    check_dtypes(model)
     shard_model(model, mesh)
     loading = _read_rows(model, folder, dtype, mesh, conversions)
     model.tie_weights(missing_keys=loading.missing_keys, recompute_mapping=False)
@@ -73,6 +74,25 @@ def check_rows(model: PreTrainedModel, conversions: Any) -> None:
                 field="trainer.sharding",
                 cure='set it to "none"',
             )
+
+
+def check_dtypes(model: PreTrainedModel) -> None:
+    """Raises InvalidInput where a layer has parameters of several dtypes: FSDP2 gathers a layer as one run of numbers.
+
+    Args:
+        model: The model; on the meta device will do.
+    """
+    for layer, module in sharded_layers(model).items():
+        dtypes = {name: parameter.dtype for name, parameter in module.named_parameters()}
+        if len(set(dtypes.values())) < 2:
+            continue
+        # The rare one is the exception: a router or a decay of a layer in bfloat16.
+        exception = next(name for name, dtype in dtypes.items() if dtype is torch.float32)
+        raise InvalidInput(
+            f"{type(model).__name__} keeps {layer}.{exception} in float32, and the rest of its layer in another dtype",
+            field="trainer.sharding",
+            cure='set it to "none", or model.dtype = "float32"',
+        )
 
 
 def sharded_layers(model: PreTrainedModel) -> dict[str, nn.Module]:

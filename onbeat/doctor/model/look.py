@@ -19,7 +19,7 @@ from torch import nn
 
 from consumer.gradient.optimizer import groups_of
 from consumer.model.adapters import chosen_layers, left_frozen
-from consumer.ranks.fsdp.sharded_loading import check_rows, sharded_layers
+from consumer.ranks.fsdp.sharded_loading import check_dtypes, check_rows, sharded_layers
 from contracts.engines import Engine
 from contracts.errors import InvalidInput, first_line, kind_and_text
 from contracts.settings import StackSettings
@@ -257,6 +257,7 @@ def _of_shards(shape: Shape, spec: JobSpec) -> list[Finding]:
     try:
         sharded_layers(shape.model)
         check_rows(shape.model, shape.chosen.conversions(shape.model))
+        check_dtypes(shape.model)
     except InvalidInput as error:
         finding = refused("shards", error)
         if spec.trainer.sharding == "none":

@@ -25,7 +25,12 @@ from safetensors import safe_open
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    build_glob_alternation,
+    rename_source_key,
+)
 from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 from transformers.utils import SAFE_WEIGHTS_NAME
@@ -62,6 +67,7 @@ class TextModel:
         with MAKES_A_MODEL:
             with no_init_weights():
                 model: PreTrainedModel = self.auto.from_config(self.config, dtype=dtype, trust_remote_code=False)
+            widen_as_loaded(model, dtype)
             # Without initial weights transformers ties none, and FSDP2 would take a tied head for a parameter of its
             # own.
             model.tie_weights()
@@ -118,6 +124,22 @@ class TextModel:
     def conversions(self, model: PreTrainedModel) -> list[Any]:
         """Returns the transforms that lead from the files' tensors to the model's, in their order."""
         return get_model_conversion_mapping(model, key_mapping=dict(self.names) or None)
+
+
+def widen_as_loaded(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Makes those tensors float32 that `from_pretrained` reads as float32 into a model of `dtype`.
+
+    A family names them: a bias that chooses experts, whose rounding to bfloat16 would choose others (DeepSeek-V3,
+    GLM-4.5, Nemotron-H). `from_config` makes them in the model's dtype.
+    """
+    plan = model._get_dtype_plan(dtype)
+    if not plan:
+        return
+    # As transformers does when it reads a folder: patterns that are found anywhere in a name, "*" for any letters.
+    pattern, _, _ = build_glob_alternation(list(plan))
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_floating_point() and pattern.search(name):
+            tensor.data = tensor.data.to(torch.float32)
 
 
 def text_model(config: PreTrainedConfig) -> TextModel:

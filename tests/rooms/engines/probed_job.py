@@ -39,7 +39,16 @@ class ProbedJob:
     """A running job of one model, with a trainer's and a generator's side. A test creates it; the versions are what the
     test gives its model."""
 
-    def __init__(self, broker: Broker, folder: Path, run_root: Path, *, dtype: str = "float32", **changes: Any) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        folder: Path,
+        run_root: Path,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        **changes: Any,
+    ) -> None:
         self.spec: JobSpec = job_spec(
             model={"path": folder.name, "dtype": dtype},
             trainer__packing="padded",
@@ -48,7 +57,7 @@ class ProbedJob:
         )
         self.run_root = run_root
         model, _ = text_model(model_config(folder)).load(folder, getattr(torch, dtype))
-        self.model: PreTrainedModel = model.eval().requires_grad_(False)
+        self.model: PreTrainedModel = model.eval().requires_grad_(False).to(device)  # pyright: ignore[reportArgumentType]
         tokenizer = load_tokenizer(folder)
         self.policy = Policy(model=self.model, tokenizer=tokenizer, context_tokens=128)
         jobs = JobStore(broker)
@@ -70,8 +79,8 @@ class ProbedJob:
 
     @property
     def weights(self) -> Weights:
-        """A copy of the model's tensors, by the names of a version."""
-        return {name: tensor.detach().clone() for name, tensor in weight_tensors(self.model)}
+        """A copy of the model's tensors on the host, by the names of a version."""
+        return {name: tensor.detach().cpu().clone() for name, tensor in weight_tensors(self.model)}
 
     def give(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Gives the trainer's model other weights."""
@@ -84,7 +93,7 @@ class ProbedJob:
         for _, tensor in weight_tensors(self.model):
             if tensor.is_floating_point():
                 noise = torch.randn(tensor.shape, generator=draw) * size
-                tensor.copy_((tensor.float() + noise).to(tensor.dtype))
+                tensor.copy_((tensor.float() + noise.to(tensor.device)).to(tensor.dtype))
 
     def publish(self, version: int) -> WeightManifest:
         """Publishes the model as it is, with its probe, as a trainer does; the fence has it then."""
