@@ -88,6 +88,7 @@ families: $(STAMP)
 		$(BIN)/python -m docs.make_models > docs/models.md && exit $$status
 
 # A tiny twin of the model of each recipe in configs/recipes/, by the recipe's own keys: a stack and an iteration each.
+# It writes tests/recipe_results.json, whose table docs/recipes.md has: `.venv/bin/python -m tests.recipe_runs --table`.
 recipes: $(STAMP)
 	$(BIN)/python -m tests.recipe_runs
 

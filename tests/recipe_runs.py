@@ -1,23 +1,33 @@
 """Every shipped recipe, tried: `python -m tests.recipe_runs [NAME …]`, which `make recipes` runs.
 
     configs/recipes/NAME.toml ─▶ its own keys, with a tiny twin of its model and a few rows ─▶ a stack, one iteration
+    ─▶ tests/recipe_results.json ─▶ a table of docs/recipes.md
 
 A twin has the architecture of the recipe's model, and random weights of some thousand parameters. What is replaced are
 the model, the data, and sizes that a tiny model has no room for; the rest of the file is the job's. The exit status is
-1 where a job doesn't succeed. With `--reckon` the comments of the files get the bytes that `onbeat doctor` counts now.
+1 where a job doesn't succeed. With recipes named, theirs alone run, and nothing is written. With `--table` the table of
+the last run is printed, for the page. With `--reckon` the comments of the files get the bytes that `onbeat doctor`
+counts now.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from transformers.utils import logging as transformers_logging
+
+from contracts.encoding.wire import decode_json, encode_json
 from contracts.spec.reading import spec_of_values
 from onbeat.doctor.finding import GIB
 from onbeat.doctor.model.job import num_ranks
@@ -28,6 +38,9 @@ from tests.families import family_config
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "configs" / "recipes").glob("*.toml"))
+RESULTS = ROOT / "tests" / "recipe_results.json"
+PAGE = ROOT / "docs" / "recipes.md"
+PACKAGES = ("transformers", "torch")
 RECKONED = "# Reckoned by `onbeat doctor`: "
 """Begins the line of a recipe that has its bytes."""
 CONTEXT_TOKENS = 4096
@@ -51,6 +64,44 @@ ROWS = [
 ]
 """Rows with the columns of all data sets of the recipes."""
 SECONDS = 300.0
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A recipe, as its twin ran."""
+
+    recipe: str
+    family: str
+    """Of the recipe's model, and so of the twin."""
+    result: str
+    """The job's last state and version, or what it ended with."""
+    seconds: float
+    """Of the whole run, the stack's start and end among them."""
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of all recipes."""
+
+    date: str
+    commit: str
+    versions: dict[str, str]
+    rows: list[Row]
+
+
+def read_results() -> Results:
+    return decode_json(RESULTS.read_bytes(), Results)
+
+
+def table_of(results: Results) -> str:
+    """Returns the table of docs/recipes.md: what was run, when, and how it ended."""
+    packages = ", ".join(f"{package} {number}" for package, number in results.versions.items())
+    lines = [
+        f"Last run of all twins: {results.date}, commit `{results.commit}`, {packages}, on a CPU.",
+        "",
+        "recipe | its twin's family | its job",
+        "---|---|---",
+        *(f"`{row.recipe}` | {row.family} | {row.result}" for row in results.rows),
+    ]
+    return "\n".join(lines)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -160,23 +211,53 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
+def tried(path: Path) -> Row:
+    """Runs a recipe's twin, and returns how it went."""
+    started_s = time.monotonic()
+    try:
+        result = run(path)
+    except Exception as error:
+        # The others are tried all the same, whatever one raises.
+        result = f"{type(error).__name__}: {error}"
+    seconds = round(time.monotonic() - started_s, 1)
+    family = family_of(read(path)["model"]["path"])
+    return Row(recipe=path.stem, family=family, result=result, seconds=seconds)
+
+
+def write_results(rows: list[Row]) -> None:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    results = Results(
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        commit=commit.stdout.strip()[:12],
+        versions={package: version(package) for package in PACKAGES},
+        rows=rows,
+    )
+    text = json.dumps(json.loads(encode_json(results)), indent=1, ensure_ascii=False)
+    RESULTS.write_text(f"{text}\n")
+
+
 def main(names: list[str]) -> int:
     if names == ["--reckon"]:
         reckon()
         return 0
-    failed = 0
+    if names == ["--table"]:
+        say(table_of(read_results()))
+        return 0
+    unknown = sorted(set(names) - {path.stem for path in RECIPES})
+    if unknown:
+        say(f"there is no recipe {unknown[0]} in configs/recipes/")
+        return 2
+    transformers_logging.disable_progress_bar()
+    rows: list[Row] = []
     for path in RECIPES:
         if names and path.stem not in names:
             continue
-        started_s = time.monotonic()
-        try:
-            result = run(path)
-        except Exception as error:
-            # The others are tried all the same, whatever one raises.
-            result = f"{type(error).__name__}: {error}"
-        failed += not result.startswith("succeeded")
-        say(f"{path.stem:32} {time.monotonic() - started_s:5.1f} s  {result}")
-    return int(failed > 0)
+        row = tried(path)
+        rows.append(row)
+        say(f"{row.recipe:32} {row.seconds:5.1f} s  {row.result}")
+    if not names:
+        write_results(rows)
+    return int(not all(row.result.startswith("succeeded") for row in rows))
 
 
 if __name__ == "__main__":

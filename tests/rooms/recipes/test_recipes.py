@@ -20,7 +20,7 @@ from contracts.spec.rules import judge
 from contracts.spec.stages import TEACHER_LOGPROBS
 from onbeat.weights.hashing import tensors_digest
 from tests.builders import rollout_batch
-from tests.recipe_runs import RECIPES, RECKONED, ROOT, of_twin, read, reckoned
+from tests.recipe_runs import PAGE, RECIPES, RECKONED, ROOT, of_twin, read, read_results, reckoned, table_of
 
 WANTED = {
     *(f"qwen3-{size}{way}-gsm8k" for size in ("0.6b", "1.7b", "4b", "8b") for way in ("", "-lora")),
@@ -32,6 +32,13 @@ each_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.ste
 
 def test_there_is_one_for_each_model_and_way_that_the_docs_name() -> None:
     assert {path.stem for path in RECIPES} == WANTED
+
+
+def test_the_docs_have_the_last_run_of_all_twins_each_of_which_succeeded() -> None:
+    results = read_results()
+    assert [row.recipe for row in results.rows] == [path.stem for path in RECIPES], "make recipes"
+    assert {row.result for row in results.rows} == {"succeeded, version 1"}
+    assert table_of(results) in PAGE.read_text(), "python -m tests.recipe_runs --table"
 
 
 @each_recipe
