@@ -24,7 +24,7 @@ from contracts.settings import engine_from
 from onbeat.base.process.folders import make_private, writable_run_dir
 from onbeat.base.process.waiting import Waiting
 from onbeat.commands import options
-from onbeat.doctor.cards import check_cards, torch_build
+from onbeat.doctor.cards import cards_of, check_cards, run_nvidia_smi, shared_engine, torch_build
 from onbeat.stack.access import (
     FILE_NAME,
     StackFile,
@@ -86,8 +86,9 @@ def up(
     if gpu or trainer_gpus or generator_gpus:
         from_environment = replace(from_environment, device="cuda")
         if VARIABLE not in os.environ and stack_profile is None:
-            # On one card the trainer has its memory in its turn.
-            engine = VllmOptions(sleep_mode=not generator_gpus or generator_gpus == trainer_gpus)
+            engine = VllmOptions()
+            if not generator_gpus or generator_gpus == trainer_gpus:
+                engine = shared_engine(engine, cards_of(run_nvidia_smi))
         gpus = gpu_plan(
             trainer=trainer_gpus,
             generators=generator_gpus,

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from contracts.encoding.wire import Record, decode_json
 from contracts.engines import Engine, VllmOptions
 from contracts.errors import InvalidInput
@@ -35,6 +37,9 @@ CARD_COLUMNS = "index,name,driver_version,memory.total,memory.free"
 PROCESS_COLUMNS = "pid,used_memory"
 LEAST_FREE = 4 * GIB
 """Less than this isn't enough for weights of half a billion parameters and their sums."""
+SHARED_CACHE_SHARE = 0.2
+"""Of a card that trainer and vLLM share: vLLM's cache, where its size isn't set. By itself vLLM takes what is free at
+its start, and starts only where nine tenths are, which a trainer that came first has part of."""
 USED_SHARE = 0.1
 """A card of whose memory more is used has another process on it, also where the driver names no process."""
 WITHOUT_UNITS = "--format=csv,noheader,nounits"
@@ -126,7 +131,9 @@ def _rows(text: str | None, *, num_columns: int) -> Iterator[list[str]]:
             yield values
 
 
-def look(device: str, engine: Engine, build: TorchBuild, ask: Ask = run_nvidia_smi) -> Iterator[Finding]:
+def look(
+    device: str, engine: Engine, build: TorchBuild, ask: Ask = run_nvidia_smi, *, is_shared: bool = False
+) -> Iterator[Finding]:
     """Yields the findings about GPUs.
 
     Args:
@@ -134,13 +141,14 @@ def look(device: str, engine: Engine, build: TorchBuild, ask: Ask = run_nvidia_s
         engine: The engine of this machine's generators.
         build: This process's torch.
         ask: Runs nvidia-smi.
+        is_shared: True where another process of the stack may be on the same card, in turns with this one.
     """
     cards = cards_of(ask)
     yield of_torch(device, build, cards)
     if device != "cuda":
         return
     for card in cards:
-        yield of_card(card, engine, processes_of(ask))
+        yield of_card(card, engine, processes_of(ask), is_shared=is_shared)
     if isinstance(engine, VllmOptions) and engine.batch_invariant and build.num_seen and build.capability < (8, 0):
         major, minor = build.capability
         yield bad(
@@ -178,20 +186,24 @@ def _cure(build: TorchBuild) -> str:
     return f"its CUDA {build.cuda} is newer than the driver takes: update the driver, or take an older build of torch"
 
 
-def of_card(card: Card, engine: Engine, processes: Sequence[tuple[int, int]]) -> Finding:
-    """Judges the free memory of a card, and who has the rest."""
+def of_card(card: Card, engine: Engine, processes: Sequence[tuple[int, int]], *, is_shared: bool = False) -> Finding:
+    """Judges the free memory of a card, and who has the rest.
+
+    Of a shared card the whole memory is judged: what another process of the stack has now it gives back in its turn.
+    """
     subject = f"card {card.index}"
     free = f"{card.name}, {gib(card.free_bytes)} of {gib(card.total_bytes)} free"
+    room = card.total_bytes if is_shared else card.free_bytes
     cache_bytes = engine.kv_cache_mb * MIB if isinstance(engine, VllmOptions) else 0
-    if cache_bytes and card.free_bytes < cache_bytes:
-        cure = f"set kv_cache_mb to less than {card.free_bytes // MIB}, or free the card"
+    if cache_bytes and room < cache_bytes:
+        cure = f"set kv_cache_mb to less than {room // MIB} (compose: KV_CACHE_MB), or free the card"
         return bad(subject, f"{free}: too little for a cache of {gib(cache_bytes)} (kv_cache_mb)", cure)
     used = card.total_bytes - card.free_bytes
     others = [f"{pid} ({gib(num_bytes)})" for pid, num_bytes in processes if pid != os.getpid()]
-    cure = "end what runs there, or choose another card: CUDA_VISIBLE_DEVICES"
-    if card.free_bytes < LEAST_FREE:
+    cure = "end what runs there, or choose another card: CUDA_VISIBLE_DEVICES (compose: TRAINER_GPU, GENERATOR_GPU)"
+    if room < LEAST_FREE:
         return bad(subject, f"{free}: too little for weights, sums and a cache", cure)
-    if used > USED_SHARE * card.total_bytes:
+    if not is_shared and used > USED_SHARE * card.total_bytes:
         by = f"processes on this machine's cards: {', '.join(others)}" if others else "the driver doesn't name by whom"
         return warn(subject, f"{free}: another process has the rest; {by}", cure)
     return ok(subject, free)
@@ -227,6 +239,21 @@ def check_cards(cards: Collection[int], engine: Engine, build: TorchBuild, ask: 
         listed = ", ".join(map(str, sorted(known)))
         raise InvalidInput(f"there is no card {missing[0]}", field="--gpu", cure=f"nvidia-smi lists {listed}")
     return warnings
+
+
+def shared_engine(engine: Engine, cards: Sequence[Card]) -> Engine:
+    """Returns the options of an engine that shares its card with the trainer, in turns.
+
+    Args:
+        engine: The engine; another one than vLLM stays as it is.
+        cards: The cards that both see; the smallest decides.
+    """
+    if not isinstance(engine, VllmOptions):
+        return engine
+    kv_cache_mb = engine.kv_cache_mb
+    if not kv_cache_mb and cards:
+        kv_cache_mb = int(SHARED_CACHE_SHARE * min(card.total_bytes for card in cards)) // MIB
+    return replace(engine, sleep_mode=True, kv_cache_mb=kv_cache_mb)
 
 
 def driver_version(ask: Ask = run_nvidia_smi) -> str:

@@ -167,7 +167,16 @@ def test_on_gpus_a_service_is_the_one_whose_place_it_takes_but_for_its_image_and
     assert device["capabilities"] == ["gpu"]
     assert service["image"] != on_a_cpu["image"]
     changed = dict(service["environment"].items() - on_a_cpu["environment"].items())
-    assert changed == ({"ONBEAT_DEVICE": "cuda"} if name == "consumer_gpu" else {"ONBEAT_ENGINE": "vllm"})
+    of_vllm = {"ONBEAT_ENGINE": "vllm", "ONBEAT_ENGINE_KV_CACHE_MB": "${KV_CACHE_MB:-0}"}
+    assert changed == ({"ONBEAT_DEVICE": "cuda"} if name == "consumer_gpu" else of_vllm)
+    # Both containers hear of both cards: where they are one, trainer and vLLM take turns.
+    python, flag, module, *cards = service["entrypoint"]
+    assert (python, flag) == ("python", "-m")
+    assert importlib.util.find_spec(module) is not None
+    assert cards == ["--trainer-gpu=${TRAINER_GPU:-0}", "--generator-gpu=${GENERATOR_GPU:-0}"]
+    own = "TRAINER_GPU" if name == "consumer_gpu" else "GENERATOR_GPU"
+    assert device["device_ids"] == [f"${{{own}:-0}}"], "one card without a variable"
+    assert "entrypoint" not in on_a_cpu
     assert {key: interpolated(value) for key, value in service["build"]["args"].items()} == (
         {"EXTRAS": "lora,reasoning-gym", "DEVICE": "cuda"}
         if name == "consumer_gpu"
