@@ -1,9 +1,10 @@
 """Trains a job of ours with TRL's GRPOTrainer; `python -m benchmarks trl` starts it under the interpreter that has TRL.
 
-    python -m benchmarks._trl_trainer SPEC.json OUTPUT --threads 2
+    python -m benchmarks._trl_trainer SPEC.json OUTPUT --threads 2 [--evaluate]
 
 Model, prompts and their order, rewards and learning rates come from our own code, so they are those of the job. It
-writes OUTPUT/run.json, and the trained model to OUTPUT/model.
+writes the trained model to OUTPUT/model, and then OUTPUT/run.json. With --evaluate it scores the job's held-out prompts
+where the job does: before the first iteration, every `evaluation.every_iterations`, and after the last one.
 """
 
 from __future__ import annotations
@@ -12,20 +13,24 @@ import argparse
 import functools
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset  # pyright: ignore[reportMissingImports]
+from peft import LoraConfig
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportAttributeAccessIssue]
 
+from benchmarks._held_out import mean_reward
 from benchmarks._lookup_environment import ROWS, Lookup
 from consumer.gradient.optimizer import learning_rate_at
 from contracts.encoding.wire import decode_json
 from contracts.rewards import RewardItem, Scored
 from contracts.spec.job import JobSpec
 from contracts.spec.root import SpecRoot
+from contracts.spec.trainer import ALL_LINEAR
 from onbeat.data.datasets.loading import job_examples
 from onbeat.data.prompts.places import pass_order
 from onbeat.data.prompts.source import PromptSource
@@ -56,6 +61,7 @@ class Recorder(TrainerCallback):
                 prompt=text_of(prompt),
                 completion=text_of(completion),
                 reference=row["reference"][at],
+                task_entry=row["task_entry"][at] if "task_entry" in row else "",
                 num_tokens=len(completion_ids[at]),
             )
             scored = score_item(self._components, item)
@@ -83,6 +89,43 @@ def text_of(completion: str | list[dict[str, Any]]) -> str:
     return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
 
 
+class HeldOut(TrainerCallback):
+    """Scores the job's held-out prompts while TRL trains, by the model as it is: its adapters are not merged.
+
+    The samples have a random state of their own, so that what is trained is the same with and without them.
+    """
+
+    def __init__(self, spec: JobSpec, folder: Path) -> None:
+        self.scores: list[dict[str, float | None]] = []
+        self._spec = spec
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self._prompts = prompts_of(spec, folder, tokenizer).evaluation_prompts()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        self._score(0, parts)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        step = state.global_step
+        if step % self._spec.evaluation.every_iterations == 0 or step == self._spec.iterations:
+            self._score(step, parts)
+
+    def _score(self, version: int, parts: dict[str, Any]) -> None:
+        model, tokenizer = parts["model"], parts["processing_class"]
+        was_training = model.training
+        model.eval()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._spec.seed)
+            sampled = mean_reward(self._spec, self._prompts, model, tokenizer, do_sample=True)
+            greedy = None
+            if self._spec.evaluation.greedy:
+                greedy = mean_reward(self._spec, self._prompts, model, tokenizer, do_sample=False)
+        model.train(was_training)
+        self.scores.append(
+            {"version": version, "sampled": sampled, "greedy": greedy, "prompts": len(self._prompts)}
+        )
+        print(f"version {version}: sampled {sampled:.3f} of {len(self._prompts)} held-out prompts", flush=True)
+
+
 class Trainer(GRPOTrainer):
     """GRPOTrainer with the job's learning rates: its own warm-up begins with a step of 0."""
 
@@ -98,14 +141,19 @@ class Trainer(GRPOTrainer):
         return self.lr_scheduler
 
 
+def prompts_of(spec: JobSpec, folder: Path, tokenizer: Any) -> PromptSource:
+    """Returns the job's prompts, which our own code draws. folder: of its model."""
+    return PromptSource(job_examples(spec, SpecRoot(folder)), spec=spec, tokenizer=tokenizer, context_tokens=2**20)
+
+
 def rows_of(spec: JobSpec, folder: Path) -> list[dict[str, Any]]:
     """Returns the prompts of all iterations in the job's order."""
     if spec.environment is not None:
         return tool_rows(spec, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    source = PromptSource(job_examples(spec, SpecRoot(folder)), spec=spec, tokenizer=tokenizer, context_tokens=2**20)
+    source = prompts_of(spec, folder, tokenizer)
     return [
-        {"prompt": prompt.text, "reference": prompt.reference}
+        {"prompt": prompt.text, "reference": prompt.reference, "task_entry": prompt.task_entry}
         for iteration in range(spec.iterations)
         for prompt in source.training_prompts(iteration)
     ]
@@ -169,7 +217,28 @@ def config_of(spec: JobSpec, output: Path, overrides: dict[str, Any]) -> GRPOCon
     return GRPOConfig(**options | overrides)
 
 
-def make_trainer(spec: JobSpec, output: Path, recorder: Recorder, overrides: dict[str, Any]) -> Trainer:
+def adapters_of(spec: JobSpec) -> LoraConfig | None:
+    """Returns the adapters of a job that trains some: as ours in all linear layers but the head, in float32."""
+    if spec.trainer.lora is None:
+        return None
+    modules = spec.trainer.lora.target_modules
+    return LoraConfig(
+        r=spec.trainer.lora.rank,
+        lora_alpha=spec.trainer.lora.alpha,
+        target_modules=ALL_LINEAR if modules == (ALL_LINEAR,) else list(modules),
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+def make_trainer(
+    spec: JobSpec,
+    output: Path,
+    recorder: Recorder,
+    overrides: dict[str, Any],
+    callbacks: Sequence[TrainerCallback] = (),
+) -> Trainer:
     """Makes the trainer of a whole job; the spec's model path is that of a folder on this machine."""
     folder = Path(spec.model.path).resolve()
     turns = {"environment_factory": Lookup} if spec.environment is not None else {}
@@ -181,7 +250,8 @@ def make_trainer(spec: JobSpec, output: Path, recorder: Recorder, overrides: dic
         args=config_of(spec, output, overrides),
         train_dataset=Dataset.from_list(rows_of(spec, folder)),
         processing_class=AutoTokenizer.from_pretrained(folder, local_files_only=True),
-        callbacks=[recorder],
+        callbacks=[recorder, *callbacks],
+        peft_config=adapters_of(spec),
         **turns,
     )
     trainer.job = spec
@@ -194,14 +264,19 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--config", type=json.loads, default={}, help="fields of GRPOConfig, as a JSON object")
+    parser.add_argument("--evaluate", action="store_true", help="scores the held-out prompts on the way")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     spec = decode_json(arguments.spec.read_bytes(), JobSpec)
     recorder = Recorder(spec)
-    trainer = make_trainer(spec, arguments.output, recorder, arguments.config)
+    held_out = []
+    if arguments.evaluate:
+        held_out.append(HeldOut(spec, Path(spec.model.path).resolve()))
+    trainer = make_trainer(spec, arguments.output, recorder, arguments.config, held_out)
     trainer.train()
     trainer.save_model(str(arguments.output / "model"))
-    (arguments.output / "run.json").write_text(json.dumps({"steps": recorder.steps}))
+    run = {"steps": recorder.steps, "evaluations": [score for callback in held_out for score in callback.scores]}
+    (arguments.output / "run.json").write_text(json.dumps(run))
 
 
 if __name__ == "__main__":

@@ -181,7 +181,8 @@ def run_of(folder: Path, spec_path: Path, settings: Sequence[str]) -> tuple[RunF
     run = RunFolder(folder, summary["job_id"])
     values = measured(run, summary)
     last = values["evaluations"][-1]
-    print(f"{folder.name}: sampled {last['sampled']:.3f}, greedy {last['greedy']:.3f} at the end", flush=True)
+    greedy = "" if last["greedy"] is None else f", greedy {last['greedy']:.3f}"
+    print(f"{folder.name}: sampled {last['sampled']:.3f}{greedy} at the end", flush=True)
     return run, spec, values
 
 

@@ -40,12 +40,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks._demo_runs import output_of, run_demo
+from benchmarks._held_out import mean_reward
 from benchmarks._lookup_environment import ROWS, Lookup, rows
 from benchmarks._random_models import make_8m, make_135m
 from benchmarks._results import REPOSITORY, write_result
 from benchmarks._side_by_side import Run, Step, Watch, compared, draw_rewards, rounded
 from contracts.encoding.wire import encode_json
-from contracts.rewards import RewardItem, Scored
 from contracts.run_folder import RunFolder
 from contracts.spec.job import JobSpec
 from contracts.spec.root import SpecRoot
@@ -53,7 +53,6 @@ from onbeat.client.spec_file import load_spec
 from onbeat.data.datasets.loading import job_examples
 from onbeat.data.prompts.source import PromptSource
 from onbeat.export.export import export
-from reward_service.scorers.rubric import score_item
 
 EXPECTED = (
     "Before the first whole run, from a comparison by hand (4,480 and 2,050 completions/s; 22 and 25.9; 26 with 16 "
@@ -76,6 +75,9 @@ EXPECTED = (
 AIMS = {"demo": 3.0, "135m": 3.0, "8m-8": 1.25, "8m-16": 1.25, "tools": 5.0}
 """Case → our completions a second over TRL's."""
 TRL_THREADS = 2
+TRL_SPEC = "spec.json"
+TRL_RUN = "run.json"
+"""Files of TRL's folder: the job, and what was measured, which is written last."""
 NAMES = {"ours": "Onbeat", "trl": "TRL"}
 
 
@@ -196,19 +198,36 @@ def run_ours(
     return run, {"parts": parts, "digest": done.summary["final_weights_digest"]}, exported
 
 
+def train_by_trl(spec: JobSpec, folder: Path, *flags: str, python: str, threads: int) -> dict[str, Any]:
+    """Trains a job by benchmarks/_trl_trainer.py in a new folder; returns what its run.json says.
+
+    Args:
+        spec: The job. Its model's path is taken from the repository.
+        folder: The run's, which gets the spec, the trained model and, at the end, run.json.
+        flags: Further flags of benchmarks/_trl_trainer.py.
+        python: The interpreter that has TRL.
+        threads: Compute threads.
+
+    Raises:
+        RuntimeError: It failed; with its last words.
+    """
+    folder.mkdir(parents=True)
+    spec_file = folder / TRL_SPEC
+    spec_file.write_bytes(encode_json(spec))
+    command = [python, "-m", "benchmarks._trl_trainer", str(spec_file), str(folder), "--threads", str(threads), *flags]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": str(threads)}
+    output_of(command, environment)
+    return json.loads((folder / TRL_RUN).read_bytes())
+
+
 def run_trl(
     case: Case, settings: Sequence[str], folder: Path, *, python: str, config: str
 ) -> tuple[Run, dict[str, Any], Path]:
     """Runs TRL on the same job; returns the seconds of its phases, and the folder of its model."""
-    folder.mkdir()
-    spec_file = folder / "spec.json"
-    spec_file.write_bytes(encode_json(load_spec(case.spec, settings)))
-    command = [python, "-m", "benchmarks._trl_trainer", str(spec_file), str(folder), "--threads", str(TRL_THREADS)]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": str(TRL_THREADS)}
+    spec = load_spec(case.spec, settings)
     command_s = time.time()
     with Watch() as watch:
-        output_of([*command, "--config", config], environment)
-    steps = json.loads((folder / "run.json").read_bytes())["steps"]
+        steps = train_by_trl(spec, folder, "--config", config, python=python, threads=TRL_THREADS)["steps"]
     run = Run(
         command_s=command_s,
         first_s=steps[0]["started_s"],
@@ -224,7 +243,6 @@ def run_trl(
     return run, {"parts": parts}, folder / "model"
 
 
-@torch.no_grad()
 def held_out_rewards(spec: JobSpec, folder: Path) -> dict[str, float]:
     """Returns the mean reward of a model folder on the held-out prompts, of one sample each and, if the job asks for
     it, of greedy decoding."""
@@ -232,32 +250,13 @@ def held_out_rewards(spec: JobSpec, folder: Path) -> dict[str, float]:
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     examples = job_examples(spec, SpecRoot(REPOSITORY))
     source = PromptSource(examples, spec=spec, tokenizer=tokenizer, context_tokens=2**20)
+    prompts = source.evaluation_prompts()
     torch.manual_seed(0)
     ways = {"held_out_sampled": True} | ({"held_out_greedy": False} if spec.evaluation.greedy else {})
     return {
-        name: rounded(_mean_reward(spec, source, model, tokenizer, do_sample=do_sample))
+        name: rounded(mean_reward(spec, prompts, model, tokenizer, do_sample=do_sample))
         for name, do_sample in ways.items()
     }
-
-
-def _mean_reward(spec: JobSpec, source: PromptSource, model: Any, tokenizer: Any, *, do_sample: bool) -> float:
-    prompts, rewards = source.evaluation_prompts(), []
-    for start in range(0, len(prompts), spec.evaluation.prompts_per_batch):
-        chunk = prompts[start : start + spec.evaluation.prompts_per_batch]
-        encoded = tokenizer([prompt.text for prompt in chunk], return_tensors="pt", padding=True, padding_side="left")
-        sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0} if do_sample else {"do_sample": False}
-        most = spec.rollout.sampling.max_new_tokens
-        tokens = model.generate(
-            encoded.input_ids, attention_mask=encoded.attention_mask, max_new_tokens=most, **sampling
-        )
-        texts = tokenizer.batch_decode(tokens[:, encoded.input_ids.shape[1] :], skip_special_tokens=True)
-        for prompt, text in zip(chunk, texts, strict=True):
-            item = RewardItem(prompt=prompt.text, completion=text, reference=prompt.reference)
-            scored = score_item(spec.reward.components, item)
-            if not isinstance(scored, Scored):
-                raise RuntimeError(f"a completion could not be scored: {scored}")
-            rewards.append(scored.reward)
-    return sum(rewards) / len(rewards)
 
 
 def measure(name: str, models: Path, scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:

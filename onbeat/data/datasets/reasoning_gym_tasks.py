@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
@@ -98,8 +99,18 @@ def _unseen_examples(
             example_id=f"{pool}/{index}",
             question=entry["question"] + spec.question_suffix,
             reference="" if entry["answer"] is None else str(entry["answer"]),
-            task_entry=json.dumps({"task": spec.task, "entry": entry}),
+            task_entry=json.dumps({"task": spec.task, "entry": entry}, default=_fraction_text),
         )
+
+
+def _fraction_text(value: object) -> str:
+    """Returns a fraction as "3/4": a few entries of gsm_symbolic have some among the variables of their metadata.
+
+    Raises TypeError for another type, as json itself does: its text might not be what the task's scorer needs.
+    """
+    if isinstance(value, Fraction):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not JSON serializable")
 
 
 def _check_scores_from_json(task: str, entry: Entry) -> None:
@@ -109,7 +120,7 @@ def _check_scores_from_json(task: str, entry: Entry) -> None:
     # Its own annotation says that the scorer takes no arguments.
     score = cast(Callable[[Any, Entry], float], reasoning_gym.get_score_answer_fn(task))
     try:
-        scored_from_json = score(entry["answer"], json.loads(json.dumps(entry)))
+        scored_from_json = score(entry["answer"], json.loads(json.dumps(entry, default=_fraction_text)))
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
         raise _unscorable(task) from error
     if scored_from_json != score(entry["answer"], entry):

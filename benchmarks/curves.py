@@ -1,0 +1,190 @@
+"""Draws learning curves of SmolLM2-135M-Instruct on a task: three seeds, a control, and TRL at equal samples.
+
+    python -m benchmarks curves --task chain-sum --runs FOLDER      (make setup-trl makes TRL's environment)
+
+    chain-sum       configs/curves/chain-sum.toml: sums and differences of two numbers, from the untrained model
+    word-problems   configs/curves/word-problems.toml: questions of gsm_symbolic that two equations solve, after a warm
+                    start on the task's own solutions, which is trained and exported first
+
+The control is seed 0 with its rewards shuffled inside groups. TRL has seed 0, the prompts in their order, group size,
+tokens, temperature, learning rates, clip, loss and adapters of the spec, and as many completions. Held-out prompts are
+scored at the same iterations: ours by the job itself, TRL's by `generate` in its own process. docs/expect.md says what
+came out.
+
+A run that has ended well in --runs is read, and not trained again, so that an interrupted command goes on by the same
+command. The model is made by configs/models/make_smollm2_135m.py, the rows by configs/models/make_word_problems.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks._results import REPOSITORY, write_result
+from benchmarks.real_model import CONFIGS, FIGURES, Case, run_of, warmed_up
+from benchmarks.trl import TRL_RUN, TRL_SPEC, train_by_trl, versions
+from contracts.encoding.wire import encode_json
+from contracts.spec.job import JobSpec
+from onbeat.client.spec_file import load_spec
+from onbeat.training.figures import DOTS_PER_INCH
+
+CASES: dict[str, Case] = {
+    "chain-sum": Case(
+        spec="curves/chain-sum.toml",
+        expected=(
+            "sampled accuracy of the held-out prompts from 0.04 to 0.35-0.60 at 1,024 completions for each seed; the "
+            "control stays at or below 0.10; TRL ends within 0.10 of the mean of the seeds"
+        ),
+    ),
+    "word-problems": Case(
+        spec="curves/word-problems.toml",
+        warm_up="curves/word-problems-sft.toml",
+        expected=(
+            "the warm start takes sampled accuracy of the held-out prompts from below 0.03 to 0.15-0.45; GRPO adds at "
+            "least 0.08 for each seed in 768 completions; the control does not rise by more than 0.05; TRL ends within "
+            "0.10 of the mean of the seeds"
+        ),
+    ),
+}
+"""Task → its job, and what was expected of it before its first whole run."""
+SEEDS = (0, 1, 2)
+CONTROL = "control"
+TRL = "TRL"
+RUNS: dict[str, tuple[str, ...]] = {f"seed-{seed}": (f"seed={seed}",) for seed in SEEDS}
+"""Run → what is set beside the spec; TRL has that of the first one."""
+RUNS[CONTROL] = ("seed=0", "algorithm.shuffle_rewards=true")
+TRL_THREADS = 1
+COLOR = "#3b7dd8"
+COLORS = {CONTROL: "#888888", TRL: "#e0762f"}
+
+
+def trl_run(spec: JobSpec, folder: Path, python: str) -> dict[str, Any]:
+    """Returns what TRL made of a job: read from a folder of the very same spec that has ended, or else trained there.
+
+    A folder of another spec, or of a run that was interrupted, is emptied.
+    """
+    is_finished = (folder / TRL_RUN).exists() and (folder / TRL_SPEC).read_bytes() == encode_json(spec)
+    if is_finished:
+        run = json.loads((folder / TRL_RUN).read_bytes())
+    else:
+        if folder.exists():
+            shutil.rmtree(folder)
+        run = train_by_trl(spec, folder, "--evaluate", python=python, threads=TRL_THREADS)
+    steps = run["steps"]
+    print(f"{folder.name}: sampled {run['evaluations'][-1]['sampled']:.3f} at the end", flush=True)
+    return {
+        "evaluations": run["evaluations"],
+        "reward": [round(step["reward_mean"], 4) for step in steps],
+        "response_tokens": [round(step["num_tokens"] / step["num_completions"], 2) for step in steps],
+        "iteration_s": [round(step["ended_s"] - step["started_s"], 2) for step in steps],
+        "completions": sum(step["num_completions"] for step in steps),
+    }
+
+
+def curve(run: Mapping[str, Any], completions_per_iteration: int) -> tuple[list[int], list[float]]:
+    """Returns the completions that were sampled before each evaluation, and its mean reward."""
+    evaluations = run["evaluations"]
+    completions = [evaluation["version"] * completions_per_iteration for evaluation in evaluations]
+    return completions, [evaluation["sampled"] for evaluation in evaluations]
+
+
+def mean_curve(runs: Mapping[str, Mapping[str, Any]]) -> list[float]:
+    """Returns the mean over the seeds at each evaluation. Raises ValueError where they have not equally many."""
+    scores = [[evaluation["sampled"] for evaluation in runs[f"seed-{seed}"]["evaluations"]] for seed in SEEDS]
+    return [statistics.fmean(at_once) for at_once in zip(*scores, strict=True)]
+
+
+def draw(task: str, runs: Mapping[str, Mapping[str, Any]], path: Path, *, completions_per_iteration: int) -> None:
+    """Draws held-out accuracy against the completions that were sampled: each seed, their mean, control and TRL."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7.0, 4.2), layout="constrained")
+    for seed in SEEDS:
+        completions, scores = curve(runs[f"seed-{seed}"], completions_per_iteration)
+        label = "Onbeat, each seed" if seed == SEEDS[0] else ""
+        axes.plot(completions, scores, color=COLOR, linewidth=0.9, alpha=0.55, label=label)
+        if seed == SEEDS[-1]:
+            axes.plot(completions, mean_curve(runs), "-o", color=COLOR, linewidth=2.4, label="Onbeat, mean of 3 seeds")
+    for name, label in ((TRL, "TRL, seed 0"), (CONTROL, "Onbeat with shuffled rewards")):
+        completions, scores = curve(runs[name], completions_per_iteration)
+        axes.plot(completions, scores, "--s", color=COLORS[name], markersize=4, label=label)
+    prompts = runs[CONTROL]["evaluations"][0]["prompts"]
+    axes.set(
+        xlabel="completions sampled",
+        ylabel=f"accuracy on {prompts} held-out prompts",
+        title=f"SmolLM2-135M-Instruct, {task}, temperature 1",
+        xlim=(0, None),
+        ylim=(0, 1),
+    )
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=DOTS_PER_INCH)
+    pyplot.close(figure)
+
+
+def table(runs: Mapping[str, Mapping[str, Any]], completions_per_iteration: int) -> str:
+    """Returns a row for each number of completions: the seeds, their mean, the control and TRL."""
+    names = [*RUNS, TRL]
+    completions, _ = curve(runs[CONTROL], completions_per_iteration)
+    lines = [f"{'completions':>12} " + " ".join(f"{name:>9}" for name in ["mean", *names])]
+    for place, number in enumerate(completions):
+        scores = [mean_curve(runs)[place]]
+        scores += [runs[name]["evaluations"][place]["sampled"] for name in names]
+        lines.append(f"{number:12,} " + " ".join(f"{score:9.3f}" for score in scores))
+    return "\n".join(lines)
+
+
+def measure(task: str, folder: Path, python: str) -> dict[str, Any]:
+    """Trains, or reads, all runs of a task. folder: of its runs."""
+    case = CASES[task]
+    spec_path = CONFIGS / case.spec
+    result: dict[str, Any] = {"task": task, "expected": case.expected, "versions": versions(python)}
+    if case.warm_up:
+        result["warm_up"] = warmed_up(case, folder / "warm-up")
+    runs: dict[str, Any] = {}
+    for name, settings in RUNS.items():
+        _, _, runs[name] = run_of(folder / name, spec_path, settings)
+    runs[TRL] = trl_run(load_spec(spec_path, RUNS[f"seed-{SEEDS[0]}"]), folder / "trl", python)
+    numbers = {name: run["completions"] for name, run in runs.items()}
+    if len(set(numbers.values())) != 1:
+        raise RuntimeError(f"the runs don't have equally many completions: {numbers}")
+    return {**result, "runs": runs}
+
+
+def check(python: str) -> None:
+    """Raises SystemExit for what would fail after the first runs."""
+    if shutil.which(python) is None:
+        raise SystemExit(f"--trl: no interpreter at {python}; `make setup-trl` makes its environment")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks curves", description=__doc__)
+    parser.add_argument("--task", choices=CASES, default="chain-sum")
+    parser.add_argument("--runs", type=Path, help="folder that keeps the runs of all tasks")
+    parser.add_argument("--trl", default=".venv-trl/bin/python", help="an interpreter that has TRL and our packages")
+    arguments = parser.parse_args()
+    check(arguments.trl)
+    task = arguments.task
+    with tempfile.TemporaryDirectory(prefix="curves-") as scratch:
+        folder = (arguments.runs or Path(scratch)) / task
+        result = measure(task, folder, arguments.trl)
+    rollout = load_spec(CONFIGS / CASES[task].spec, ()).rollout
+    completions_per_iteration = rollout.prompts_per_iteration * rollout.group_size
+    figure = FIGURES / f"curve-{task}.png"
+    draw(task, result["runs"], figure, completions_per_iteration=completions_per_iteration)
+    print(table(result["runs"], completions_per_iteration))
+    path = write_result(f"curves-{task}", result)
+    print(f"written to {path.relative_to(REPOSITORY)} and {figure.relative_to(REPOSITORY)}")
+
+
+if __name__ == "__main__":
+    main()
