@@ -120,9 +120,7 @@ class HeldOut(TrainerCallback):
             if self._spec.evaluation.greedy:
                 greedy = mean_reward(self._spec, self._prompts, model, tokenizer, do_sample=False)
         model.train(was_training)
-        self.scores.append(
-            {"version": version, "sampled": sampled, "greedy": greedy, "prompts": len(self._prompts)}
-        )
+        self.scores.append({"version": version, "sampled": sampled, "greedy": greedy, "prompts": len(self._prompts)})
         print(f"version {version}: sampled {sampled:.3f} of {len(self._prompts)} held-out prompts", flush=True)
 
 

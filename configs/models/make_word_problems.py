@@ -32,7 +32,9 @@ NUM_TRAIN_ROWS = 512
 NUM_HELD_OUT_ROWS = 128
 NUM_EQUATIONS = 2
 MAX_QUESTION_CHARACTERS = 320
-EQUATION = re.compile(r"(\d+(?:\s*[-+*/×x]\s*\d+)+)\s*=\s*(\d+)(?![\d.]*\d)")
+TIMES = "\N{MULTIPLICATION SIGN}x"
+"""The signs of a product in the task's solutions, next to *."""
+EQUATION = re.compile(rf"(\d+(?:\s*[-+*/{TIMES}]\s*\d+)+)\s*=\s*(\d+)(?![\d.]*\d)")
 """Left side and result of one step of a solution, in whole numbers."""
 CURRENCIES = str.maketrans("", "", "$€£")
 OPERATIONS: dict[str, Callable[[float, float], float]] = {
@@ -75,7 +77,7 @@ def equations(example: Example) -> str | None:
     steps: list[str] = []
     result = ""
     for left, result in EQUATION.findall(solution):
-        terms = re.sub(r"\s", "", left).replace("×", "*").replace("x", "*")
+        terms = re.sub(f"[{TIMES}]", "*", re.sub(r"\s", "", left))
         try:
             is_true = value_of(terms) == float(result)
         except ValueError:
