@@ -115,6 +115,18 @@ def test_a_task_entry_scores_its_own_reference_after_its_way_through_json() -> N
     assert score("a wrong answer", parsed["entry"]) == 0.0  # pyright: ignore[reportCallIssue]
 
 
+def test_a_task_entry_with_fractions_is_scored_after_its_way_through_json() -> None:
+    """Every hundredth question or so of gsm_symbolic has a Fraction among its variables, which JSON has no type for."""
+    dataset = load(ReasoningGymDataset(task="gsm_symbolic", num_train_prompts=16))
+    with_fraction = [example for example in dataset.train if "serving_fraction" in example.task_entry]
+    assert with_fraction, "another version of the package draws other questions: take more of them"
+    for example in with_fraction:
+        entry = json.loads(example.task_entry)["entry"]
+        assert entry["metadata"]["variables"]["serving_fraction"] == "2"
+        score = reasoning_gym.get_score_answer_fn("gsm_symbolic")
+        assert score(example.reference, entry) == 1.0  # pyright: ignore[reportCallIssue]
+
+
 def test_the_suffix_follows_each_question_but_not_the_entry() -> None:
     plain = load(CHAIN_SUM).train[0]
     spec = ReasoningGymDataset(task="chain_sum", params=dict(ONE_DIGIT), question_suffix=" Be brief.")
