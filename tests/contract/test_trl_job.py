@@ -56,6 +56,45 @@ def test_trl_trains_the_prompts_of_a_job_in_their_order_at_its_learning_rates(tm
     assert {str(parameter.dtype) for parameter in trainer.model.parameters()} == {"torch.float32"}
 
 
+def test_adapters_of_a_job_are_trained_and_held_out_prompts_scored_on_the_way(tmp_path: Path) -> None:
+    from benchmarks._trl_trainer import HeldOut, Recorder, make_trainer
+
+    model = tiny_model_folder(tmp_path, hidden_size=16, num_layers=1)
+    spec = job_spec(
+        model__path=str(model),
+        iterations=3,
+        trainer__lora={"rank": 4, "alpha": 8.0},
+        evaluation={"num_prompts": 6, "prompts_per_batch": 4, "every_iterations": 2},
+    )
+    held_out = HeldOut(spec, model)
+    trainer = make_trainer(spec, tmp_path, Recorder(spec), {}, [held_out])
+    trained = {name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
+    assert {name.rpartition("lora_")[2] for name in trained} == {"A.default.weight", "B.default.weight"}
+    assert not [name for name in trained if "lm_head" in name or "embed" in name]
+    assert {parameter.shape[0] for name, parameter in trainer.model.named_parameters() if "lora_A" in name} == {4}
+    trainer.train()
+    assert [score["version"] for score in held_out.scores] == [0, 2, 3]
+    assert all(score["prompts"] == 6 and 0.0 <= score["sampled"] <= 1.0 for score in held_out.scores)
+
+
+def test_what_is_trained_is_the_same_without_evaluations_on_the_way(tmp_path: Path) -> None:
+    from benchmarks._trl_trainer import HeldOut, Recorder, make_trainer
+
+    model = tiny_model_folder(tmp_path, hidden_size=16, num_layers=1)
+    spec = job_spec(
+        model__path=str(model),
+        iterations=2,
+        optimizer={"learning_rate": 1e-3},
+        evaluation={"num_prompts": 6, "prompts_per_batch": 4, "every_iterations": 1},
+    )
+    sampled: list[list[tuple[float, float]]] = []
+    for callbacks in ([], [HeldOut(spec, model)]):
+        recorder = Recorder(spec)
+        make_trainer(spec, tmp_path, recorder, {}, callbacks).train()
+        sampled.append([(step["reward_mean"], step["num_tokens"]) for step in recorder.steps])
+    assert sampled[0] == sampled[1]
+
+
 def test_the_configuration_is_the_jobs_and_may_be_overridden(tmp_path: Path) -> None:
     from benchmarks._trl_trainer import config_of
 

@@ -19,7 +19,8 @@ from onbeat.data.prompts.source import PromptSource
 from tests.refusals import refusal_of
 
 ROOT = Path(__file__).parents[3]
-SPECS = sorted((ROOT / "configs").glob("*.toml"))
+CONFIGS = ROOT / "configs"
+SPECS = sorted([*CONFIGS.glob("*.toml"), *(CONFIGS / "curves").glob("*.toml")])
 DEMO_MODEL = ROOT / "configs" / "models" / "two-digit-addition"
 
 
@@ -47,9 +48,9 @@ def test_the_specs_that_the_docs_name_are_shipped() -> None:
     assert whole | {"dapo.toml", "demo-lora.toml", "smollm2-chain-sum-lora.toml"} <= {path.name for path in SPECS}
 
 
-@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: str(path.relative_to(CONFIGS)))
 def test_a_shipped_spec_is_a_valid_job(path: Path) -> None:
-    spec = read_spec(path.name)
+    spec = read_spec(str(path.relative_to(CONFIGS)))
     assert judge(spec) == []
     assert spec.deterministic or any(stage.kind == "llm_judge" for stage in spec.stages)
     assert spec.evaluation.num_prompts > 0
