@@ -1,4 +1,4 @@
-"""`python -m benchmarks curves`: its jobs are shipped, its runs are of one size, and one that has ended is read again."""
+"""`python -m benchmarks curves`: its jobs are shipped and of one size, and a run that has ended is read again."""
 
 from __future__ import annotations
 
