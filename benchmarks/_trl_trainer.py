@@ -15,7 +15,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from datasets import Dataset  # pyright: ignore[reportMissingImports]
@@ -96,7 +96,7 @@ class HeldOut(TrainerCallback):
     """
 
     def __init__(self, spec: JobSpec, folder: Path) -> None:
-        self.scores: list[dict[str, float | None]] = []
+        self.scores: list[dict[str, Any]] = []
         self._spec = spec
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self._prompts = prompts_of(spec, folder, tokenizer).evaluation_prompts()
@@ -222,7 +222,8 @@ def adapters_of(spec: JobSpec) -> LoraConfig | None:
     modules = spec.trainer.lora.target_modules
     return LoraConfig(
         r=spec.trainer.lora.rank,
-        lora_alpha=spec.trainer.lora.alpha,
+        # Its annotation says int, and it divides by the rank.
+        lora_alpha=cast(int, spec.trainer.lora.alpha),
         target_modules=ALL_LINEAR if modules == (ALL_LINEAR,) else list(modules),
         lora_dropout=0.0,
         bias="none",
