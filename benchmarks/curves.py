@@ -47,7 +47,7 @@ CASES: dict[str, Case] = {
         warm_up="curves/word-problems-sft.toml",
         expected=(
             "the warm start takes sampled accuracy of the held-out prompts from below 0.03 to 0.15-0.45; GRPO adds at "
-            "least 0.08 for each seed in 768 completions; the control does not rise by more than 0.05; TRL ends within "
+            "least 0.05 for each seed in 512 completions; the control does not rise by more than 0.05; TRL ends within "
             "0.10 of the mean of the seeds"
         ),
     ),
