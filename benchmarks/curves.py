@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks._results import REPOSITORY, write_result
 from benchmarks.real_model import CONFIGS, FIGURES, Case, run_of, warmed_up
-from benchmarks.trl import TRL_RUN, TRL_SPEC, train_by_trl, versions
+from benchmarks.trl import TRL_RUN, TRL_SPEC, TRL_THREADS, train_by_trl, versions
 from contracts.encoding.wire import encode_json
 from contracts.spec.job import JobSpec
 from onbeat.client.spec_file import load_spec
@@ -59,7 +59,6 @@ TRL = "TRL"
 RUNS: dict[str, tuple[str, ...]] = {f"seed-{seed}": (f"seed={seed}",) for seed in SEEDS}
 """Run → what is set beside the spec; TRL has that of the first one."""
 RUNS[CONTROL] = ("seed=0", "algorithm.shuffle_rewards=true")
-TRL_THREADS = 1
 COLOR = "#3b7dd8"
 COLORS = {CONTROL: "#888888", TRL: "#e0762f"}
 
