@@ -11,6 +11,7 @@ A worker that is forked has a nursery of its own, forked before the worker has t
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -25,7 +26,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from contracts.settings import PREFIX
 from onbeat.base.process.child_process import ChildProcess
@@ -192,7 +193,26 @@ def become(start: dict[str, Any], control: socket.socket) -> None:
         fork_trainers()
     sys.argv = [module, *arguments]
     sys.orig_argv = [sys.executable, "-m", module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        end_at_once(end.code or 0)
+    end_at_once(0)
+
+
+def end_at_once(exit_code: int) -> NoReturn:
+    """Ends this process in the order of Python's own end: threads, then `atexit`, then what is not written yet.
+
+    Python would then free each object, and the kernel copy each page that the nursery shares with this process: a
+    third of a second for memory that goes with the process anyway.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for the threads that are no daemons
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(exit_code)
 
 
 def fork_trainers() -> None:
@@ -204,7 +224,7 @@ def fork_trainers() -> None:
             ask_kernel()
         ours.close()
         run(theirs)
-        sys.exit()
+        end_at_once(0)
     theirs.close()
     _nurseries[:] = [ours]
     import_module("consumer.supervisor.trainer_process").ChildProcess = ForkedChild
@@ -235,6 +255,7 @@ def main() -> None:
         del sys.modules[f"{module}.__main__"]  # a fork runs it anew
     gc.freeze()
     run(control)
+    end_at_once(0)
 
 
 if __name__ == "__main__":
