@@ -9,19 +9,20 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock audit sbom site page page-pictures demo up test test-fast test-compiled families recipes wheel test-wheel setup-trl test-trl setup-verifiers test-verifiers bench-trl fuzz soak model mutants celery-defaults chaos lint types style imports bench setup-vllm demo-vllm test-vllm test-gpu
+.PHONY: setup lock audit sbom site page page-pictures demo up ci test test-fast test-compiled test-others families recipes wheel test-wheel setup-trl test-trl setup-verifiers test-verifiers bench-trl fuzz soak model mutants celery-defaults chaos lint types style imports bench setup-vllm demo-vllm test-vllm test-gpu
 
 setup: $(STAMP)
 
 # Each package by its pin and its hash, but torch: its wheels, and so their hashes, differ by build. pip would compile
-# twenty thousand modules one after the other, compileall does it on all cores; some, as templates, are no Python.
+# twenty thousand modules one after the other, compileall does it on all cores, but for the packages' own tests; some, as
+# templates, are no Python.
 $(STAMP): pyproject.toml constraints.txt requirements/core.txt requirements/dev.txt
 	$(PYTHON) -c 'import sys; sys.exit("Onbeat needs Python 3.11 or newer: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --no-compile --no-deps --require-hashes --log $(VENV)/pip.log -r requirements/core.txt -r requirements/dev.txt
 	$(BIN)/python -m pip install -q --no-compile -c constraints.txt $(TORCH)
 	$(BIN)/python -m pip install -q --no-deps -e .
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true
 	touch $(STAMP)
 
 # After a change of constraints.txt or pyproject.toml's packages; needs `uv`.
@@ -75,9 +76,12 @@ test-fast: $(STAMP)
 test-compiled: $(STAMP)
 	-OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -qq > /dev/null
 
-# Five modules at a time, also on two cores: half of what they do is to wait. Each of the processes has a Redis of its own.
 test: $(STAMP)
 	$(MAKE) -j 2 test-fast test-compiled
+	$(MAKE) test-others
+
+# Five modules at a time, also on two cores: half of what they do is to wait. Each of the processes has a Redis of its own.
+test-others: $(STAMP)
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder \
 		$(addprefix --ignore=,$(FAST))
 
@@ -195,10 +199,19 @@ test-gpu: $(STAMP)
 	OMP_NUM_THREADS=1 TEST_DEVICE=cuda $(BIN)/python -m pytest -n 4 --dist loadfile tests/contract/test_on_cuda.py \
 		tests/contract/test_engines.py tests/e2e/test_same_weights.py tests/e2e/test_colocated.py -k "not vllm and not openai"
 
+LINTS := site sbom style imports audit
+
 # Two at a time: the types take as long as all the rest.
 lint: $(STAMP)
-	$(MAKE) -j 2 types style imports audit sbom site
+	$(MAKE) -j 2 types $(LINTS)
 	$(BIN)/python -m tests.sizes
+
+# `make lint` and `make test`, which .ci/run needs: the types, on one core, take as long as what comes before the other
+# tests.
+ci: $(STAMP)
+	$(MAKE) -j 4 --output-sync=target types test-fast test-compiled $(LINTS)
+	$(BIN)/python -m tests.sizes
+	$(MAKE) test-others
 
 types: $(STAMP)
 	$(BIN)/pyright
