@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,26 +17,17 @@ from transformers.modeling_utils import PreTrainedModel
 
 from consumer.gradient.accumulation import GradientAccumulator, sum_range_at
 from consumer.gradient.cost import SHAPELESS, ModelShape, TrainingCost, model_shape, training_cost
-from consumer.gradient.dry_pass import LongestRow, largest_pass, num_tokens
 from consumer.gradient.micro_batch import packing_of
-from consumer.gradient.micro_step import (
-    KeptBatch,
-    measured_logprobs,
-    pass_without_gradient,
-    train_kept_batch,
-    train_micro_batch,
-)
+from consumer.gradient.micro_step import KeptBatch, measured_logprobs, train_kept_batch, train_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.gradient.probe import probe_logprobs
 from consumer.gradient.saved_state import restore_state, save_state
 from consumer.gradient.statistics import BatchStats
 from consumer.model.checkpoint import Checkpoint
-from consumer.model.memory import Peak, is_out_of_memory
 from consumer.model.policy import Policy, with_own_parameters
 from consumer.model.published_weights import WeightStream
 from contracts.encoding.names import number_of
 from contracts.encoding.wire import Record
-from contracts.errors import ContractViolation, TrainingDiverged, kind_and_text
 from contracts.probes import LogProbs, ProbeRow
 from contracts.rollouts import RolloutBatch
 from contracts.spec.job import JobSpec
@@ -45,8 +35,6 @@ from onbeat.base.process.crash_points import reach
 from onbeat.base.process.host_memory import give_free_memory_back
 from onbeat.base.telemetry.observing import observed
 from onbeat.weights.publication import TensorSink
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,21 +71,6 @@ def mini_batch_of(batch_id: str, spec: JobSpec) -> int:
         return 0
     # Whole division cuts 0 … B-1 into num_mini_batches runs of neighbours, by number and not by arrival (I7).
     return number_of(batch_id) * spec.algorithm.num_mini_batches // spec.rollout.batches_per_iteration
-
-
-@dataclass(frozen=True, kw_only=True)
-class DryPass:
-    """The memory of the job's largest micro-batch. `Learner.dry_pass` creates it, and the trainer reports it."""
-
-    num_tokens: int = 0
-    """Input tokens of the pass, padding included; 0 where it could not be made up."""
-    peak_bytes: int = 0
-    """The highest memory of the device during the pass; 0 where it is unknown."""
-    problem: str = ""
-    """The words by which memory was refused; "" where the pass had room."""
-
-
-UNKNOWN = DryPass()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,53 +237,6 @@ class Learner:
     def probe(self, rows: Sequence[ProbeRow]) -> LogProbs:
         """Computes the log-probs of a probe's rows under the weights as they are; see `probe_logprobs`."""
         return probe_logprobs(self.policy, rows, spec=self.spec)
-
-    def dry_pass(self, row: LongestRow) -> DryPass:
-        """Passes the job's largest micro-batch through its models, and leaves everything as it was (dry_pass.py).
-
-        Ranks that share the policy's parameters call it at the same time, with the same row.
-
-        Returns:
-            The memory that the pass took, or that it could not get: then nothing of it is left, and a smaller one may
-            be tried. After any other error the memory is unknown, which is logged: the job may train all the same.
-        """
-        passed: DryPass | None = None
-        try:
-            passed = observed("the memory of the largest micro-batch", partial(self._dry_pass, row))
-        except (ContractViolation, TrainingDiverged) as error:
-            # What is wrong with the model's numbers is for the passes of real batches to say.
-            log.warning("the memory of the largest micro-batch is unknown: %s", error)
-        self.accumulator.drop_gradients()
-        self.rest()
-        return passed or UNKNOWN
-
-    def _dry_pass(self, row: LongestRow) -> DryPass:
-        device = self.policy.model.device
-        micro_batch = largest_pass(self.spec, self.policy, row)
-        peak = Peak(device)
-        # The moments come with the first step, and stay: every pass but the first ones has less room by as much.
-        to_come = self.optimizer.first_step_bytes
-        try:
-            with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                moments = torch.empty(to_come, dtype=torch.uint8, device=device)
-                pass_without_gradient(
-                    self.policy,
-                    micro_batch,
-                    reference=self.reference,
-                    spec=self.spec,
-                    accumulator=self.accumulator,
-                )
-                del moments
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            # Words alone: the traceback of the error holds what the pass had taken.
-            return DryPass(num_tokens=num_tokens(micro_batch), problem=kind_and_text(error))
-        num_bytes = peak.num_bytes
-        if device.type == "cpu":
-            # No page of them was touched, so that the system has not counted them.
-            num_bytes += to_come
-        return DryPass(num_tokens=num_tokens(micro_batch), peak_bytes=num_bytes)
 
     def rest(self) -> None:
         """Gives the memory of the sums, of torch and of the C library back; weights and optimizer state stay."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from consumer.gradient.dry_pass import LongestRow
-from consumer.gradient.learner import DryPass, Learner, OptimizerStep, Trained
+from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.model.checkpoint import Checkpoint
+from consumer.ranks.dry_pass import DryPass, LongestRow, pass_dry
 from contracts.probes import LogProbs, ProbeRow
 from contracts.rollouts import RolloutBatch
 from onbeat.weights.publication import Publication, TensorSink
@@ -21,8 +21,6 @@ class Ranks:
 
     most_handed_out: int = 1
     """Batches that may be handed over and not returned yet: each would soon be taken up."""
-    outlives_memory: bool = True
-    """True where ranks can go on after a pass that had no room."""
 
     def __init__(self, learner: Learner) -> None:
         """learner: rank 0's."""
@@ -67,8 +65,8 @@ class Ranks:
         return self.learner.probe(rows)
 
     def dry_pass(self, row: LongestRow) -> DryPass:
-        """Has every rank pass the job's largest micro-batch, all at the same time: `Learner.dry_pass`."""
-        return self.learner.dry_pass(row)
+        """Has every rank pass the job's largest micro-batch, all at the same time."""
+        return pass_dry(self.learner, row)
 
     def rest(self) -> None:
         """Gives back the memory of every rank that its next batch does not need yet: `Learner.rest`."""

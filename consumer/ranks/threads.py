@@ -23,10 +23,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from consumer.gradient.dry_pass import LongestRow
-from consumer.gradient.learner import DryPass, Learner, OptimizerStep, Trained
+from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.gradient.micro_batch import packing_of, row_tokens
 from consumer.ranks.base import Ranks
+from consumer.ranks.dry_pass import DryPass, LongestRow
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings, usable_cores
 from contracts.spec.algorithm import PluginLoss

@@ -18,8 +18,6 @@ from __future__ import annotations
 import logging
 import time
 
-from consumer.gradient.dry_pass import LongestRow, longest_row
-from consumer.gradient.learner import DryPass
 from consumer.model.memory import (
     LEAST_TOKENS,
     OutOfMemory,
@@ -27,6 +25,7 @@ from consumer.model.memory import (
     device_bytes,
     has_words_of_memory,
 )
+from consumer.ranks.dry_pass import DryPass, LongestRow, longest_row
 from consumer.trainer.held_job import HeldJob
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.encoding.wire import changed
@@ -57,9 +56,16 @@ def dry_pass(job: HeldJob, *, has_committed: bool) -> None:
         longest_prompt=max(len(prompt.token_ids) for prompt in prompts) // ITEM_BYTES,
         context_tokens=policy.context_tokens,
     )
-    passed = _passed(job, row)
+    try:
+        passed = _passed(job, row)
+    except Unavailable as error:
+        if not has_words_of_memory(error.foreign):
+            raise
+        # One of several ranks had no room, and they have lost step: none of them can try a smaller pass.
+        raise _refusal(job, row, error.foreign, fitting=None, has_committed=has_committed) from error
     if passed.problem:
-        raise _refusal(job, row, passed.problem, has_committed=has_committed)
+        fitting = _fitting(job, row)
+        raise _refusal(job, row, passed.problem, fitting=fitting, has_committed=has_committed)
     if not passed.peak_bytes:
         return
     device = policy.model.device
@@ -75,24 +81,20 @@ def dry_pass(job: HeldJob, *, has_committed: bool) -> None:
 
 
 def _passed(job: HeldJob, row: LongestRow) -> DryPass:
-    """Has the ranks pass it; a rank of several that had no room is told by its words."""
+    """Has the ranks make one pass, under the deadline of an iteration. Raises as the keeper and the ranks do."""
     job.keeper.check()
-    try:
-        with job.keeper.training(longest_pass_s=job.spec.timeouts.iteration_s):
-            return job.ranks.dry_pass(row)
-    except Unavailable as error:
-        if not has_words_of_memory(error.foreign):
-            raise
-        return DryPass(problem=error.foreign)
+    with job.keeper.training(longest_pass_s=job.spec.timeouts.iteration_s):
+        return job.ranks.dry_pass(row)
 
 
-def _refusal(job: HeldJob, row: LongestRow, problem: str, *, has_committed: bool) -> InvalidInput | OutOfMemory:
-    """Returns the error for a pass without room, with the largest bound of a pass that has room, if one has."""
+def _refusal(
+    job: HeldJob, row: LongestRow, problem: str, *, fitting: int | None, has_committed: bool
+) -> InvalidInput | OutOfMemory:
+    """Returns the error for a pass without room. fitting: as `cure_of` takes it."""
     says = (
         f"out of memory in the dry pass, of {row.pass_tokens} tokens in rows of up to "
         f"{row.prompt_tokens + row.response_tokens}: {problem}"
     )
-    fitting = _fitting(job, row)
     cure = cure_of(job.spec, loads=False, fitting=fitting)
     if has_committed:
         return OutOfMemory(f"{says} ({cure})")
@@ -103,13 +105,11 @@ def _refusal(job: HeldJob, row: LongestRow, problem: str, *, has_committed: bool
     return InvalidInput(says, field=field, cure=cure)
 
 
-def _fitting(job: HeldJob, row: LongestRow) -> int | None:
-    """Returns the first half, quarter, … of the bound of a pass that has room; None where it can't be found out.
+def _fitting(job: HeldJob, row: LongestRow) -> int:
+    """Returns the first half, quarter, … of the bound of a pass that has room; 0 where none has.
 
-    0 where no bound helps: a pass has one row at least.
+    A pass has one row at least, so that no bound below a row helps.
     """
-    if not job.ranks.outlives_memory:
-        return None
     least = max(LEAST_TOKENS, row.prompt_tokens + row.response_tokens)
     tokens = row.pass_tokens
     while tokens > least:

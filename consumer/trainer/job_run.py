@@ -61,7 +61,7 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
     except errors.Conflict as error:
         log.info("job %s: %s", job_id, error)
         return TrainerExit.HELD
-    log.info("trainer epoch %d holds job %s", epoch, job_id)
+    log.info("this trainer holds job %s by its lease %d", job_id, epoch)
     jobs = JobStore(broker)
     keeper = LeaseKeeper(
         side,

@@ -22,7 +22,7 @@ from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Iteration
 from consumer.trainer.report import LIKELY_CAUSES, clipped_noise, in_words, mismatch_alarm
 from contracts.encoding.names import number_of
-from contracts.errors import BatchFailed, ContractViolation, TrainingDiverged
+from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.events import IterationMetrics
 from contracts.versions import WeightManifest
 from onbeat.base.process.crash_points import reach
@@ -53,10 +53,7 @@ def step(job: HeldJob, iteration: Iteration) -> Stepped:
         iteration.number, spec.optimizer, horizon_at(iteration.number, job.horizons, spec.iterations)
     )
     if not iteration.stats:
-        # The cause comes first: a list of jobs shows no more than the first words.
-        causes = [f"{reason}; so " for reason in iteration.abandoned.values()]
-        cause = causes[0] if causes else ""
-        raise BatchFailed(f"{cause}every training batch of iteration {iteration.number} is dead")
+        raise iteration.all_dead()
     _check_mismatch(job, iteration)
     # From here to the commit the policy holds no version that could be saved.
     job.settled = None

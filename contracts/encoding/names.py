@@ -29,6 +29,11 @@ def check_job_id(job_id: str) -> str:
     return job_id
 
 
+def purpose_of(batch_id: str) -> str:
+    """Returns `train` of `3/train/7`."""
+    return batch_id.split("/")[1]
+
+
 def number_of(batch_id: str) -> int:
     """Returns 7 of `3/train/7`."""
     return int(batch_id.rpartition("/")[2])

@@ -47,7 +47,7 @@ def refusals_of_missing(spec: JobSpec, lacks: Iterable[Sequence[str]]) -> list[R
         lacks: For each live consumer the extras that its environment lacks.
     """
     of_all = [set(names) for names in lacks]
-    # Nobody knows the environment of a consumer that is to come, nor that of a person's own trainer.
+    # The environment of a consumer that is to come is unknown, and so is that of a person's own trainer.
     if not of_all or spec.trainer.external:
         return []
     in_none = set.intersection(*of_all)

@@ -11,7 +11,8 @@ from msgspec import UNSET
 from msgspec.structs import asdict
 
 from broker.trainer_side import Arrived
-from contracts.errors import FenceViolation
+from contracts.encoding.names import purpose_of
+from contracts.errors import BatchFailed, FenceViolation
 from contracts.events import SampledBy
 from contracts.jobs import DrawnPrompts, EvaluationScore, PassAt, SetScore
 from contracts.rollouts import PromptBatch, RolloutBatch, RolloutGroup, completion_problem
@@ -119,6 +120,13 @@ class ExpectedIteration:
             )
             for version in older
         )
+
+    def all_dead(self) -> BatchFailed:
+        """Returns the error for an iteration whose training batches all were given up."""
+        causes = [reason for batch_id, reason in self.abandoned.items() if purpose_of(batch_id) == "train"]
+        # The cause comes first: a list of jobs shows no more than the first words.
+        cause = f"{causes[0]}; so " if causes else ""
+        return BatchFailed(f"{cause}every training batch of iteration {self.number} is dead")
 
     def abandon(self, dead: Mapping[str, str]) -> dict[str, str]:
         """Gives up dead batches, and returns those that it did not know to be dead."""

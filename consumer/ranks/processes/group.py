@@ -13,10 +13,10 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from consumer.gradient.dry_pass import LongestRow
-from consumer.gradient.learner import DryPass, Learner, OptimizerStep, Trained
+from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.model.checkpoint import Checkpoint
 from consumer.ranks.base import Ranks
+from consumer.ranks.dry_pass import DryPass, LongestRow
 from consumer.ranks.processes import orders
 from consumer.ranks.processes.orders import Exchange, Expected, idle_patience_s, join
 from consumer.ranks.processes.rank import Rank, state_tensors
@@ -50,8 +50,6 @@ def make_group(settings: StackSettings, spec: JobSpec) -> RankGroup:
 
 class RankGroup(Ranks):
     """`Ranks` over the other processes of this trainer's group. Not thread-safe: rank 0's main thread calls it."""
-
-    outlives_memory = False
 
     def __init__(self, exchange: Exchange, learner: Learner, *, answer_s: float, patience_s: float) -> None:
         """answer_s: limit for an order that all ranks carry out at the same time; patience_s: limit of an idle rank.

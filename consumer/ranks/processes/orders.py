@@ -30,10 +30,10 @@ from blake3 import blake3
 from torch.distributed import PrefixStore, QueueEmptyError, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
-from consumer.gradient.dry_pass import LongestRow
 from consumer.gradient.learner import OptimizerStep, Place, Trained
 from consumer.model.memory import is_out_of_memory
 from consumer.model.rows import store_errors
+from consumer.ranks.dry_pass import LongestRow
 from contracts import errors
 from contracts.checkpoints import CheckpointState
 from contracts.encoding.wire import Record, decode, decode_json, encode, encode_json

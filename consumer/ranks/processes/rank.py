@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from consumer.gradient.dry_pass import LongestRow
-from consumer.gradient.learner import UNKNOWN, DryPass, Learner
+from consumer.gradient.learner import Learner
 from consumer.model.checkpoint import Checkpoint, read_checkpoint
 from consumer.model.memory import OutOfMemory
 from consumer.model.rows import store_errors
 from consumer.model.shared_prompt.passes import WAYS
+from consumer.ranks.dry_pass import UNKNOWN, DryPass, LongestRow, pass_dry
 from consumer.ranks.processes import orders
 from consumer.ranks.processes.orders import Exchange, idle_patience_s, join
 from consumer.ranks.processes.rank_learner import make_rank_learner
@@ -163,7 +163,7 @@ class Rank:
 
     def _pass_dry(self, row: LongestRow) -> None:
         """Raises OutOfMemory where this rank had no room."""
-        self.passed = self._learner.dry_pass(row)
+        self.passed = pass_dry(self._learner, row)
         if self.passed.problem:
             raise OutOfMemory(self.passed.problem)
         self._keep_step()

@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import UNSET
 
 from broker.trainer_side import Arrived
-from contracts.errors import BatchFailed, InvalidInput
+from contracts.errors import InvalidInput
 from contracts.events import IterationMetrics
 from contracts.experience.columns import BASE_COLUMNS, CARRIED_COLUMNS, Column, base_values
 from contracts.rollouts import RolloutBatch
@@ -281,4 +281,4 @@ def require_taken(iteration: TrainingIteration) -> None:
             cure="go through all of its micro-batches first",
         )
     if not len(iteration.numbers):
-        raise BatchFailed(f"every training batch of iteration {iteration.number} is dead", field="rollout")
+        raise iteration.expected.all_dead()

@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.distributed import PrefixStore
 
 from consumer.gradient.assembly import make_learner
-from consumer.gradient.dry_pass import longest_row
 from consumer.gradient.learner import OptimizerStep
 from consumer.model.rows import local_rows
 from consumer.model.teachers import WholeVocabulary
 from consumer.ranks.base import Ranks
+from consumer.ranks.dry_pass import longest_row
 from consumer.ranks.fsdp import sharded_loading
 from consumer.ranks.processes.group import RankGroup
 from consumer.ranks.processes.orders import Exchange, join

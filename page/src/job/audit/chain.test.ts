@@ -18,5 +18,5 @@ test("a record says what it trained, what it made and what it left out", () => {
   expect(described({ ...record, next_weights_digest: "", abandoned: { "4/train/1": "poison" } })).toBe(
     "1 batch, 1 given up, evaluated only",
   );
-  expect(described({ ...record, kind: "rewind" })).toContain("epoch 2");
+  expect(described({ ...record, kind: "rewind" })).toContain("lease 2");
 });

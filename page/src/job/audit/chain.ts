@@ -12,7 +12,7 @@ export function newestFirst<T>(records: readonly T[]): T[] {
 
 /** A record in half a sentence. */
 export function describe(record: AuditRecord): string {
-  if (record.kind === "rewind") return `a trainer of epoch ${record.trainer_epoch} went on from an older checkpoint`;
+  if (record.kind === "rewind") return `a trainer, by its lease ${record.trainer_epoch}, went on from an older checkpoint`;
   const given_up = Object.keys(record.abandoned).length;
   const parts = [plural(Object.keys(record.batches).length, "batch", "batches")];
   if (record.next_weights_digest) parts.push(`reward ${number(record.reward_mean)}`);

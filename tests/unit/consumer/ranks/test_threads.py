@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from consumer.gradient.assembly import make_learner
-from consumer.gradient.dry_pass import longest_row
 from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.ranks import threads
 from consumer.ranks.assembly import make_ranks
 from consumer.ranks.base import Ranks
+from consumer.ranks.dry_pass import longest_row
 from consumer.ranks.threads import (
     ONE_BY_ONE,
     Passes,

@@ -14,6 +14,7 @@ from msgspec import UNSET
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.probes import probes_of as made_by_ranks
 from contracts.encoding.arrays import pack_int32
+from contracts.errors import Fault, InvalidInput, TrainingDiverged
 from contracts.probes import FLOORS, LIMITS, LogProbs, Probe, ProbeRow
 from contracts.rollouts import Prompt
 from onbeat.loop.version_probes import VersionProbes
@@ -137,3 +138,25 @@ def test_an_older_version_is_published_again_with_the_probe_that_it_had() -> Non
             policy_version=4, weights_digest="d" * 64, tensors={}, tensors_digest="d" * 64, probe=known
         )
         assert HeldJob.publish_stored(job, stored).probe == known
+
+
+@pytest.mark.parametrize("weights", [float("nan"), float("inf"), float("-inf")])
+def test_a_version_whose_log_probs_its_own_trainer_can_not_compute_ends_the_job_by_its_number(weights: float) -> None:
+    ranks = Played()
+    probes = probes_of(ranks)
+    probe_of(probes, 0)
+    ranks.weights = weights
+    with pytest.raises(
+        TrainingDiverged, match="the weights of version 1 have diverged: its log-probs are not"
+    ) as caught:
+        probes.measure(1)
+    assert caught.value.cure == "lower optimizer.learning_rate"
+    assert caught.value.fault is Fault.JOB
+
+
+def test_a_model_without_finite_log_probs_is_refused_before_it_is_trained() -> None:
+    ranks = Played()
+    ranks.weights = float("nan")
+    with pytest.raises(InvalidInput, match="the model as it is gives log-probs that are not finite") as caught:
+        probe_of(probes_of(ranks), 0)
+    assert caught.value.field == "model.path"

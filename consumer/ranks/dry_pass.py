@@ -15,19 +15,29 @@ tokens, or of one chunk of logits, where a pass holds the activations of each la
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from consumer.gradient.learner import Learner
 from consumer.gradient.micro_batch import MicroBatch, check_fits, micro_batch_maker, packing_of, split_rows
+from consumer.gradient.micro_step import pass_without_gradient
+from consumer.model.memory import Peak, is_out_of_memory
 from consumer.model.policy import Policy
 from contracts.encoding.arrays import ITEM_BYTES, pack_int32
 from contracts.encoding.wire import Record, changed
+from contracts.errors import ContractViolation, TrainingDiverged, kind_and_text
 from contracts.rollouts import BatchTimings, Completion, Rollout, RolloutBatch, RolloutGroup
 from contracts.spec.job import JobSpec
+from onbeat.base.telemetry.observing import observed
 from onbeat.data.probe_rows import plain_tokens
+
+log = logging.getLogger(__name__)
 
 DRY_PASS = "dry pass"
 """The id of the made-up batch, by which errors name it."""
@@ -46,6 +56,21 @@ class LongestRow(Record, frozen=True, kw_only=True):
     """Tokens of the completion, those of observations included."""
     pass_tokens: int
     """`trainer.max_tokens_per_micro_batch`, or fewer where it is asked how many have room."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryPass:
+    """The memory of the job's largest micro-batch. `pass_dry` creates it, and the trainer reports it."""
+
+    num_tokens: int = 0
+    """Input tokens of the pass, padding included; 0 where it could not be made up."""
+    peak_bytes: int = 0
+    """The highest memory of the device during the pass; 0 where it is unknown."""
+    problem: str = ""
+    """The words by which memory was refused; "" where the pass had room."""
+
+
+UNKNOWN = DryPass()
 
 
 def longest_row(spec: JobSpec, *, longest_prompt: int, context_tokens: int) -> LongestRow:
@@ -89,6 +114,61 @@ def largest_pass(spec: JobSpec, policy: Policy, row: LongestRow) -> MicroBatch:
         return longest
     fuller = _filled(spec, policy, changed(row, response_tokens=shorter), tokens)
     return max(longest, fuller, key=num_tokens)
+
+
+def pass_dry(learner: Learner, row: LongestRow) -> DryPass:
+    """Passes a job's largest micro-batch through a rank's models, and leaves everything as it was.
+
+    Ranks that share the policy's parameters call it at the same time, with the same row.
+
+    Args:
+        learner: The rank's.
+        row: The longest row of the job.
+
+    Returns:
+        The memory that the pass took, or that it could not get: then nothing of it is left, and a smaller one may be
+        tried. After any other error the memory is unknown, which is logged: the job may train all the same.
+    """
+    passed: DryPass | None = None
+    try:
+        passed = observed("the memory of the largest micro-batch", partial(_passed, learner, row))
+    except (ContractViolation, TrainingDiverged) as error:
+        # What is wrong with the model's numbers is for the passes of real batches to say.
+        log.warning("the memory of the largest micro-batch is unknown: %s", error)
+    learner.accumulator.drop_gradients()
+    learner.rest()
+    return passed or UNKNOWN
+
+
+def _passed(learner: Learner, row: LongestRow) -> DryPass:
+    """Makes the pass. Raises ContractViolation and TrainingDiverged as a pass of a rollout batch does."""
+    device = learner.policy.model.device
+    micro_batch = largest_pass(learner.spec, learner.policy, row)
+    peak = Peak(device)
+    # The moments come with the first step, and stay: every pass but the first ones has less room by as much.
+    to_come = learner.optimizer.first_step_bytes
+    try:
+        # No pass draws a random number today; one that would must not move those of the training.
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            moments = torch.empty(to_come, dtype=torch.uint8, device=device)
+            pass_without_gradient(
+                learner.policy,
+                micro_batch,
+                reference=learner.reference,
+                spec=learner.spec,
+                accumulator=learner.accumulator,
+            )
+            del moments
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        # Words alone: the traceback of the error holds what the pass had taken.
+        return DryPass(num_tokens=num_tokens(micro_batch), problem=kind_and_text(error))
+    num_bytes = peak.num_bytes
+    if device.type == "cpu":
+        # No page of them was touched, so that the system has not counted them.
+        num_bytes += to_come
+    return DryPass(num_tokens=num_tokens(micro_batch), peak_bytes=num_bytes)
 
 
 def num_tokens(micro_batch: MicroBatch) -> int:
