@@ -34,6 +34,7 @@ from contracts.encoding.wire import Record, changed
 from contracts.errors import ContractViolation, TrainingDiverged, kind_and_text
 from contracts.rollouts import BatchTimings, Completion, Rollout, RolloutBatch, RolloutGroup
 from contracts.spec.job import JobSpec
+from onbeat.base.process.host_memory import resident_bytes, room_bytes
 from onbeat.base.telemetry.observing import observed
 from onbeat.data.probe_rows import plain_tokens
 
@@ -41,6 +42,11 @@ log = logging.getLogger(__name__)
 
 DRY_PASS = "dry pass"
 """The id of the made-up batch, by which errors name it."""
+GIB = 1024**3
+LEAST_FORETOLD = 4096
+"""Tokens from which a pass on a CPU begins with a small one, which says whether it has room."""
+FORETOLD_PART = 8
+"""The small one is an eighth of it."""
 WELL_FILLED = 0.95
 """Share of the bound of a pass from which shorter completions, that fill it better, aren't tried."""
 
@@ -144,31 +150,81 @@ def _passed(learner: Learner, row: LongestRow) -> DryPass:
     """Makes the pass. Raises ContractViolation and TrainingDiverged as a pass of a rollout batch does."""
     device = learner.policy.model.device
     micro_batch = largest_pass(learner.spec, learner.policy, row)
-    peak = Peak(device)
+    tokens = num_tokens(micro_batch)
     # The moments come with the first step, and stay: every pass but the first ones has less room by as much.
     to_come = learner.optimizer.first_step_bytes
+    if device.type == "cpu" and tokens >= LEAST_FORETOLD:
+        problem = _foretold(learner, row, tokens=tokens, to_come=to_come)
+        if problem:
+            return DryPass(num_tokens=tokens, problem=problem)
+    peak = Peak(device)
     try:
         # No pass draws a random number today; one that would must not move those of the training.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             moments = torch.empty(to_come, dtype=torch.uint8, device=device)
-            pass_without_gradient(
-                learner.policy,
-                micro_batch,
-                reference=learner.reference,
-                spec=learner.spec,
-                accumulator=learner.accumulator,
-            )
+            _go_through(learner, micro_batch)
             del moments
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         # Words alone: the traceback of the error holds what the pass had taken.
-        return DryPass(num_tokens=num_tokens(micro_batch), problem=kind_and_text(error))
+        return DryPass(num_tokens=tokens, problem=kind_and_text(error))
     num_bytes = peak.num_bytes
     if device.type == "cpu":
         # No page of them was touched, so that the system has not counted them.
         num_bytes += to_come
-    return DryPass(num_tokens=num_tokens(micro_batch), peak_bytes=num_bytes)
+    return DryPass(num_tokens=tokens, peak_bytes=num_bytes)
+
+
+def _foretold(learner: Learner, row: LongestRow, *, tokens: int, to_come: int) -> str:
+    """Says from a small pass that the whole one has no room; "" where it has, or where the small one has none.
+
+    Linux refuses a process little: it gives addresses away, and kills a process once the pages behind them are used. A
+    process that was killed names no key, so on a CPU the memory of the pass is counted before it is taken.
+
+    Args:
+        learner: The rank's.
+        row: The longest row of the job.
+        tokens: Input tokens of the whole pass.
+        to_come: Bytes of the optimizer's moments, which no step has made yet.
+    """
+    small = largest_pass(learner.spec, learner.policy, changed(row, pass_tokens=row.pass_tokens // FORETOLD_PART))
+    if 2 * num_tokens(small) > tokens:
+        # One row is most of the pass.
+        return ""
+    before = resident_bytes()
+    peak = Peak(learner.policy.model.device)
+    try:
+        _go_through(learner, small)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        # Refused and not killed: the whole pass will be, too, and says so in the system's words.
+        return ""
+    parameters = learner.policy.trained_parameters().values()
+    growth = max(0, peak.num_bytes - before)
+    # The gradients, and their sums of up to 8 bytes a number, are of one size in each pass: only the activations grow
+    # with the tokens.
+    same = min(growth, sum(parameter.nbytes + 8 * parameter.numel() for parameter in parameters))
+    expected = same + (growth - same) * tokens / num_tokens(small) + to_come
+    # The small pass may have left free pieces behind, which the next one takes first.
+    room = room_bytes() + max(0, resident_bytes() - before)
+    if expected <= room:
+        return ""
+    return (
+        f"not enough memory: by a pass of {num_tokens(small)} tokens it takes some {expected / GIB:.3g} GiB on top of "
+        f"the model's, and {room / GIB:.3g} GiB are free"
+    )
+
+
+def _go_through(learner: Learner, micro_batch: MicroBatch) -> None:
+    pass_without_gradient(
+        learner.policy,
+        micro_batch,
+        reference=learner.reference,
+        spec=learner.spec,
+        accumulator=learner.accumulator,
+    )
 
 
 def num_tokens(micro_batch: MicroBatch) -> int:

@@ -12,13 +12,13 @@ import psutil
 
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings, usable_cores
+from onbeat.base.process.host_memory import CONTROL_GROUP, left_bytes
 from onbeat.base.process.launcher import check_threads_stand_still
 from onbeat.doctor.finding import GIB, Finding, bad, gib, ok, refused, warn
 from onbeat.doctor.service import REWARD_SERVICE, STACK, Access, Service
 from onbeat.stack.access import read_stack_file
 from onbeat.stack.ports import is_free
 
-CGROUP = Path("/sys/fs/cgroup")
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_DISK = 1 * GIB
 LITTLE_DISK = 10 * GIB
@@ -46,8 +46,8 @@ def look(settings: StackSettings, run_root: Path, port: int, service: Service) -
     """
     memory = psutil.virtual_memory()
     swap = psutil.swap_memory()
-    available = min(memory.available, left_bytes(CGROUP))
-    yield cores(usable_cores(), os.getloadavg()[0], quota_cores(CGROUP))
+    available = min(memory.available, left_bytes(CONTROL_GROUP))
+    yield cores(usable_cores(), os.getloadavg()[0], quota_cores(CONTROL_GROUP))
     yield threads(settings)
     yield of_memory(available, swap_share=swap.percent / 100, holds_model=service.holds_model)
     if service.run_root is Access.WRITES or (service.fills_run_root and settings.objects):
@@ -214,28 +214,3 @@ def quota_cores(group: Path) -> float | None:
         return None if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError):
         return None
-
-
-def left_bytes(group: Path) -> float:
-    """Returns the memory that the control group may still take, in bytes; infinite without a limit.
-
-    The group's count has the pages of files that were read, which the kernel drops as soon as memory is needed: after a
-    model was loaded, they fill all that is left. They count as free.
-    """
-    try:
-        most = (group / "memory.max").read_text().strip()
-        if most == "max":
-            return float("inf")
-        used = float((group / "memory.current").read_text())
-    except (OSError, ValueError):
-        return float("inf")
-    return float(most) - max(0.0, used - _droppable_bytes(group))
-
-
-def _droppable_bytes(group: Path) -> float:
-    """Returns the bytes of the group's pages of files that the kernel may drop; 0.0 where the group doesn't say."""
-    try:
-        lines = [line.split() for line in (group / "memory.stat").read_text().splitlines()]
-        return sum(float(value) for name, value in lines if name in ("inactive_file", "active_file"))
-    except (OSError, ValueError):
-        return 0.0

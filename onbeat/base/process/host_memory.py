@@ -20,7 +20,8 @@ from pathlib import Path
 TUNABLES = "GLIBC_TUNABLES"
 """glibc (2.35 and later for this one) reads it when a process starts; other C libraries pass over it."""
 LARGE_PAGES = "glibc.malloc.hugetlb"
-CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+MACHINE_MEMORY = Path("/proc/meminfo")
 OWN_STATUS = Path("/proc/self/status")
 OWN_REFERENCES = Path("/proc/self/clear_refs")
 
@@ -54,8 +55,66 @@ def usable_bytes() -> int:
         bounds.append(of_addresses)
     # "max" without a limit.
     with contextlib.suppress(OSError, ValueError):
-        bounds.append(int(CONTAINER_LIMIT.read_text()))
+        bounds.append(int((CONTROL_GROUP / "memory.max").read_text()))
     return min(bounds)
+
+
+def left_bytes(group: Path) -> float:
+    """Returns the memory that the control group may still take, in bytes; infinite without a limit.
+
+    The group's count has the pages of files that were read, which the kernel drops as soon as memory is needed: after a
+    model was loaded, they fill all that is left. They count as free.
+    """
+    try:
+        most = (group / "memory.max").read_text().strip()
+        if most == "max":
+            return float("inf")
+        used = float((group / "memory.current").read_text())
+    except (OSError, ValueError):
+        return float("inf")
+    return float(most) - max(0.0, used - _droppable_bytes(group))
+
+
+def _droppable_bytes(group: Path) -> float:
+    """Returns the bytes of the group's pages of files that the kernel may drop; 0.0 where the group doesn't say."""
+    try:
+        lines = [line.split() for line in (group / "memory.stat").read_text().splitlines()]
+        return sum(float(value) for name, value in lines if name in ("inactive_file", "active_file"))
+    except (OSError, ValueError):
+        return 0.0
+
+
+def room_bytes() -> float:
+    """Returns the memory that this process may still take before the system ends a process for want of it.
+
+    Infinite where the system doesn't say.
+    """
+    return min(_machines_room_bytes(), left_bytes(CONTROL_GROUP))
+
+
+def _machines_room_bytes() -> float:
+    """Returns what the machine has left, its swap included."""
+    try:
+        lines = [line.split() for line in MACHINE_MEMORY.read_text().splitlines()]
+        # "MemAvailable:   12345678 kB"
+        return 1024.0 * sum(float(line[1]) for line in lines if line[0] in ("MemAvailable:", "SwapFree:"))
+    except (OSError, ValueError, IndexError):
+        return float("inf")
+
+
+def resident_bytes() -> int:
+    """Returns the memory of the machine that this process has now; 0 where the system doesn't say."""
+    return _status_bytes("VmRSS:")
+
+
+def _status_bytes(name: str) -> int:
+    """Returns a line of /proc/self/status, in bytes; 0 where there is none."""
+    with contextlib.suppress(OSError):
+        for line in OWN_STATUS.read_text().splitlines():
+            if line.startswith(name):
+                # "VmHWM:   123456 kB"
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def forget_peak() -> None:
@@ -67,11 +126,9 @@ def forget_peak() -> None:
 
 def peak_bytes() -> int:
     """Returns the most memory of the machine that this process has had since `forget_peak`."""
-    with contextlib.suppress(OSError):
-        for line in OWN_STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                # "VmHWM:   123456 kB"
-                return int(line.split()[1]) * 1024
+    highest = _status_bytes("VmHWM:")
+    if highest:
+        return highest
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # KiB on Linux, bytes on a Mac.
     return most if sys.platform == "darwin" else most * 1024

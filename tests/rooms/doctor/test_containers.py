@@ -19,6 +19,7 @@ import pytest
 
 from broker.connection.roles import CELERY, GENERATOR, TRAINER
 from contracts.settings import PREFIX, StackSettings, settings_from
+from onbeat.base.process import host_memory
 from onbeat.cli import run
 from onbeat.doctor import machine, server
 from onbeat.doctor.finding import GIB, Level
@@ -229,9 +230,9 @@ def test_a_role_is_told_what_of_the_server_it_may_not_see(redis: EmbeddedRedis) 
 def test_memory_that_holds_files_which_were_read_counts_as_free(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text(f"{4 * GIB}\n")
     (tmp_path / "memory.current").write_text(f"{4 * GIB - 4096}\n")
-    assert machine.left_bytes(tmp_path) == 4096
+    assert host_memory.left_bytes(tmp_path) == 4096
     (tmp_path / "memory.stat").write_text(f"anon {GIB}\ninactive_file {2 * GIB}\nactive_file {GIB - 4096}\n")
-    assert machine.left_bytes(tmp_path) == 3 * GIB
+    assert host_memory.left_bytes(tmp_path) == 3 * GIB
 
 
 def test_a_process_without_a_model_needs_little_memory() -> None:

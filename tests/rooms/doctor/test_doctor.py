@@ -13,6 +13,7 @@ import pytest
 from broker.connection.client import connect
 from contracts.settings import StackSettings
 from onbeat.base.machine_kernels import ProductSpeed
+from onbeat.base.process import host_memory
 from onbeat.base.process.own_packages import DISTRIBUTION
 from onbeat.cli import run
 from onbeat.doctor import cages, machine, server, versions
@@ -82,16 +83,16 @@ def test_a_finding_says_how_bad_it_is_and_what_to_do(finding: Finding, level: Le
 
 def test_a_limit_of_the_control_group_is_read_in_cores_and_bytes(tmp_path: Path) -> None:
     assert machine.quota_cores(tmp_path) is None
-    assert machine.left_bytes(tmp_path) == float("inf")
+    assert host_memory.left_bytes(tmp_path) == float("inf")
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     (tmp_path / "memory.max").write_text("3000\n")
     (tmp_path / "memory.current").write_text("1000\n")
     assert machine.quota_cores(tmp_path) == 1.5
-    assert machine.left_bytes(tmp_path) == 2000
+    assert host_memory.left_bytes(tmp_path) == 2000
     for name in ("cpu.max", "memory.max"):
         (tmp_path / name).write_text("max 100000\n" if name == "cpu.max" else "max\n")
     assert machine.quota_cores(tmp_path) is None
-    assert machine.left_bytes(tmp_path) == float("inf")
+    assert host_memory.left_bytes(tmp_path) == float("inf")
 
 
 def test_a_port_that_is_taken_is_named() -> None:

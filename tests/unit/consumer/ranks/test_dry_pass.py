@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner, OptimizerStep
+from consumer.model.memory import has_words_of_memory
 from consumer.ranks import dry_pass
 from consumer.ranks.dry_pass import UNKNOWN, LongestRow, largest_pass, longest_row, num_tokens, pass_dry
 from contracts.settings import StackSettings
@@ -126,3 +128,45 @@ def test_a_model_that_is_no_number_any_more_has_no_memory_and_no_error(folder: P
     with torch.no_grad():
         next(iter(learner.policy.trained_parameters().values())).fill_(torch.nan)
     assert pass_dry(learner, row_of(learner)) == UNKNOWN
+
+
+FORETOLD = {
+    "rollout__prompts_per_batch": 32,
+    "rollout__group_size": 16,
+    "rollout__sampling": {"max_new_tokens": 54},
+    "trainer__packing": "padded",
+    "trainer__max_tokens_per_micro_batch": 32_768,
+}
+"""512 rows of 63 tokens."""
+
+
+def test_on_a_cpu_a_pass_is_refused_before_the_system_would_kill_the_process_for_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = learner_of(folder, **FORETOLD)
+    passes: list[int] = []
+    go_through = dry_pass._go_through
+
+    def counting(learner: Learner, micro_batch: Any) -> None:
+        passes.append(num_tokens(micro_batch))
+        go_through(learner, micro_batch)
+
+    monkeypatch.setattr(dry_pass, "_go_through", counting)
+    monkeypatch.setattr(dry_pass, "room_bytes", lambda: 16 * 2**20)
+    passed = pass_dry(learner, row_of(learner))
+    assert passed.problem.startswith("not enough memory: by a pass of 4095 tokens it takes some ")
+    assert has_words_of_memory(passed.problem), "other ranks tell it by its words"
+    assert (passes, passed.peak_bytes) == ([4095], 0), "the whole pass was not tried"
+    # With what it says that it takes it has room.
+    needs = re.search(r"it takes some ([0-9.e-]+) GiB", passed.problem)
+    assert needs is not None
+    passes.clear()
+    monkeypatch.setattr(dry_pass, "room_bytes", lambda: 1.2 * float(needs[1]) * 2**30)
+    passed = pass_dry(learner, row_of(learner))
+    assert (passed.problem, passes) == ("", [4095, 512 * 63])
+
+
+def test_a_small_job_makes_one_pass_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dry_pass, "room_bytes", lambda: 0)
+    learner = learner_of(folder, **FORETOLD | {"trainer__max_tokens_per_micro_batch": 4095})
+    assert pass_dry(learner, row_of(learner)).num_tokens == 4095

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -56,3 +57,33 @@ def test_a_worker_starts_its_trainers_with_large_pages_and_without_its_own_queue
         "ONBEAT_METRICS_PORT": "0",
         TUNABLES: "glibc.malloc.hugetlb=1",
     }
+
+
+def test_the_room_of_a_process_is_what_machine_and_control_group_have_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   3 kB\nSwapFree:  2 kB\n")
+    monkeypatch.setattr(host_memory, "MACHINE_MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(host_memory, "CONTROL_GROUP", tmp_path)
+    assert host_memory.room_bytes() == 5 * 1024
+    (tmp_path / "memory.max").write_text("4096\n")
+    (tmp_path / "memory.current").write_text("3000\n")
+    (tmp_path / "memory.stat").write_text("inactive_file 500\nactive_file 0\n")
+    assert host_memory.room_bytes() == 4096 - 2500
+    assert host_memory.usable_bytes() == 4096
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "meminfo").unlink()
+    assert host_memory.room_bytes() == float("inf")
+    assert host_memory.usable_bytes() == host_memory.memory_bytes()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system says it by /proc")
+def test_a_peak_is_forgotten_and_met_again() -> None:
+    host_memory.forget_peak()
+    before = host_memory.peak_bytes()
+    assert abs(before - host_memory.resident_bytes()) < 8 * 2**20
+    piece = bytearray(b"1") * (64 * 2**20)
+    assert host_memory.peak_bytes() - before > 60 * 2**20
+    del piece
+    host_memory.forget_peak()
+    assert host_memory.peak_bytes() - before < 32 * 2**20
