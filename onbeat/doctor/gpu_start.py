@@ -50,7 +50,7 @@ def started_with(
         if finding.level is Level.BAD:
             raise InvalidInput(finding.says, field=finding.subject, cure=finding.cure)
         if finding.level is Level.WARN:
-            sys.stderr.write(f"gpu: {finding.subject}: {finding.says} ({finding.cure})\n")
+            sys.stderr.write(f"{finding.subject}: {finding.says} ({finding.cure})\n")
     return {**environment, **changes}
 
 
@@ -66,7 +66,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         environment = started_with(os.environ, is_shared=is_shared, build=torch_build())
     except OnbeatError as error:
-        sys.stderr.write(f"gpu: {error}\n")
+        sys.stderr.write(f"{error}\n")
         return BAD_SETTING
     # The program has this process's number, and so the container's signals.
     os.execvpe(arguments.command[0], arguments.command, environment)

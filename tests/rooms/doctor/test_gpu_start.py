@@ -78,7 +78,7 @@ def test_a_card_that_another_has_keeps_a_container_from_its_own_card_with_one_li
     finished = begin(tmp_path, cards=HELD, trainer="0", generator="1")
     assert (finished.returncode, finished.stdout) == (2, "")
     (line,) = finished.stderr.splitlines()
-    assert line.startswith("gpu: card 0: NVIDIA H200, 2.0 GiB of 140.4 GiB free: too little for weights")
+    assert line.startswith("card 0: NVIDIA H200, 2.0 GiB of 140.4 GiB free: too little for weights")
     assert "choose another card: CUDA_VISIBLE_DEVICES (compose: TRAINER_GPU, GENERATOR_GPU)" in line
 
 
