@@ -224,11 +224,16 @@ def tried(path: Path) -> Row:
     return Row(recipe=path.stem, family=family, result=result, seconds=seconds)
 
 
-def write_results(rows: list[Row]) -> None:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+def commit_now() -> str:
+    answer = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return answer.stdout.strip()[:12]
+
+
+def write_results(rows: list[Row], *, commit: str) -> None:
+    """Writes the file of results. commit: the one that the run began at."""
     results = Results(
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        commit=commit.stdout.strip()[:12],
+        commit=commit,
         versions={package: version(package) for package in PACKAGES},
         rows=rows,
     )
@@ -248,6 +253,8 @@ def main(names: list[str]) -> int:
         say(f"there is no recipe {unknown[0]} in configs/recipes/")
         return 2
     transformers_logging.disable_progress_bar()
+    # The tree may go on to another commit meanwhile.
+    commit = "" if names else commit_now()
     rows: list[Row] = []
     for path in RECIPES:
         if names and path.stem not in names:
@@ -256,7 +263,7 @@ def main(names: list[str]) -> int:
         rows.append(row)
         say(f"{row.recipe:32} {row.seconds:5.1f} s  {row.result}")
     if not names:
-        write_results(rows)
+        write_results(rows, commit=commit)
     return int(not all(row.result.startswith("succeeded") for row in rows))
 
 
