@@ -161,7 +161,9 @@ mutants: $(STAMP)
 # Every long variant of a test, and longer outages and more examples where a test has them; then random kills and pauses
 # on a real stack: some hours. `onbeat chaos --spec FILE` does the second with a job of your own.
 WIDENED := tests/chaos tests/hosts tests/integration/test_hostile_roles.py tests/contract/test_trajectories.py \
-	tests/contract/test_streamed_losses.py tests/rooms/tasks tests/unit/onbeat/data/rendering
+	tests/contract/test_streamed_losses.py tests/rooms/tasks tests/unit/onbeat/data/rendering \
+	tests/integration/test_gateway_memory.py tests/unit/onbeat/scoring/test_patterns.py \
+	tests/unit/reward_service/scoring/test_turns.py
 
 chaos: $(STAMP)
 	OMP_NUM_THREADS=1 CHAOS_LONG=1 $(BIN)/python -m pytest $(WIDENED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -77,10 +78,35 @@ def tiny_model_folder(
 ) -> Path:
     """Saves a random model with its tokenizer, that of characters unless another is given; returns its folder,
     folder/architecture."""
+    path = folder / architecture
+    path.mkdir(parents=True, exist_ok=True)
+    shape = (architecture, hidden_size, num_layers, tied, context_tokens, seed)
+    files = _files_of_tiny_model(*shape) if tokenizer is None else _made_files(*shape, tokenizer)
+    for name, content in files.items():
+        (path / name).write_bytes(content)
+    return path
+
+
+@functools.cache
+def _files_of_tiny_model(
+    architecture: str, hidden_size: int, num_layers: int, tied: bool, context_tokens: int, seed: int
+) -> dict[str, bytes]:
+    """The files of a model of characters by their names: hundreds of tests ask for the same few."""
+    return _made_files(architecture, hidden_size, num_layers, tied, context_tokens, seed, char_tokenizer())
+
+
+def _made_files(
+    architecture: str,
+    hidden_size: int,
+    num_layers: int,
+    tied: bool,
+    context_tokens: int,
+    seed: int,
+    tokenizer: PreTrainedTokenizerFast,
+) -> dict[str, bytes]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-    tokenizer = tokenizer or char_tokenizer()
     shape: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "hidden_size": hidden_size,
@@ -103,10 +129,10 @@ def tiny_model_folder(
             if architecture == "llama"
             else Qwen3ForCausalLM(Qwen3Config(**shape))
         )
-    path = folder / architecture
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
+    with tempfile.TemporaryDirectory() as name:
+        model.save_pretrained(name)
+        tokenizer.save_pretrained(name)
+        return {path.name: path.read_bytes() for path in Path(name).iterdir()}
 
 
 def engine_setup(model_root: Path, weight_root: Path | None = None, **changes: Any) -> EngineSetup:

@@ -49,6 +49,8 @@ ROOM_BYTES = 2 * 1024**3
 # Stacks that tests start multiply by torch's library: digests are of one kind on each machine. What is chosen by a
 # measurement has tests of its own (tests/unit/onbeat/test_kernels_of_machine.py).
 os.environ.setdefault("ONBEAT_MATMUL", "torch")
+# Threads of a process that has several wait asleep: spinning, they would take the cores that they wait for.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts the tests in the background has them ignore Ctrl-C, and so would what they start.

@@ -192,7 +192,7 @@ def assert_stopped_in_time_and_the_same_at_the_end(
         pytest.param("refuses", 0.0, marks=long_variant),
         pytest.param("refuses", FIRST_S, marks=long_variant),
         pytest.param("hangs", 0.0, marks=long_variant),
-        ("hangs", FIRST_S),
+        pytest.param("hangs", FIRST_S, marks=long_variant),
         pytest.param("is gone", 0.0, marks=long_variant),
         pytest.param("is gone", FIRST_S, marks=long_variant),
     ],

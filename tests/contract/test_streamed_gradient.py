@@ -6,9 +6,11 @@ iteration, by plain autograd in float64.
 
 from __future__ import annotations
 
+import copy
 import random
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,10 +53,22 @@ def iteration_of(*, equal_lengths: bool = False) -> list[RolloutBatch]:
 
 
 def load(tmp_path: Path, *, architecture: str = "qwen3") -> Policy:
-    folder = tiny_model_folder(tmp_path, "llama" if architecture == "llama" else "qwen3")
-    return load_policy(
-        job_spec(model__path=folder.name).model, model_root=SpecRoot(tmp_path), gradient_checkpointing=False
-    )
+    return policy_of(tiny_model_folder(tmp_path, "llama" if architecture == "llama" else "qwen3"))
+
+
+_policies: dict[tuple[bytes, ...], Policy] = {}
+"""Files of a model → its policy as it was loaded: hundreds of tests begin with the same few."""
+
+
+def policy_of(folder: Path) -> Policy:
+    """Loads the policy of a model's folder. Its model is the caller's own: tests train it."""
+    files = tuple(path.read_bytes() for path in sorted(folder.iterdir()))
+    if files not in _policies:
+        _policies[files] = load_policy(
+            job_spec(model__path=folder.name).model, model_root=SpecRoot(folder.parent), gradient_checkpointing=False
+        )
+    policy = _policies[files]
+    return replace(policy, model=copy.deepcopy(policy.model))
 
 
 def to_float64(policy: Policy) -> None:

@@ -15,18 +15,18 @@ from transformers.modeling_utils import PreTrainedModel
 
 from consumer.gradient.terms.base import needs_every_row
 from consumer.gradient.terms.table import terms_of_job
-from consumer.model.policy import Policy, load_policy
+from consumer.model.policy import Policy
 from consumer.model.shared_prompt.trial import share_prompts
 from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.rollouts import Completion, Rollout, RolloutBatch, RolloutGroup
 from contracts.spec.job import JobSpec
 from contracts.spec.kinds import ADVANTAGE_KINDS
-from contracts.spec.root import SpecRoot
 from tests.builders import job_spec, kept_ids, tiny_model_folder
 from tests.chaos.short_job import IS_LONG
 from tests.contract.test_streamed_gradient import (
     assert_same_bits_in_any_order,
     iteration_of,
+    policy_of,
     relative_error,
     streamed_gradient,
     taken_gradients,
@@ -94,10 +94,7 @@ LEARN_REWARDS = [name for name, kind in ADVANTAGE_KINDS.items() if name != "none
 
 
 def load(folder: Path, *, seed: int = 0) -> Policy:
-    path = tiny_model_folder(folder / str(seed), hidden_size=16, num_layers=1, seed=seed)
-    return load_policy(
-        job_spec(model__path=path.name).model, model_root=SpecRoot(path.parent), gradient_checkpointing=False
-    )
+    return policy_of(tiny_model_folder(folder / str(seed), hidden_size=16, num_layers=1, seed=seed))
 
 
 def models(folder: Path, *, float64: bool) -> tuple[Policy, Policy]:

@@ -24,6 +24,7 @@ from contracts.spec.job import JobSpec
 from onbeat.scoring.patterns import BadPattern, Matcher, matcher, takes_re2, translate
 from reward_service.scorers.rubric import score_component
 from tests.builders import job_spec
+from tests.chaos.short_job import IS_LONG
 
 LITERALS = ["a", "b", "K", "k", "s", ".", "x", "1", "0", "_", "-", "\u00e9", "\n", "{", "}", "\u212a", "\u017f", "{a}"]
 ESCAPES = [
@@ -103,7 +104,7 @@ def by_python(pattern: str, *, over_lines: bool) -> re.Pattern[str] | None:
             return None
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500 if IS_LONG else 400, deadline=None)
 @given(pattern=PATTERNS, texts=st.lists(TEXTS, min_size=1, max_size=8), over_lines=st.booleans())
 def test_a_pattern_says_of_a_text_what_python_says(pattern: str, texts: list[str], over_lines: bool) -> None:
     expected = by_python(pattern, over_lines=over_lines)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward_service.scoring.turns import CONFINED_S, PATIENCE_S, Turns
+from tests.chaos.short_job import IS_LONG
 
 
 class Request:
@@ -114,7 +115,7 @@ def test_a_request_that_was_put_back_waits_again_once() -> None:
     assert turns.waiting == [request]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200 if IS_LONG else 50, deadline=None)
 @given(threads=st.integers(2, 6), jobs=st.lists(st.sampled_from([0.5, 2.0, 600.0]), min_size=2, max_size=5))
 def test_no_job_stands_still_while_fewer_jobs_than_threads_have_long_items(threads: int, jobs: list[float]) -> None:
     """The jobs come one after the other, so that the first ones have every thread by then."""
