@@ -173,7 +173,7 @@ class HuggingFaceDataset(RowsTable, tag="huggingface", frozen=True, kw_only=True
 
     has_folders: ClassVar[bool] = True
     train_path: FilePathOrNone = ""
-    """Training prompts; relative paths start at the stack's model root. Left out where `path` names them."""
+    """Training prompts; a relative path starts as that of `model.path`. Left out where `path` names them."""
     path: FilePath | UnsetType = UNSET
     """A data set of the hub, in place of `train_path`: "hub:openai/gsm8k", or "hub:openai/gsm8k@REVISION" for another
     revision than main. The job's record has the commit that it stands for."""

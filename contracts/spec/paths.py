@@ -38,6 +38,18 @@ def with_paths(table: T, change: Callable[[str, str], str], *, field: str = "") 
     return msgspec.structs.replace(table, **changes) if changes else table
 
 
+def paths_of(table: msgspec.Struct) -> frozenset[str]:
+    """Returns the paths of a table of a spec, and of the tables within, but of those that a gateway has accepted."""
+    paths: set[str] = set()
+
+    def add(_: str, path: str) -> str:
+        paths.add(path)
+        return path
+
+    with_paths(table, add)
+    return frozenset(paths)
+
+
 def _changed(value: Any, change: Callable[[str, str], str], *, field: str, is_path: bool) -> Any:
     """Returns a value of a field with its paths changed; the same object where nothing is."""
     if isinstance(value, str):

@@ -7,6 +7,7 @@ import secrets
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +26,7 @@ from onbeat.chaos.result import CampaignResult, ResultFile, RoundResult
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import flag_settings, load_spec
 from onbeat.commands import options
+from onbeat.stack.access import with_extra_roots
 from onbeat.stack.options import StackOptions, stack_settings, stage_workers_for, threads_from
 from onbeat.stack.stack import EmbeddedStack
 from onbeat.stack.supervision import RestartPolicy
@@ -72,13 +74,21 @@ def chaos(
     ] = None,
 ) -> None:
     """Kill and pause processes at random; every run must end with the weights of the undisturbed one."""
-    root = options.model_root_for(spec or CHAOS_SPEC, model_root)
+    path = spec or CHAOS_SPEC
     flags = flag_settings(schedule=schedule, max_policy_lag=max_policy_lag, correction=correction)
-    job_spec = load_spec(spec or CHAOS_SPEC, [*flags, *(settings or [])])
+    job_spec = load_spec(path, [*flags, *(settings or [])])
+    root = options.own_root_of(path, model_root)
+    job_spec, extra_roots = options.placed(job_spec, [path.parent], model_root=root)
     if seed is None:
         seed = secrets.randbelow(2**31)
     stack_options = _options_of_stack(
-        job_spec, root, run_dir=run_dir, generators=generators, stage_workers=stage_workers, tasks=tasks
+        job_spec,
+        options.model_root_for(path, model_root),
+        extra_roots,
+        run_dir=run_dir,
+        generators=generators,
+        stage_workers=stage_workers,
+        tasks=tasks,
     )
     console = console_for(json_output=json_output)
     console.print(f"seed {seed}: {plural(rounds, 'round')} of up to {plural(max_faults, 'fault')}")
@@ -118,10 +128,20 @@ def _report(so_far: CampaignResult, console: Console, result_file: ResultFile | 
 
 
 def _options_of_stack(
-    spec: JobSpec, model_root: Path, *, run_dir: Path | None, generators: int, stage_workers: int | None, tasks: bool
+    spec: JobSpec,
+    model_root: Path,
+    extra_roots: Sequence[Path],
+    *,
+    run_dir: Path | None,
+    generators: int,
+    stage_workers: int | None,
+    tasks: bool,
 ) -> StackOptions:
-    """Returns the options of the campaign's own stack, in a new folder."""
-    from_environment = stack_settings(os.environ)
+    """Returns the options of the campaign's own stack, in a new folder.
+
+    The job's files lie below the model root and the extra roots.
+    """
+    from_environment = with_extra_roots(stack_settings(os.environ), extra_roots)
     options = StackOptions(
         run_root=run_dir or Path(from_environment.run_root) / time.strftime("chaos-%Y%m%d-%H%M%S"),
         model_root=model_root,

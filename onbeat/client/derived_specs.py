@@ -97,11 +97,26 @@ def renamed(values: dict[str, Any], settings: Sequence[str]) -> None:
 
 
 def without_digests(values: dict[str, Any], settings: Sequence[str]) -> None:
-    """Takes the digests of files out of each table that the settings change: they may name other files there."""
+    """Takes the digests of files out of each table that the settings change: they may name other files there.
+
+    With another `file` of a reward or an environment goes the text of the one before.
+    """
     for setting in settings:
-        table = values.get(setting.partition("=")[0].strip().partition(".")[0])
-        if isinstance(table, dict):
-            table.pop("file_digests", None)
+        table: Any = values
+        keys = setting.partition("=")[0].strip().split(".")
+        for key in keys[:-1]:
+            table = _entry(table, key)
+            if isinstance(table, dict):
+                table.pop("file_digests", None)
+        if isinstance(table, dict) and keys[-1] == "file":
+            table.pop("source", None)
+
+
+def _entry(container: Any, key: str) -> Any:
+    """Returns the entry of a table or a list of a spec that a part of a setting's key names; None where none is."""
+    if isinstance(container, list):
+        return container[int(key)] if key.isdecimal() and int(key) < len(container) else None
+    return container.get(key) if isinstance(container, dict) else None
 
 
 def swept(settings: Sequence[str]) -> list[list[str]]:

@@ -12,12 +12,15 @@ import typer
 from contracts.errors import Conflict, InvalidInput, NotFound
 from contracts.events import CheckpointWritten, JobEvent
 from contracts.jobs import JobStatus
+from contracts.spec.paths import paths_of
+from contracts.spec.reading import spec_of_values
 from onbeat.client.derived_specs import forking, renamed, without_digests
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import flag_settings, load_spec, parse_spec
 from onbeat.commands import options
 from onbeat.commands.following import follow_or_show, follow_to_end
 from onbeat.commands.options import Job
+from onbeat.stack.access import GatewayAccess
 from onbeat.terminal.follow import until_over
 from onbeat.terminal.output import console_for, emit, tell, tell_fetch
 from onbeat.terminal.trainer_log import LogLines
@@ -132,8 +135,9 @@ def resume(
         ):
             if value:
                 raise InvalidInput("has no effect with --set", field=flag, cure="set the key of the spec by --set, too")
-        with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
-            status, version = _forked(client, job, settings, iterations)
+        access = options.access_from(gateway, api_key, run_dir)
+        with options.client_for(access) as client:
+            status, version = _forked(client, access, job, settings, iterations)
             console_for(json_output=True).print(
                 f"{status.job_id} goes on from version {version} of {job}", soft_wrap=True
             )
@@ -148,11 +152,14 @@ def resume(
         follow_or_show(client, status, run_dir, wait=wait, json_output=json_output)
 
 
-def _forked(client: GatewayClient, job_id: str, settings: list[str], iterations: int | None) -> tuple[JobStatus, int]:
+def _forked(
+    client: GatewayClient, access: GatewayAccess, job_id: str, settings: list[str], iterations: int | None
+) -> tuple[JobStatus, int]:
     """Submits a job that goes on from the newest checkpoint of another one, which has ended, with some keys changed.
 
     Args:
         client: Of the gateway.
+        access: The same gateway's. Paths that are set start at the current folder, those of the other job stay.
         job_id: The other job.
         settings: KEY.PATH=VALUE of each key.
         iterations: How many both jobs train together; None takes the number of the other's spec.
@@ -163,7 +170,7 @@ def _forked(client: GatewayClient, job_id: str, settings: list[str], iterations:
     Raises:
         Conflict: The other job has not ended.
         NotFound: It has written no checkpoint.
-        InvalidInput: Nothing is left to train; and what the gateway refuses.
+        InvalidInput: Nothing is left to train, or a path that is set is nowhere; and what the gateway refuses.
     """
     status = client.job(job_id)
     if not status.state.is_final:
@@ -182,9 +189,11 @@ def _forked(client: GatewayClient, job_id: str, settings: list[str], iterations:
             cure=f"give more in all, as --iterations {version + max(1, version)}",
         )
     without_digests(values, settings)
+    theirs = paths_of(spec_of_values(values))
     renamed(values, settings)
     values = forking(values, job=job_id, version=version, iterations=max(1, whole - version))
-    return client.submit(parse_spec(values, settings), idempotency_key=uuid.uuid4().hex), version
+    spec = options.with_local_paths(parse_spec(values, settings), [], access, left=theirs)
+    return client.submit(spec, idempotency_key=uuid.uuid4().hex), version
 
 
 def newest_checkpoint(events: Iterable[JobEvent]) -> int:

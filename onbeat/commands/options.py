@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +24,7 @@ from onbeat.base.shipped import SPECS, is_shipped, shipped_root
 from onbeat.client.gateway import GatewayClient
 from onbeat.stack.access import GatewayAccess, gateway_access, read_roots, read_stack_file, same_origin, with_roots
 from onbeat.stack.profile import StackProfile, load_profile
-from onbeat.stack.spec_paths import PathSearch
+from onbeat.stack.spec_paths import STACK_CURE, PathSearch
 
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
 Gateway = Annotated[str | None, typer.Option("--gateway", metavar="URL", help="Address of the gateway.")]
@@ -198,20 +198,61 @@ def with_run_roots(settings: StackSettings, run_root: Path, chosen: Path | None)
     return with_roots(settings, run_root, chosen, default=model_root_or_default(None))
 
 
-def with_local_paths(spec: JobSpec, folders: Sequence[Path], access: GatewayAccess) -> JobSpec:
+def with_local_paths(
+    spec: JobSpec,
+    folders: Sequence[Path],
+    access: GatewayAccess,
+    *,
+    typed: Collection[str] = (),
+    left: Collection[str] = (),
+) -> JobSpec:
     """Returns the spec with its relative paths found by their author's folders, for a stack of this machine and user.
 
     Args:
         spec: The spec.
         folders: Where a relative path may start; the current folder comes after them.
         access: The gateway. At one of another machine or user the paths stay: they are below the model root there.
+        typed: Keys whose path was typed at the command line, and so starts at the current folder first.
+        left: Paths that the stack's jobs have already; they stay.
+
+    Raises:
+        SpecRefused: A path is in none of the folders, nor below the stack's model root.
     """
     run_root = Path(access.run_root)
     stack = read_stack_file(run_root)
     roots = read_roots(run_root)
     if stack is None or roots is None or not same_origin(stack.gateway_url, access.url):
         return spec
-    return PathSearch(folders=(*folders, Path.cwd()), model_root=Path(roots.model_root)).resolve(spec)
+    here = Path.cwd()
+    search = PathSearch(
+        folders=(*folders, here),
+        model_root=Path(roots.model_root),
+        typed=dict.fromkeys(typed, here),
+        left=left,
+        cure=STACK_CURE,
+    )
+    return search.resolve_all(spec)
+
+
+def placed(spec: JobSpec, folders: Sequence[Path], *, model_root: Path | None) -> tuple[JobSpec, list[Path]]:
+    """Finds the files that a spec names, for a stack of its own.
+
+    Args:
+        spec: The spec.
+        folders: Where a relative path may start: the spec's, the program's. The current folder comes after them, and
+            the model root last; one that is given comes first.
+        model_root: The model root that is given.
+
+    Returns:
+        The spec with the paths, and the folders, other than the model root, that have some of them.
+
+    Raises:
+        SpecRefused: A path is in none of them.
+    """
+    first = [] if model_root is None else [model_root]
+    root = model_root_or_default(model_root)
+    search = PathSearch(folders=(*first, *folders, Path.cwd()), model_root=root)
+    return search.resolve_all(spec), search.found_below
 
 
 def profile_and_count(path: Path | None, generators: int | None) -> tuple[StackProfile | None, int | None]:

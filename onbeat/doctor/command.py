@@ -23,12 +23,13 @@ from contracts.settings import StackSettings, engine_from, settings_from
 from onbeat.commands import options
 from onbeat.doctor import cages, cards, machine, server, versions
 from onbeat.doctor.finding import Finding, Level, bad, refused
-from onbeat.doctor.model.job import job_of, placed
+from onbeat.doctor.model.job import MODEL_PATH, job_in_words, job_of, placed
 from onbeat.doctor.model.report import ModelReport
 from onbeat.doctor.service import SERVICES, Service, service_named, service_of
 from onbeat.doctor.service import look as look_at_service
 from onbeat.stack.access import run_root_from
 from onbeat.stack.devices.device import chosen_device
+from onbeat.stack.spec_paths import PathSearch
 from onbeat.terminal.output import FAILED, console_for, emit
 from onbeat.terminal.words import one_line
 
@@ -140,16 +141,31 @@ def _report(
 ) -> ModelReport:
     settings = settings_from(os.environ)
     engine = engine_from(os.environ)
-    settings = replace(settings, model_root=str(options.model_root_or_default(model_root)))
+    root = model_root if spec_file is None else options.own_root_of(spec_file, model_root)
+    settings = replace(settings, model_root=str(options.model_root_or_default(root)))
     try:
         job = job_of(model, spec_file, changes)
     except SpecRefused as error:
         findings = tuple(refused("job", refusal.error) for refusal in error.refusals)
         return ModelReport(folder=model or "", job="a spec that is refused", findings=findings)
+    folders = [] if root is None else [root]
+    if spec_file is not None:
+        folders.append(spec_file.parent)
+    here = Path.cwd()
+    search = PathSearch(
+        folders=(*folders, here),
+        model_root=Path(settings.model_root),
+        typed={MODEL_PATH: here} if model is not None and model_root is None else {},
+    )
+    job, refusals = search.resolve_some(job)
+    nowhere = tuple(refused("job", refusal.error) for refusal in refusals)
+    if any(refusal.field == MODEL_PATH for refusal in refusals):
+        return ModelReport(folder=job.model.path, job=job_in_words(job), findings=nowhere)
     # Only now: torch and transformers take seconds to import, and a doctor of the machine may need neither.
     from onbeat.doctor.model.look import look as look_at_model
 
-    return look_at_model(*placed(job, settings), engine, load=load)
+    report = look_at_model(*placed(job, settings), engine, load=load)
+    return replace(report, findings=(*nowhere, *report.findings))
 
 
 def look(run_root: Path, model_root: Path | None, port: int, chosen: Service | None = None) -> Iterator[Finding]:

@@ -15,7 +15,8 @@ from onbeat.commands import options
 from onbeat.planning.formulas import compare
 from onbeat.planning.measured import check_same_work, measured_times
 from onbeat.planning.plan_view import shown
-from onbeat.stack.access import run_root_from
+from onbeat.stack.access import read_roots, run_root_from
+from onbeat.stack.spec_paths import PathSearch
 from onbeat.terminal.output import tell
 
 MOST_GENERATORS = 4096
@@ -36,7 +37,11 @@ def plan(
     job = load_spec(spec, settings or [])
     numbers = _generators(generators)
     folder = _measured_folder(measured, run_dir)
-    check_same_work(job, folder)
+    roots = read_roots(folder.run_root)
+    model_root = options.model_root_or_default(None) if roots is None else Path(roots.model_root)
+    # As the measured job's paths were found when it was submitted: the same folder has the same name in both.
+    job = PathSearch(folders=(spec.parent, Path.cwd()), model_root=model_root).resolve(job)
+    check_same_work(job, folder, model_root=model_root)
     comparison = compare(job, measured_times(folder), generators=numbers)
     tell(comparison, shown(comparison), json_output=json_output)
 

@@ -8,15 +8,18 @@ would be alone; the best source is therefore a `synchronous` job, whose phases n
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 from contracts.encoding.json_lines import read_json_lines
 from contracts.encoding.wire import Record
 from contracts.errors import InvalidInput
 from contracts.events import IterationMetrics, TimelineSpan
+from contracts.hub_names import is_hub_name
 from contracts.run_folder import RunFolder
 from contracts.spec.job import JobSpec
 from contracts.timeline import covered_s, is_of_the_pipeline, latest_spans
@@ -97,11 +100,22 @@ def measured_times(folder: RunFolder) -> MeasuredTimes:
     return _times(folder.job_id, spec, whole, metrics)
 
 
-def check_same_work(planned: JobSpec, folder: RunFolder) -> None:
-    """Raises InvalidInput where the finished job's batches say nothing about the planned ones."""
+def check_same_work(planned: JobSpec, folder: RunFolder, *, model_root: Path) -> None:
+    """Refuses a finished job whose batches say nothing about the planned ones.
+
+    Args:
+        planned: The spec to plan for; its paths start at the model root.
+        folder: The finished job's.
+        model_root: The folder at which relative paths of both start.
+
+    Raises:
+        InvalidInput: A key that decides about the work differs; it names the key.
+    """
     measured = read_spec(folder)
     keys = [("rollout", key) for key in SAME_BATCHES] + [("trainer", key) for key in SAME_PASSES]
-    keys += [("model", "path"), ("model", "dtype")]
+    keys.append(("model", "dtype"))
+    if not _same_model(planned.model.path, measured.model.path, model_root):
+        keys.append(("model", "path"))
     for table, key in keys:
         planned_value = getattr(getattr(planned, table), key)
         measured_value = getattr(getattr(measured, table), key)
@@ -112,6 +126,17 @@ def check_same_work(planned: JobSpec, folder: RunFolder) -> None:
                 field=f"{table}.{key}",
                 cure="measure a job with the planned value",
             )
+
+
+def _same_model(path: str, other: str, model_root: Path) -> bool:
+    """Returns True where two paths of models lead to one folder, or are names of one model of the hub.
+
+    Its revision is of no matter: all have the same size.
+    """
+    if is_hub_name(path) and is_hub_name(other):
+        # A job's record has a commit in place of the revision.
+        return path.partition("@")[0] == other.partition("@")[0]
+    return os.path.abspath(model_root / path) == os.path.abspath(model_root / other)
 
 
 class _Iteration:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, urlsplit
@@ -90,6 +90,12 @@ def with_roots(settings: StackSettings, run_root: Path, chosen: Path | None, *, 
         return replace(settings, model_root=str(default))
     extra = os.pathsep.join(filter(None, (settings.extra_roots, roots.extra_roots)))
     return replace(settings, model_root=roots.model_root, extra_roots=extra)
+
+
+def with_extra_roots(settings: StackSettings, folders: Sequence[Path]) -> StackSettings:
+    """Returns the settings with further folders in which a job's files lie."""
+    extra = [settings.extra_roots, *(str(folder.resolve()) for folder in folders)]
+    return replace(settings, extra_roots=os.pathsep.join(filter(None, extra)))
 
 
 def read_roots(run_root: Path) -> Roots | None:

@@ -18,7 +18,7 @@ from onbeat.stack.access import run_dir_flag
 from onbeat.terminal.output import FAILED, console_for, tell
 from onbeat.terminal.words import by_reason, count, duration, one_line, plural, score
 from onbeat.training.demo import DemoSummary, run_demo
-from onbeat.training.private_stack import new_run_root, options_of_job, placed
+from onbeat.training.private_stack import new_run_root, options_of_job
 
 
 def demo(
@@ -46,7 +46,7 @@ def demo(
     path = spec or DEMO_SPEC
     job_spec = load_spec(path, [*flags, *(settings or [])])
     root = options.own_root_of(path, model_root)
-    job_spec, extra_roots = placed(job_spec, [path.parent], model_root=root)
+    job_spec, extra_roots = options.placed(job_spec, [path.parent], model_root=root)
     stack_profile, num_generators = options.profile_and_count(profile, generators)
     stack_options = options_of_job(
         job_spec,

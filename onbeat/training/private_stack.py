@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from contracts.encoding.wire import changed
 from contracts.engines import TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.settings import engine_from, usable_cores
@@ -19,11 +18,10 @@ from contracts.spec.job import JobSpec
 from onbeat.base.process.host_memory import memory_bytes
 from onbeat.client.gateway import GatewayClient
 from onbeat.commands.options import model_root_or_default
-from onbeat.stack.access import page_address, run_root_from
+from onbeat.stack.access import page_address, run_root_from, with_extra_roots
 from onbeat.stack.devices.device import device_in_words
 from onbeat.stack.options import StackOptions, stack_settings, stage_workers_for, threads_from
 from onbeat.stack.profile import StackProfile
-from onbeat.stack.spec_paths import PathSearch
 from onbeat.terminal.follow import TICK_S
 from onbeat.terminal.output import tell_fetch
 from onbeat.training.driver import Driver
@@ -47,27 +45,6 @@ def new_run_root(name: str) -> Path:
     return path
 
 
-def placed(spec: JobSpec, folders: Sequence[Path], *, model_root: Path | None) -> tuple[JobSpec, list[Path]]:
-    """Finds the files that a spec names, for a stack of its own.
-
-    Args:
-        spec: The spec.
-        folders: Where a relative path may start: the spec's, the program's. The current folder comes after them, and
-            the model root last; one that is given comes first.
-        model_root: The model root that is given.
-
-    Returns:
-        The spec with the paths, and the folders, other than the model root, that have some of them.
-
-    Raises:
-        SpecRefused: A path is in none of them.
-    """
-    first = [] if model_root is None else [model_root]
-    root = model_root_or_default(model_root)
-    search = PathSearch(folders=(*first, *folders, Path.cwd()), model_root=root)
-    return search.resolve_all(spec), search.found_below
-
-
 def options_of_job(
     spec: JobSpec,
     *,
@@ -86,9 +63,7 @@ def options_of_job(
     """
     if profile is not None:
         profile.check(spec)
-    settings = stack_settings(os.environ)
-    extra = [settings.extra_roots, *(str(folder.resolve()) for folder in extra_roots)]
-    settings = changed(settings, extra_roots=os.pathsep.join(filter(None, extra)))
+    settings = with_extra_roots(stack_settings(os.environ), extra_roots)
     options = StackOptions(
         run_root=run_root,
         model_root=model_root_or_default(model_root),

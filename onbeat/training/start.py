@@ -23,7 +23,7 @@ from contracts.settings import PREFIX
 from contracts.spec.job import JobSpec
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import parse_spec, read_toml
-from onbeat.commands.options import own_root_of, with_local_paths
+from onbeat.commands.options import own_root_of, placed, with_local_paths
 from onbeat.stack.access import (
     GatewayAccess,
     gateway_access,
@@ -49,7 +49,6 @@ from onbeat.training.private_stack import (
     nothing_left_of_what_is_refused,
     on_own_stack,
     options_of_job,
-    placed,
 )
 from onbeat.training.progress_line import shown_for
 from onbeat.training.run import Run

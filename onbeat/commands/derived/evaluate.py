@@ -17,9 +17,7 @@ from onbeat.terminal.scores import score_table
 
 
 def evaluate(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Folder of the model, as model.path of a spec names it.")
-    ],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of the model, or its name of the hub.")],
     spec: Annotated[
         Path, typer.Argument(metavar="SPEC", help="Job spec: its held-out prompts, reward, sampling and environment.")
     ],
@@ -34,7 +32,9 @@ def evaluate(
     Keys of the spec about training are passed over. The completions are recorded: `onbeat samples JOB` shows them.
     """
     job_spec = parse_spec(evaluating(read_toml(spec), model), settings or [])
-    with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
+    access = options.access_from(gateway, api_key, run_dir)
+    job_spec = options.with_local_paths(job_spec, [spec.parent], access, typed=["model.path"])
+    with options.client_for(access) as client:
         status = client.submit(job_spec, idempotency_key=uuid.uuid4().hex)
         status = follow_to_end(client, status.job_id, json_output=json_output)
     if not json_output and status.evaluation_latest is not None:

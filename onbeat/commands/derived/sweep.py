@@ -61,7 +61,9 @@ def sweep(
     keys = varied_keys(combinations)
     specs = [_spec_of(values, changes, keys, tag) for changes in combinations]
     console = console_for(json_output=json_output)
-    with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
+    access = options.access_from(gateway, api_key, run_dir)
+    specs = [options.with_local_paths(job_spec, [spec.parent], access) for job_spec in specs]
+    with options.client_for(access) as client:
         jobs = _submitted(client, specs)
         console.print(f"{len(jobs)} jobs, tagged {tag}")
         try:

@@ -18,6 +18,7 @@ from onbeat.audit.chain import AuditEntry
 from onbeat.base.process.child_process import ChildProcess
 from onbeat.base.process.waiting import Waiting
 from onbeat.commands.exports.audit_file import write_audit_at
+from onbeat.commands.options import with_run_roots
 from onbeat.stack.options import child_environment, settings_of, stack_settings
 from onbeat.stack.supervision import describe_exit
 
@@ -29,7 +30,7 @@ def with_probes(
     folder: RunFolder,
     chain: tuple[JobStatus, list[AuditEntry]],
     *,
-    model_root: Path,
+    model_root: Path | None,
     threads: int | None,
     timeout_s: float,
 ) -> AuditVerdict:
@@ -39,7 +40,7 @@ def with_probes(
         verdict: What the chain and the files have said.
         folder: The run folder.
         chain: The job's status and its audit chain.
-        model_root: Where the spec's relative paths begin.
+        model_root: Where the spec's relative paths begin; None takes the run folder's own.
         threads: Compute threads; bits are the trainer's with as many as it had. None for what the environment says.
         timeout_s: The longest wait for it.
 
@@ -65,15 +66,16 @@ def _computed(
     folder: RunFolder,
     chain: tuple[JobStatus, list[AuditEntry]],
     *,
-    model_root: Path,
+    model_root: Path | None,
     threads: int | None,
     timeout_s: float,
 ) -> ProbeCheck:
+    settings = with_run_roots(settings_of("consumer", stack_settings(os.environ)), folder.run_root, model_root)
     settings = replace(
-        settings_of("consumer", stack_settings(os.environ)),
+        settings,
         name="verify",
         run_root=str(folder.run_root),
-        model_root=str(model_root.resolve()),
+        model_root=str(Path(settings.model_root).resolve()),
         redis_url="",
     )
     if threads is not None:

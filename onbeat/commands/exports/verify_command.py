@@ -51,7 +51,7 @@ def verify(
     """
     probes = partial(
         with_probes,
-        model_root=options.model_root_or_default(model_root),
+        model_root=model_root,
         threads=threads_from(os.environ, threads),
         timeout_s=timeout_s,
     )

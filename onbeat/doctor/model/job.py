@@ -16,6 +16,7 @@ from contracts.spec.job import JobSpec
 from onbeat.client.spec_file import parse_spec, read_toml
 from onbeat.hub.store import HubStore
 
+MODEL_PATH = "model.path"
 LEAST_SPEC: Mapping[str, Any] = {
     "name": "doctor",
     "iterations": 1,
@@ -50,20 +51,17 @@ def job_of(model: str | None, spec_file: Path | None, settings: Sequence[str]) -
 def placed(spec: JobSpec, settings: StackSettings) -> tuple[JobSpec, StackSettings]:
     """Returns the job and the settings by which its model's folder is found.
 
-    A relative path starts at the model root, as in a spec, or where there is no such folder, at the working directory.
-    An absolute path is taken as it is: the person who types it may read it. A name of the hub is the commit that was
-    fetched last. Raises InvalidInput where none was.
+    A relative path is one below the model root. An absolute path is taken as it is: the person who types it may read
+    it. A name of the hub is the commit that was fetched last. Raises InvalidInput where none was.
     """
     if is_hub_name(spec.model.path):
-        name = read_hub_name(spec.model.path, kind="model", field="model.path")
+        name = read_hub_name(spec.model.path, kind="model", field=MODEL_PATH)
         commit = HubStore(settings.hub_root_path).commit_of(name)
         if commit is None:
-            raise InvalidInput(f"{name} isn't fetched", field="model.path", cure=f"onbeat fetch {name}")
+            raise InvalidInput(f"{name} isn't fetched", field=MODEL_PATH, cure=f"onbeat fetch {name}")
         return replace(spec, model=replace(spec.model, path=str(name.at_commit(commit)))), settings
     path = Path(spec.model.path)
-    if not path.is_absolute() and (Path(settings.model_root) / path).is_dir():
-        return spec, settings
-    if not path.is_absolute() and not path.is_dir():
+    if not path.is_absolute():
         return spec, settings
     folder = path.resolve()
     model = replace(spec.model, path=folder.name)

@@ -389,7 +389,8 @@ def test_a_folder_that_no_trainer_could_load_is_one_line_with_the_cure(
     assert len(lines) == 2
     assert "has no weights (it needs config.json, tokenizer files and model.safetensors)" in lines[1]
     assert run(["doctor", str(tmp_path / "nowhere")]) == 1
-    assert "no folder" in capsys.readouterr().out
+    nowhere = f"model.path: there is no {tmp_path / 'nowhere'} on this machine (name a path that is there)"
+    assert nowhere in capsys.readouterr().out
 
 
 def test_flags_of_a_model_need_one(capsys: pytest.CaptureFixture[str]) -> None:

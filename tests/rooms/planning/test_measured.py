@@ -113,6 +113,6 @@ def test_a_timeline_that_no_run_leaves_is_refused_by_its_span(tmp_path: Path) ->
 def test_a_job_with_other_batches_says_nothing_about_these(tmp_path: Path, changes: dict[str, Any], field: str) -> None:
     folder = write_synchronous_run(tmp_path, measured_job())
     with pytest.raises(InvalidInput, match=JOB) as refused:
-        check_same_work(measured_job(**changes), folder)
+        check_same_work(measured_job(**changes), folder, model_root=Path())
     assert refused.value.field == field
-    check_same_work(measured_job(schedule="periodic", iterations=100), folder)
+    check_same_work(measured_job(schedule="periodic", iterations=100), folder, model_root=Path())
