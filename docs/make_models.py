@@ -46,9 +46,9 @@ $ onbeat doctor configs/models/two-digit-addition
 
 MODEL is a folder; a relative path starts at the current folder, else at the model root. The answers are for a job with
 the defaults, or for the one of `--spec FILE`, whose files are found
-[as when it is submitted](start.md#a-job-on-a-stack-that-stays); `--set KEY.PATH=VALUE` changes keys, such as `--set model.dtype=bfloat16`. Each line is
-`ok`, `warn`, or `bad` where such a job would be refused. The exit code is 1 if any line is `bad`. With `--json` it
-prints one JSON object.
+[as when it is submitted](start.md#a-job-on-a-stack-that-stays); `--set KEY.PATH=VALUE`
+changes keys, such as `--set model.dtype=bfloat16`. Each line is `ok`, `warn`, or `bad` where such a job would be
+refused. The exit code is 1 if any line is `bad`. With `--json` it prints one JSON object.
 
 line | says
 ---|---

@@ -7,6 +7,7 @@ or the data: the trainer checks it first thing, and fails the job with the field
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import re
@@ -14,7 +15,9 @@ import symtable
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import TypeVar
 
 import httpx
@@ -70,6 +73,13 @@ from onbeat.base.http.bodies import JSON, media_type_of, read_body
 from onbeat.base.http.outgoing import make_client
 from onbeat.base.http.problems import Problem
 from onbeat.base.machine_kernels import matmul_of_machine
+from onbeat.base.process.helper_modules import (
+    HELPER_CURE,
+    PackageNextToFile,
+    helpers_of,
+    is_installed,
+    with_helpers,
+)
 from onbeat.data.datasets.loading import job_examples
 from onbeat.data.datasets.references import check_job
 from onbeat.data.named_files import files_of_rows
@@ -405,7 +415,7 @@ def with_sources(spec: JobSpec, settings: StackSettings) -> JobSpec:
     for index, component in enumerate(spec.reward.components):
         if isinstance(component, PluginReward):
             field = f"reward.components[{index}]"
-            component = _with_arguments(_with_source(component, component.entry_point, settings, field, "entry_point"))
+            component = _with_source(component, component.entry_point, settings, field, "entry_point")
         components.append(component)
     played = with_environments(
         spec.dataset,
@@ -415,12 +425,6 @@ def with_sources(spec: JobSpec, settings: StackSettings) -> JobSpec:
         ),
     )
     return changed(spec, reward=changed(spec.reward, components=tuple(components)), **played)
-
-
-def _with_arguments(component: PluginReward) -> PluginReward:
-    """Returns the component with the arguments that its function needs, as its file's text has them."""
-    arguments = arguments_of(component.source, component.entry_point) if component.source else None
-    return changed(component, arguments=UNSET if arguments is None else arguments)
 
 
 def with_columns(spec: JobSpec) -> JobSpec:
@@ -473,23 +477,77 @@ def _environment_with_source(environment: EnvironmentSpec, settings: StackSettin
 
 
 def _with_source(named: N, name: str, settings: StackSettings, field: str, key: str) -> N:
-    """named: has a file, or is of an installed package. key: of its name."""
+    """Returns a reward or an environment with the text of its file, which takes along the modules next to it.
+
+    Args:
+        named: It has a file, or is of an installed package and stays as it is.
+        name: The name of the function or class in the file.
+        settings: The gateway's.
+        field: The place of `named` in the spec.
+        key: The key of its name there.
+
+    Raises:
+        InvalidInput: The file can't be read, is no Python, lacks the name, or imports a package next to it.
+    """
     if not named.file and not named.source:
-        return named
-    path = settings.spec_root.find(named.file, field=f"{field}.file")
-    try:
-        with open_plain(path, max_bytes=MAX_SOURCE_BYTES) as file:
-            source = file.read(MAX_SOURCE_BYTES).decode()
-        names = symtable.symtable(source, named.file, "exec").get_identifiers()
-    except OSError as error:
-        raise InvalidInput(f"{named.file or 'no file'}: {error.strerror}", field=f"{field}.file") from error
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InvalidInput(f"{named.file} is not valid Python: {error}", field=f"{field}.file") from error
+        return changed(named, arguments=UNSET) if isinstance(named, PluginReward) else named
+    text = _text_of(named.file, settings, f"{field}.file")
+    with _valid_python(named.file, f"{field}.file"):
+        names = symtable.symtable(text, named.file, "exec").get_identifiers()
+        try:
+            helpers = helpers_of(text, partial(_helper_text, named.file, settings, f"{field}.file"))
+        except PackageNextToFile as error:
+            raise InvalidInput(
+                f"{named.file} imports {error.name}, a package next to it, which isn't there where it runs",
+                field=f"{field}.file",
+                cure=HELPER_CURE,
+            ) from error
+    source = with_helpers(text, helpers)
+    if len(source.encode()) > MAX_SOURCE_BYTES:
+        raise InvalidInput(
+            f"{named.file} and what it imports ({', '.join(helpers)}) are over {MAX_SOURCE_BYTES} bytes",
+            field=f"{field}.file",
+            cure=HELPER_CURE,
+        )
     if named.source not in ("", source):
         raise InvalidInput("differs from the text of the file", field=f"{field}.source", cure="leave it out")
     if name not in names:
         raise InvalidInput(f"{named.file} has no `{name}`", field=f"{field}.{key}")
+    if isinstance(named, PluginReward):
+        arguments = arguments_of(text, name)
+        return changed(named, source=source, arguments=UNSET if arguments is None else arguments)
     return changed(named, source=source)
+
+
+def _text_of(file: str, settings: StackSettings, field: str) -> str:
+    """Reads a file of Python. Raises InvalidInput that names the field."""
+    path = settings.spec_root.find(file, field=field)
+    with _valid_python(file, field), open_plain(path, max_bytes=MAX_SOURCE_BYTES) as opened:
+        text = opened.read(MAX_SOURCE_BYTES).decode()
+        ast.parse(text, file)
+    return text
+
+
+@contextmanager
+def _valid_python(file: str, field: str) -> Iterator[None]:
+    """Raises InvalidInput for a file that can't be read, or is no Python."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidInput(f"{file or 'no file'}: {error.strerror}", field=field) from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InvalidInput(f"{file} is not valid Python: {error}", field=field) from error
+
+
+def _helper_text(file: str, settings: StackSettings, field: str, module: str) -> str | None:
+    """Reads the module of a name next to a file; None where there is none. Raises PackageNextToFile for a package."""
+    helper = str(Path(file).parent / f"{module}.py")
+    if settings.spec_root.find(helper, field=field).is_file():
+        return _text_of(helper, settings, field)
+    package = settings.spec_root.find(str(Path(file).parent / module), field=field)
+    if package.is_dir() and any(package.glob("*.py")) and not is_installed(module):
+        raise PackageNextToFile(module)
+    return None
 
 
 def check_patterns(spec: JobSpec, settings: StackSettings) -> None:

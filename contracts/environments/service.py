@@ -28,7 +28,7 @@ from typing import Annotated, Literal, TypeGuard
 from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.digests import Digest, content_digest
-from contracts.encoding.wire import Line, Record, Seconds, Text, encode
+from contracts.encoding.wire import FilePathOrNone, Line, Record, Seconds, Text, encode
 from contracts.environments.messages import EnvironmentNumbers, Message, Messages, Tool, check_environment_numbers
 from contracts.errors import ContractViolation
 from contracts.rewards import StatedReason
@@ -162,10 +162,14 @@ class EnvironmentTable(Record, frozen=True, kw_only=True):
     params: Params = field(default_factory=dict)
     source: Text = ""
     """Text of the file that defines the class `name`; "" where it is an entry point."""
+    file: FilePathOrNone = ""
+    """The file's path, for tracebacks; nothing is read there."""
 
 
 def table_of(environment: EnvironmentSpec) -> EnvironmentTable:
-    return EnvironmentTable(name=environment.name, params=environment.params, source=environment.source)
+    return EnvironmentTable(
+        name=environment.name, params=environment.params, source=environment.source, file=environment.file
+    )
 
 
 class EnvironmentFacts(Record, frozen=True, kw_only=True):

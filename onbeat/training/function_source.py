@@ -24,31 +24,14 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from contracts.errors import InvalidInput
+from onbeat.base.process.helper_modules import HELPER_CURE, TAKE_ALONG, TAKES, imports_of, is_installed
 
 HEAD = "from __future__ import annotations\n"
-HELPER_CURE = "put the helper into the same file, or install it where the reward service runs"
-TAKE_ALONG = """
-import linecache as _linecache
-import os as _os
-import sys as _sys
-import types as _types
-
-
-def _take_along(name, text):
-    file = _os.path.join(_os.path.dirname(globals().get("__file__", "")), name + ".py")
-    module = _types.ModuleType(name)
-    module.__file__ = file
-    _sys.modules[name] = module
-    _linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    exec(compile(text, file, "exec", dont_inherit=True), vars(module))
-"""
-"""Makes a module of a text, where the program that had it as a file isn't."""
 
 
 def source_of(*values: Callable[..., Any], field: str = "reward") -> str:
@@ -111,7 +94,7 @@ class _Module:
     def text(self) -> str:
         head = HEAD
         if self._taken:
-            modules = "".join(f"\n_take_along({name!r}, {text!r})" for name, text in self._taken.items())
+            modules = "".join(f"\n{TAKES}({name!r}, {text!r})" for name, text in self._taken.items())
             head += f"{TAKE_ALONG}\n{modules}\n"
         return head + "\n".join((*self.imports, *self.constants, *self.definitions))
 
@@ -152,7 +135,7 @@ class _Module:
             )
         try:
             text = inspect.getsource(sys.modules[module])
-            imported = _imports_of(text)
+            imported = [other for other, _ in imports_of(text)]
         except (OSError, TypeError, SyntaxError, ValueError) as error:
             raise InvalidInput(
                 f"uses `{name}` of {module}, whose source cannot be read: {error}", field=self._field, cure=HELPER_CURE
@@ -191,17 +174,6 @@ class _Module:
             )
 
 
-def _imports_of(text: str) -> list[str]:
-    """Returns the modules that a module imports by name, in its functions as well."""
-    names: list[str] = []
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
-            names.append(node.module)
-    return names
-
-
 def _is_next_to_program(module: str) -> bool:
     """Returns True for a module that is found only since it lies in the folder of the program that runs."""
     top = module.partition(".")[0]
@@ -212,7 +184,7 @@ def _is_next_to_program(module: str) -> bool:
     # A package's file is the `__init__.py` of its folder.
     folder = Path(file).resolve().parent
     home = folder.parent if Path(file).name == "__init__.py" else folder
-    return home == Path(program).resolve().parent and top not in packages_distributions()
+    return home == Path(program).resolve().parent and not is_installed(top)
 
 
 def _text_of(value: FunctionType | type) -> str:

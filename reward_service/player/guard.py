@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from contracts.environments.service import FailureReason
-from onbeat.base.cage.fault_text import fault_text
+from onbeat.base.cage.fault_text import fault_text, print_traceback
 from onbeat.environments.author import BadTask, NoAnswer, RewrittenHistory
 
 MAX_DETAIL_CHARS = 1000
@@ -63,6 +63,7 @@ class Guard:
         except BaseException as error:  # foreign code may also raise SystemExit, or what is no Exception
             self._look_around()
             self.is_exhausted |= isinstance(error, MemoryError)
+            print_traceback("the environment raised", error)
             raise Failed("raised", fault_text(error)) from None
         left = self._look_around()
         if left:

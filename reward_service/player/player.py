@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from operator import methodcaller
 from typing import Any
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from contracts.encoding.wire import decode, encode
 from contracts.environments import service
@@ -29,6 +31,7 @@ from contracts.environments.messages import Message, messages_digest
 from contracts.errors import InvalidInput
 from onbeat.base.cage import nursery
 from onbeat.base.cage.frames import Frames, Gone
+from onbeat.base.cage.printed import Printed
 from onbeat.environments.built_in import EnvironmentClass
 from reward_service.player import registry
 from reward_service.player.answers import observation_of, reply_of
@@ -51,8 +54,9 @@ class _Session:
 class Player:
     """The sessions of a child. It runs in the main thread, where an environment may use signals."""
 
-    def __init__(self, frames: Frames, place: Place, playable: Playable, *, reply_bytes: int) -> None:
+    def __init__(self, frames: Frames, place: Place, playable: Playable, *, reply_bytes: int, printed: Printed) -> None:
         self._frames = frames
+        self._printed = printed
         self._place = place
         self._make = playable.make
         self._takes_sampling = playable.takes_sampling
@@ -88,7 +92,7 @@ class Player:
 
     def _flush(self) -> None:
         """Sends what waits; nothing at all, in the midst of a play: it has come to its next call."""
-        self._frames.send(encode(Answers(results=tuple(self._waiting))))
+        self._frames.send(encode(Answers(results=tuple(self._waiting), printed=self._printed.take())))
         self._waiting.clear()
         self._waiting_bytes = 0
         self._flushed_s = time.monotonic()
@@ -185,6 +189,8 @@ def serve(connection: socket.socket) -> None:
     """Runs a child: first it is told what to play, with the page beside it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     frames = Frames(connection, max_bytes=MAX_WORK_BYTES)
+    printed = Printed()
+    sys.stdout = sys.stderr = printed
     try:
         payload, handle = frames.receive_with_handle()
         assert handle is not None
@@ -193,10 +199,10 @@ def serve(connection: socket.socket) -> None:
         order = decode(payload, Load)
         playable = load(order.environment, order.operators_part)
         if isinstance(playable, Loaded):
-            frames.send(encode(playable))
+            frames.send(encode(replace(playable, printed=printed.take())))
             return
-        player = Player(frames, place, playable, reply_bytes=order.reply_bytes)
-        frames.send(encode(Loaded(facts=playable.facts)))
+        player = Player(frames, place, playable, reply_bytes=order.reply_bytes, printed=printed)
+        frames.send(encode(Loaded(facts=playable.facts, printed=printed.take())))
         while True:
             player.play(decode(frames.receive(), Work))
     except Gone:

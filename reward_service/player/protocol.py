@@ -40,6 +40,8 @@ class Loaded(Record, frozen=True, kw_only=True):
     """Why it can't be played."""
     field: str = ""
     """Which part of its table is wrong."""
+    printed: str = ""
+    """What was printed while it was imported, as in `Answers`."""
 
 
 class Play(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,6 +69,8 @@ class Answers(Record, frozen=True, kw_only=True):
     """Some of the results, in order; none: the play at hand has come to its next call."""
 
     results: tuple[Result, ...]
+    printed: str = ""
+    """What was printed since the answers before, MAX_PRINTED_CHARS and a note at most."""
 
 
 class Place:

@@ -17,6 +17,7 @@ from onbeat.base.process.entry_points import (
     names_in,
     package_of,
 )
+from onbeat.base.process.helper_modules import HELPER_CURE, absent_import
 from onbeat.environments.built_in import BUILT_IN, BuiltInEnvironment, EnvironmentClass, OperatorsPart
 
 GROUP = "onbeat.environments"
@@ -57,12 +58,15 @@ def factory_of(table: EnvironmentTable) -> tuple[EnvironmentClass, str]:
         InvalidInput: It isn't there; the error names the field, and the extra where one brings it.
         BaseException: A foreign module may raise anything while it is imported.
     """
+    if table.source:
+        _check_imports(table)
     if table.source and table.name == AGENT:
         from onbeat.environments.agents.agent import agents_of_file
 
-        return agents_of_file(table.source), file_version(table.name, table.source)
+        return agents_of_file(table.source, table.file), file_version(table.name, table.source)
     if table.source:
-        return defined_in(table.source, table.name, file=f"{table.name}.py"), file_version(table.name, table.source)
+        made = defined_in(table.source, table.name, file=table.file or f"{table.name}.py")
+        return made, file_version(table.name, table.source)
     built_in = BUILT_IN.get(table.name)
     if built_in is not None:
         _check_offered_once(table.name)
@@ -72,6 +76,13 @@ def factory_of(table: EnvironmentTable) -> tuple[EnvironmentClass, str]:
     if entry_point.dist:
         version = f"{entry_point.dist.name} {entry_point.dist.version}"
     return entry_point.load(), version
+
+
+def _check_imports(table: EnvironmentTable) -> None:
+    """Raises InvalidInput for a module that isn't there and that the file may import only while it plays."""
+    absent = absent_import(table.source, table.file or "its file")
+    if absent:
+        raise InvalidInput(f"`{table.name}` cannot be imported: {absent}", field=NAME_FIELD, cure=HELPER_CURE)
 
 
 def _check_offered_once(name: str) -> None:

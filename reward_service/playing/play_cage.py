@@ -49,9 +49,12 @@ class PlayCage(CagedProcess):
         start_timeout_s: float,
         operators_part: bytes | None,
         on_empty: Callable[[], None] = lambda: None,
+        on_printed: Callable[[str], None] = lambda printed: None,
     ) -> None:
+        """on_printed: takes what the environment prints. The others are those of a `CagedProcess` and of a `Load`."""
         super().__init__(rules, start_timeout_s=start_timeout_s, on_empty=on_empty)
         self._load = Load(environment=environment, reply_bytes=reply_bytes, operators_part=operators_part)
+        self._on_printed = on_printed
         self._is_warm = False
         self._place: Place | None = None
 
@@ -68,6 +71,7 @@ class PlayCage(CagedProcess):
             with page:
                 child.send_handle(encode(self._load), page.fileno())
             loaded = decode(child.receive(deadline_s=deadline_s), Loaded)
+        self._on_printed(loaded.printed)
         if loaded.failure is not None:
             self._drop_child()
         return loaded
@@ -112,7 +116,9 @@ class PlayCage(CagedProcess):
         at = num_answered
         while True:
             try:
-                return decode(self.child.receive(deadline_s=since_s + call_timeout_s[at]), Answers).results
+                answers = decode(self.child.receive(deadline_s=since_s + call_timeout_s[at]), Answers)
+                self._on_printed(answers.printed)
+                return answers.results
             except Late:
                 place = self._place_of(num_answered, len(call_timeout_s))
                 if place is None or call_timeout_s[place] <= call_timeout_s[at]:

@@ -21,12 +21,14 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 
 from contracts.encoding.wire import encode
 from contracts.environments import service
 from contracts.errors import InvalidInput, Unavailable
 from contracts.settings import StackSettings, usable_cores
+from onbeat.base.cage.printed import PrintLog
 from reward_service.cages import Cages
 from reward_service.player import registry
 from reward_service.player.protocol import Loaded
@@ -182,8 +184,10 @@ class EnvironmentPool:
         self._closed = True
         self.cages.end(self._threads())
 
-    def new_cage(self, table: service.EnvironmentTable) -> PlayCage:
-        """Called by the thread that will own it."""
+    def new_cage(
+        self, table: service.EnvironmentTable, on_printed: Callable[[str], None] = lambda printed: None
+    ) -> PlayCage:
+        """Makes a cage for the thread that calls, which will own it. on_printed: takes what the environment prints."""
         built_in = registry.built_in_environment(table)
         rules, on_empty = self.cages.one_more(**(built_in.limits if built_in else {}))
         has_part = built_in is not None and built_in.from_operator is not None
@@ -194,6 +198,7 @@ class EnvironmentPool:
             start_timeout_s=self._settings.environment_start_s,
             operators_part=self._operators_parts[table.name](table) if has_part else None,
             on_empty=on_empty,
+            on_printed=on_printed,
         )
 
     async def _asked(self, asks: Sequence[Ask], threads: Sequence[PlayingThread]) -> list[service.Result]:
@@ -244,16 +249,17 @@ class EnvironmentPool:
         kind = self._kinds.get(key)
         if kind is None:
             self._make_room()
-            kind = Kind(threads=[self._thread(table, number) for number in range(self.num_children)])
+            kind = Kind(threads=[self._thread(table, number, job_id) for number in range(self.num_children)])
             self._kinds[key] = kind
         self._kinds.move_to_end(key)
         return kind
 
-    def _thread(self, table: service.EnvironmentTable, number: int) -> PlayingThread:
+    def _thread(self, table: service.EnvironmentTable, number: int, job_id: str) -> PlayingThread:
+        on_printed = partial(PrintLog().write, job_id or f"environment {table.name}")
         thread = PlayingThread(
             name=f"environment-{table.name[:32]}-{number + 1}",
             cages=self.cages,
-            new_cage=lambda: self.new_cage(table),
+            new_cage=lambda: self.new_cage(table, on_printed),
             on_result=self._on_result,
             forget=self._forget,
             has_room=self._has_room,

@@ -9,10 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
@@ -26,6 +25,7 @@ from contracts.reward_arguments import (
     known_arguments,
 )
 from contracts.rewards import NO_NUMBER, PluginReward, RewardItem
+from onbeat.base.cage.fault_text import print_traceback
 from onbeat.base.process.entry_points import (
     UnknownEntryPoint,
     defined_in,
@@ -33,10 +33,9 @@ from onbeat.base.process.entry_points import (
     load_entry_point,
     package_of,
 )
+from onbeat.base.process.helper_modules import HELPER_CURE, absent_import
 
 GROUP = "onbeat.rewards"
-MAX_FRAMES = 8
-"""Most calls of a traceback that are printed, the innermost."""
 MAX_SHOWN_CHARS = 300
 """Most characters of each text of a completion that are printed."""
 
@@ -112,13 +111,8 @@ def print_failure(component: PluginReward, error: Exception, item: RewardItem) -
         error: What it raised.
         item: The completion, or the first of those that the function was called for.
     """
-    # The function may have put anything in the place of the standard error, and its exception may not be printable.
-    with suppress(Exception):
-        lines = [f"`{component.entry_point}` can't score a completion:\n"]
-        lines += traceback.TracebackException.from_exception(error, limit=-MAX_FRAMES).format()
-        for name in ("prompt", "completion", "reference"):
-            lines.append(f"{name}: {getattr(item, name)[:MAX_SHOWN_CHARS]!r}\n")
-        sys.stderr.write("".join(lines))
+    texts = [f"{name}: {getattr(item, name)[:MAX_SHOWN_CHARS]!r}" for name in ("prompt", "completion", "reference")]
+    print_traceback(f"`{component.entry_point}` can't score a completion", error, *texts)
 
 
 def _columns(plugin: Plugin, component: PluginReward, items: Sequence[RewardItem]) -> dict[str, list[object]]:
@@ -169,11 +163,18 @@ def _imports_reported(component: PluginReward) -> Iterator[None]:
         raise _unimportable(component.entry_point, component.file, error) from error
 
 
+def _check_imports(name: str, file: str, source: str) -> None:
+    """Raises UnknownEntryPoint for a module that isn't there and that the file imports only while it scores."""
+    absent = absent_import(source, file)
+    if absent:
+        raise UnknownEntryPoint(f"`{name}` cannot be imported: {absent}", field="entry_point", cure=HELPER_CURE)
+
+
 def _unimportable(name: str, file: str, error: BaseException) -> UnknownEntryPoint:
     """Names the line of the file where the import failed, and what may be done about it."""
     cure = f"fix {file or 'the package'}"
     if isinstance(error, ModuleNotFoundError):
-        cure = "put the helper into the same file, or install it where the reward service runs"
+        cure = HELPER_CURE
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     if isinstance(error, SyntaxError) and error.lineno:
         lines.append(error.lineno)
@@ -202,6 +203,7 @@ def _load(name: str, file: str, source: str, package: str) -> Plugin:
         # A file may raise anything while it is imported, or ask to exit.
         except (Exception, SystemExit) as error:
             raise _unimportable(name, file, error) from error
+        _check_imports(name, file, source)
     else:
         _check_package(name, package)
         function = load_entry_point(GROUP, name, field="entry_point", where="reward service")

@@ -20,8 +20,8 @@ from contracts.encoding.wire import Record, decode, encode
 from contracts.rewards import Outcome, Result, RewardComponent, RewardItem, Unscorable
 from onbeat.base.cage import nursery
 from onbeat.base.cage.frames import Frames, Gone
+from onbeat.base.cage.printed import Printed
 from reward_service.scorers import rubric
-from reward_service.scoring.printed import Printed
 
 MAX_TASK_BYTES = 256 * 1024 * 1024
 

@@ -21,9 +21,9 @@ from typing import Literal, TypeVar
 from contracts import rewards
 from contracts.rewards import Outcome, Result, RewardComponent, RewardItem, Unscorable
 from onbeat.base.cage.caged_process import ChildDied, ChildLate
+from onbeat.base.cage.printed import PrintLog
 from reward_service.cages import Asked, Cages, CageThread
 from reward_service.scorers import rubric
-from reward_service.scoring.printed import PrintLog
 from reward_service.scoring.scorer_cage import ScorerCage
 
 Results = tuple[Result, ...]

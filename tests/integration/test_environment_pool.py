@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -104,6 +105,76 @@ async def repeatability(pool: EnvironmentPool, name: str) -> str:
     return await pool.repeatability(
         RepeatabilityRequest(environment=table, tasks=(Task(task="{}", seed=3),), step_timeout_s=10.0)
     )
+
+
+TALKS = """
+import subprocess
+import sys
+from onbeat.environments.author import Environment, InitialObservation, Message, Reply
+
+print("is imported")
+subprocess.run(["true"], stdout=sys.stdout, check=True)
+
+
+class Talks(Environment):
+    def reset(self, task, seed):
+        print("begins with", seed)
+        return InitialObservation((Message(role="user", content="go on"),))
+
+    def step(self, message, turn):
+        print("heard", message.content)
+        return Reply(reward=1.0 / len(message.content), done=True)
+
+
+def agent(episode):
+    print("begins with", episode.seed)
+    raise ValueError("no answer")
+"""
+
+
+def prints(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Returns the lines that job-1 has printed so far, without the frames of a traceback that are not its own."""
+    lines = [record.getMessage() for record in caplog.records]
+    return [line.removeprefix("job-1 prints: ").strip() for line in lines if line.startswith("job-1 prints: ")]
+
+
+async def test_what_an_environment_prints_is_in_the_log_with_the_traceback_where_it_raises(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    talks = EnvironmentTable(name="Talks", source=TALKS, file="folder/mine.py")
+    opening = replace(request("Talks", new(1), new(2)), environment=talks, job_id="job-1")
+    async with asked() as ask:
+        with caplog.at_level(logging.INFO):
+            await ask.pool.open(opening)
+            assert prints(caplog) == ["is imported", "begins with 1", "begins with 2"]
+            caplog.clear()
+            answers = await ask.step(0, {1: "so", 2: ""})
+    assert reply_of(answers[1]).reward == 0.5
+    failure = answers[2]
+    assert isinstance(failure, Failure)
+    cause = "ZeroDivisionError: float division by zero"
+    assert failure.detail == (
+        f"{cause}, at mine.py:17 in step: return Reply(reward=1.0 / len(message.content), done=True)"
+    )
+    said_by = prints(caplog)
+    assert said_by[:3] == ["heard so", "heard", "the environment raised:"]
+    assert said_by[-1] == cause
+    assert 'File "folder/mine.py", line 17, in step' in said_by
+
+
+async def test_what_an_agent_prints_is_in_the_log_with_the_traceback_where_it_raises(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    agent = EnvironmentTable(name="agent", params={"agent": "agent"}, source=TALKS, file="folder/mine.py")
+    opening = replace(request("agent", new(7)), environment=agent, job_id="job-1")
+    async with asked() as ask:
+        with caplog.at_level(logging.INFO):
+            (failure,) = await ask.pool.open(opening)
+    assert isinstance(failure, Failure)
+    assert failure.detail == 'ValueError: no answer, at mine.py:22 in agent: raise ValueError("no answer")'
+    said_by = prints(caplog)
+    assert "begins with 7" in said_by
+    assert said_by[-1] == "ValueError: no answer"
 
 
 async def test_a_session_goes_on_where_its_history_ends() -> None:

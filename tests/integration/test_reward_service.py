@@ -40,13 +40,13 @@ from contracts.rewards import (
     Unscorable,
 )
 from contracts.settings import StackSettings
+from onbeat.base.cage.printed import MAX_CHARS_A_MINUTE
 from onbeat.base.process.waiting import Waiting
 from onbeat.stack.ports import free_port
 from reward_service.app import create_app
 from reward_service.scoring import pool as scorer_pool
 from reward_service.scoring import scoring_thread
 from reward_service.scoring.pool import ScorerPool
-from reward_service.scoring.printed import MAX_CHARS_A_MINUTE
 from tests.served import serving
 
 KEY = "reward-key"

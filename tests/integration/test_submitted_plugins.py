@@ -6,13 +6,24 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from msgspec.structs import replace
 
 from contracts.encoding.digests import content_digest
-from contracts.encoding.wire import convert
+from contracts.encoding.wire import convert, decode_json, encode_json
+from contracts.environments.service import table_of
 from contracts.errors import InvalidInput
-from contracts.rewards import ExactReward, PluginReward, source_digests
+from contracts.rewards import (
+    ExactReward,
+    PluginReward,
+    RewardItem,
+    RewardRequest,
+    RewardResponse,
+    Scored,
+    Unscorable,
+    source_digests,
+)
 from contracts.settings import StackSettings
 from contracts.spec.datasets import JsonlDataset
 from contracts.spec.environment import EnvironmentSpec
@@ -21,6 +32,7 @@ from gateway.submission import MAX_SOURCE_BYTES, check_plugins, check_rows, with
 from onbeat.data.datasets.loading import job_examples
 from onbeat.stack.ports import free_port
 from reward_service.app import create_app
+from reward_service.player.registry import factory_of
 from tests.builders import job_spec
 from tests.served import serving
 
@@ -100,10 +112,25 @@ def of_file(entry_point: str = "signed", file: str = "rewards.py", **fields: str
 
 WITH_HELPER = "from math import sqrt\nfrom not_there import gold\n\n\ndef signed(completion):\n    return gold\n"
 LAZY_HELPER = "def signed(completion):\n    import not_there\n\n    return not_there.gold\n"
+LATE_HELPER = "def signed(completion):\n    if completion:\n        import not_there\n    return 0.0\n"
+OPTIONAL = """
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    import not_there
+try:
+    import not_there
+except ImportError:
+    not_there = None
+
+
+def signed(completion):
+    return 0.0
+"""
 
 
 @pytest.mark.parametrize(
-    ("source", "line"), [(WITH_HELPER, 2), (LAZY_HELPER, 2), ("def signed(completion):\n    1 / 0", 0)]
+    ("source", "line"),
+    [(WITH_HELPER, 2), (LAZY_HELPER, 2), (LATE_HELPER, 3), (OPTIONAL, 0), ("def signed(completion):\n    1 / 0", 0)],
 )
 def test_a_file_that_imports_what_is_not_there_is_refused_with_its_line_and_a_cure(
     rewards: StackSettings, tmp_path: Path, source: str, line: int
@@ -121,6 +148,103 @@ def test_a_file_that_imports_what_is_not_there_is_refused_with_its_line_and_a_cu
     with pytest.raises(InvalidInput, match=problem) as caught:
         check_plugins(spec, rewards)
     assert caught.value.field == "reward.components[0].entry_point"
+
+
+NEXT_TO_FILE = """from __future__ import annotations
+from helpers import gold
+
+
+def signed(completion):
+    return gold(completion)
+"""
+FROM_PACKAGE = """from parts.numbers import one
+
+
+def signed(completion):
+    return one
+"""
+HELPERS = """import math
+from scale import SCALE
+
+
+def gold(completion):
+    return SCALE * math.sqrt(float(completion))
+"""
+
+
+@pytest.fixture
+def project(rewards: StackSettings, tmp_path: Path) -> StackSettings:
+    """Settings over a model root with a project: a reward in a folder of its own, with two helpers next to it."""
+    folder = tmp_path / "root" / "project"
+    (folder / "parts").mkdir(parents=True)
+    (folder / "parts" / "numbers.py").write_text("one = 1.0\n")
+    (folder / "score.py").write_text(NEXT_TO_FILE)
+    (folder / "helpers.py").write_text(HELPERS)
+    (folder / "scale.py").write_text("SCALE = 2.0\n")
+    return replace(rewards, model_root=str(tmp_path / "root"))
+
+
+def test_modules_next_to_a_rewards_file_go_along_and_errors_have_the_lines_of_both(project: StackSettings) -> None:
+    spec = with_sources(of_file(file="project/score.py"), project)
+    (component,) = spec.reward.components
+    assert isinstance(component, PluginReward)
+    assert component.arguments == ("completion",)
+    assert with_sources(spec, project) == spec
+    # The files are not read again: the cage has the text alone.
+    for file in (Path(project.model_root) / "project").glob("*.py"):
+        file.unlink()
+    items = tuple(RewardItem(prompt="", completion=text, reference="") for text in ("4", "-1"))
+    request = encode_json(RewardRequest(components=(component,), items=items))
+    headers = {"Authorization": f"Bearer {project.reward_key}", "Content-Type": "application/json"}
+    answer = httpx.post(f"{project.reward_url}/v1/score", content=request, headers=headers, timeout=60)
+    scored, failed = decode_json(answer.content, RewardResponse).results
+    assert isinstance(scored, Scored)
+    assert scored.reward == 4.0
+    assert isinstance(failed, Unscorable)
+    assert "at helpers.py:6 in gold: return SCALE * math.sqrt(float(completion))" in failed.detail
+
+
+def test_modules_next_to_an_environments_file_go_along(project: StackSettings) -> None:
+    text = "import helpers\n\n\nclass Game:\n    gold = helpers.gold('4')\n"
+    (Path(project.model_root) / "project" / "game.py").write_text(text)
+    environment = with_sources(job_spec(environment={"name": "Game", "file": "project/game.py"}), project).environment
+    assert environment is not None
+    game, version = factory_of(table_of(environment))
+    assert game.gold == 4.0  # type: ignore[attr-defined]
+    assert version == environment.file_version
+
+
+def test_a_helper_that_was_edited_is_another_reward(project: StackSettings) -> None:
+    spec = with_sources(of_file(file="project/score.py"), project)
+    (Path(project.model_root) / "project" / "scale.py").write_text("SCALE = 3.0\n")
+    with pytest.raises(InvalidInput, match="differs from the text of the file"):
+        with_sources(spec, project)
+    other = with_sources(of_file(file="project/score.py"), project)
+    assert source_digests(spec.reward.components) != source_digests(other.reward.components)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "problem"),
+    [
+        ("score.py", FROM_PACKAGE, r"project/score\.py imports parts, a package next to it, which"),
+        ("scale.py", "import parts\n", r"project/score\.py imports parts, a package next to it, which"),
+        ("helpers.py", "def gold(:\n", r"project/helpers\.py is not valid Python"),
+        ("helpers.py", "#" * MAX_SOURCE_BYTES + "\nimport scale", r"project/helpers\.py: is over"),
+        (
+            "helpers.py",
+            "#" * (MAX_SOURCE_BYTES - 99) + "\nimport scale",
+            r"what it imports \(scale, helpers\) are over",
+        ),
+    ],
+    ids=["package", "package of a helper", "no Python", "long helper", "long together"],
+)
+def test_a_helper_that_cannot_go_along_is_refused_by_its_name(
+    project: StackSettings, file: str, text: str, problem: str
+) -> None:
+    (Path(project.model_root) / "project" / file).write_text(text)
+    with pytest.raises(InvalidInput, match=problem) as caught:
+        with_sources(of_file(file="project/score.py"), project)
+    assert caught.value.field == "reward.components[0].file"
 
 
 @pytest.fixture

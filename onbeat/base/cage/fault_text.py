@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import linecache
+import sys
 import sysconfig
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -15,6 +17,8 @@ MAX_CHARS = 500
 """Most characters of such a text."""
 MAX_PLACE_CHARS = 200
 """Most characters of the place in it."""
+MAX_FRAMES = 8
+"""Most calls of a traceback that are printed, the innermost."""
 FROZEN = "<frozen "
 """The file names of Python's own import system begin with it: an import fails where it stands in the author's code."""
 FOLDERS_OF_LIBRARIES = tuple(
@@ -55,6 +59,20 @@ def fault_text(error: BaseException) -> str:
         # A long message must not push out the place, by which its author finds the line.
         return f"{_cut(f'{kind}: {_message(error)}', MAX_CHARS - len(where) - len(', at '))}, at {where}"
     return _cut(f"{kind}, raised in {_shown(places[-1])}, called at {where}", MAX_CHARS)
+
+
+def print_traceback(title: str, error: BaseException, *notes: str) -> None:
+    """Prints a traceback to the standard error, from where the service's log has what caged code prints.
+
+    Args:
+        title: The line before it.
+        error: An exception of foreign code, of which nothing is trusted: what can't be printed is left out.
+        notes: Lines behind it.
+    """
+    # The code may have put anything in the place of the standard error, and its exception may not be printable.
+    with suppress(Exception):
+        lines = [f"{title}:\n", *traceback.TracebackException.from_exception(error, limit=-MAX_FRAMES).format()]
+        sys.stderr.write("".join((*lines, *(f"{note}\n" for note in notes))))
 
 
 def _cut(text: str, max_chars: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping
 
@@ -59,29 +58,13 @@ def check_reference(component: rewards.RewardComponent, *, reference: str, task_
 def check_needs_no_reference(component: rewards.RewardComponent) -> None:
     """Raises InvalidInput, with the cure, for a reward of a file whose function needs a reference: a parameter of that
     name without a default."""
-    if not isinstance(component, rewards.PluginReward) or not component.source:
+    if not isinstance(component, rewards.PluginReward):
         return
-    try:
-        tree = ast.parse(component.source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        # The reward service says what is wrong with it.
-        return
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == component.entry_point and _needs(node, "reference"):
-            raise InvalidInput(
-                f"the reward `{component.entry_point}` needs a reference, and this held-out row has none",
-                cure="name the column of the answers by dataset.columns.reference, or set evaluation.num_prompts = 0",
-            )
-
-
-def _needs(function: ast.FunctionDef, name: str) -> bool:
-    """Returns True where a function has a parameter of this name without a default."""
-    positional = [*function.args.posonlyargs, *function.args.args]
-    # Defaults are those of the last positional parameters.
-    without_default = positional[: len(positional) - len(function.args.defaults)]
-    keyword_only = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-    without_default += [parameter for parameter, default in keyword_only if default is None]
-    return any(parameter.arg == name for parameter in without_default)
+    if "reference" in (component.arguments or ()):
+        raise InvalidInput(
+            f"the reward `{component.entry_point}` needs a reference, and this held-out row has none",
+            cure="name the column of the answers by dataset.columns.reference, or set evaluation.num_prompts = 0",
+        )
 
 
 def _check_mathematics(reference: str) -> None:

@@ -121,13 +121,19 @@ class AgentEnvironment(Environment):
             self._thread.join(CLOSE_S)
 
 
-def agents_of_file(source: str) -> type[AgentEnvironment]:
-    """Returns the environment of agents that are functions of a submitted file. source: the file's text."""
+def agents_of_file(source: str, file: str) -> type[AgentEnvironment]:
+    """Returns the environment of agents that are functions of a submitted file.
+
+    Args:
+        source: The file's text.
+        file: Its path, for tracebacks; "" where none is known.
+    """
 
     class AgentOfFile(AgentEnvironment):
         def __init__(self, *, agent: str, **params: Any) -> None:
             # The version of a file's environment is the digest of its text.
-            self._be(_agent_of(defined_in(source, agent, file=f"{agent}.py"), agent, version=""), params)
+            function = defined_in(source, agent, file=file or f"{agent}.py")
+            self._be(_agent_of(function, agent, version=""), params)
 
     return AgentOfFile
 

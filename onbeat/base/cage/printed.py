@@ -1,8 +1,8 @@
-"""The prints of a reward: kept by its scorer process, sent with the next answer, and written to the service's log.
+"""The prints of a reward or an environment: its process sends them with the next answer, and a log has them.
 
-    print(…) ─▶ Printed, in the cage ─▶ ScorerAnswer.printed ─▶ PrintLog ─▶ log of the reward service
+    print(…) ─▶ Printed, in the cage ─▶ ScorerAnswer, Answers ─▶ PrintLog ─▶ log of the reward service
 
-Both ends are bounded: a reward that prints without end costs its own lines and nothing else.
+Both ends are bounded: code that prints without end costs its own lines and nothing else.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from collections import OrderedDict
 MAX_PRINTED_CHARS = 4096
 """Most characters that go with one answer; what is printed beyond is counted."""
 MAX_LINE_CHARS = 1000
+NULL_DEVICE = 1
+"""Descriptor that the nursery leaves open."""
 MINUTE_S = 60.0
 MAX_CHARS_A_MINUTE = 32 * 1024
-"""Most characters of one job that a scoring thread logs in a minute."""
+"""Most characters of one job that a thread logs in a minute."""
 MAX_JOBS = 64
 """Jobs of which a thread remembers what they have printed."""
 
@@ -25,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Printed(io.TextIOBase):
-    """The standard output and standard error of a scorer process, in place of the null device."""
+    """The standard output and standard error of a caged process, in place of the null device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,6 +36,10 @@ class Printed(io.TextIOBase):
 
     def writable(self) -> bool:
         return True
+
+    def fileno(self) -> int:
+        """Returns the null device of the cage, for programs that the code starts: what they print is dropped."""
+        return NULL_DEVICE
 
     def write(self, text: str) -> int:
         room = MAX_PRINTED_CHARS - self._num_chars
@@ -54,7 +60,7 @@ class Printed(io.TextIOBase):
 
 
 class PrintLog:
-    """The log lines of one scoring thread for what rewards print; the thread creates it, and calls `write`."""
+    """The log lines for what rewards or an environment print to one thread, which calls `write`."""
 
     def __init__(self) -> None:
         self._written: OrderedDict[str, tuple[float, int]] = OrderedDict()
@@ -64,8 +70,8 @@ class PrintLog:
         """Logs each line that is not empty, with the job in front; control characters are escaped.
 
         Args:
-            owner: The job, or the request, that the scorer process works for.
-            printed: `Printed.take` of the scorer process.
+            owner: The job, or the request, that the process works for.
+            printed: `Printed.take` of the process.
         """
         if not printed:
             return
