@@ -76,12 +76,15 @@ class StackState(Record, frozen=True, kw_only=True):
 
 
 class SpecFiles(Record, frozen=True, kw_only=True):
-    """The answer to `GET /v1/files`: the models and rows below the stack's model root that a spec may name."""
+    """The answer to `GET /v1/files`: the models and rows that a spec may name without anything being fetched."""
 
     models: tuple[str, ...]
-    """Paths of folders with a `config.json`, relative to the model root, in the order of their names."""
+    """Paths of folders with a `config.json`, relative to the model root, in the order of their names; behind them the
+    models of the hub that are on this host, as "hub:Qwen/Qwen3-0.6B"."""
     rows: tuple[str, ...]
-    """Paths of files of rows, the same way."""
+    """Paths of files of rows below the model root."""
+    datasets: tuple[str, ...] = ()
+    """Data sets of the hub that are on this host, as "hub:openai/gsm8k"; `path` of a data set names one."""
     is_complete: bool
     """False where the model root has more than is looked at for one answer: others may be named, too."""
 

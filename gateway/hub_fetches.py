@@ -134,6 +134,7 @@ class HubFetches:
             if sum(not run.done.is_set() for run in self._running.values()) >= MOST_FETCHES:
                 raise Unavailable(f"{MOST_FETCHES} other names of the hub are being fetched", cure="try again later")
             running = self._running[key] = _Running()
+        log.info("%s is being fetched", request.name)
         threading.Thread(target=self._run, args=(request, running), name="hub-fetch", daemon=True).start()
         return running
 

@@ -1,6 +1,7 @@
 """Lists the models and row files that a spec of this stack may name.
 
-model root ─ walked, by SpecRoot alone ─▶ folders with a config.json, files of rows ─▶ SpecFiles
+model root ─ walked, by SpecRoot alone ─▶ folders with a config.json, files of rows ─┬▶ SpecFiles
+folder of what was fetched from the hub ─▶ names of models and data sets ────────────┘
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from contracts.answers import SpecFiles
 from contracts.errors import InvalidInput
 from contracts.spec.root import SpecRoot
+from onbeat.hub.store import HubStore
 
 DEEPEST = 4
 """Folders of a path: a link that leads back up would otherwise be walked for ever."""
@@ -25,6 +27,8 @@ FIELD = "path"
 
 def spec_files(root: SpecRoot) -> SpecFiles:
     """Walks the model root, nearest folders first, and lists only paths that a submission would take.
+
+    Names of the hub that are on this host follow them.
 
     Args:
         root: The stack's model root. It refuses what is hidden, below the run root, or led out of the root by a link.
@@ -46,7 +50,17 @@ def spec_files(root: SpecRoot) -> SpecFiles:
                 folders.append(path)
             elif entry.name.endswith(ROW_SUFFIXES):
                 rows.append(path)
-    return SpecFiles(models=tuple(sorted(models)), rows=tuple(sorted(rows)), is_complete=not folders)
+    fetched: list[str] = []
+    datasets: list[str] = []
+    if root.hub is not None:
+        fetched = HubStore(root.hub).names("model")
+        datasets = HubStore(root.hub).names("dataset")
+    return SpecFiles(
+        models=(*sorted(models), *fetched),
+        rows=tuple(sorted(rows)),
+        datasets=tuple(datasets),
+        is_complete=not folders,
+    )
 
 
 def _entries(root: SpecRoot, folder: str) -> Iterator[os.DirEntry[str]]:

@@ -59,7 +59,7 @@ def stack(services: HasServices) -> Response:
 
 @router.get("/files", **openapi.answers(openapi.record(SpecFiles)))
 def files(services: HasServices) -> Response:
-    """List the models and files of rows below the model root, by the paths that a spec names them by."""
+    """List the models and files of rows below the model root, and what is here of the hub, as a spec names them."""
     return json_answer(spec_files(services.settings.spec_root))
 
 

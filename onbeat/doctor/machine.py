@@ -132,7 +132,11 @@ def folder(subject: str, path: Path) -> Finding:
             subject, f"{gib(free)} are free at {there}", "delete ended jobs (onbeat delete), or choose another disk"
         )
     if free < LITTLE_DISK:
-        return warn(subject, f"{gib(free)} are free at {there}", "set `retention`, or choose another disk")
+        return warn(
+            subject,
+            f"{gib(free)} are free at {there}",
+            "set ONBEAT_KEEP_ENDED_DAYS, delete ended jobs (onbeat delete), or choose another disk",
+        )
     return ok(subject, f"{gib(free)} free at {there}")
 
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from msgspec import UNSET, UnsetType
 
 from contracts.encoding.wire import Record
-from contracts.hub_names import COMMIT, DEFAULT_CONFIG, KINDS, HubName, HubPart
+from contracts.hub_names import COMMIT, DEFAULT_CONFIG, KINDS, MAIN, SCHEME, HubKind, HubName, HubPart
 
 STAGING = ".staging"
 REFS = "refs"
@@ -42,6 +42,20 @@ class HubRequest(Record, frozen=True, kw_only=True):
         options = [f"--config {self.config}"] if self.config else []
         options += [f"--split {split}" for split in self.splits if split != "train" or len(self.splits) > 1]
         return " ".join([str(self.name), *options])
+
+
+def name_in_spec(name: HubName) -> str:
+    """Returns the name as a key of its kind has it: `hub:OWNER/NAME` also of a data set."""
+    revision = "" if name.revision == MAIN else f"@{name.revision}"
+    return f"{SCHEME}{name.repository}{revision}"
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Returns what lies in a folder; [] where there is none."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
 
 
 class HubStore:
@@ -74,6 +88,24 @@ class HubStore:
         except (OSError, ValueError):
             return None
         return commit if COMMIT.fullmatch(commit) else None
+
+    def names(self, kind: HubKind) -> list[str]:
+        """Returns the models or data sets that are here, in the order of their names, as a spec names them.
+
+        Each branch or tag has a name of its own; a commit has one where neither stands for it.
+        """
+        names: set[str] = set()
+        for folder in (self.root / KINDS[kind]).glob("*/*"):
+            commits = {entry.name for entry in _entries(folder) if COMMIT.fullmatch(entry.name)}
+            repository = f"{folder.parent.name}/{folder.name}"
+            revisions = {unquote(ref.name) for ref in _entries(folder / REFS) if not ref.name.startswith(".")}
+            for revision in revisions:
+                commit = self.commit_of(HubName(kind=kind, repository=repository, revision=revision))
+                if commit is not None and (folder / commit).is_dir():
+                    commits.discard(commit)
+                    names.add(name_in_spec(HubName(kind=kind, repository=repository, revision=revision)))
+            names |= {name_in_spec(HubName(kind=kind, repository=repository, revision=commit)) for commit in commits}
+        return sorted(names)
 
     def remember(self, name: HubName, commit: str) -> None:
         """Writes down which commit a branch or tag has."""

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from contracts.engines import TransformersOptions
 from contracts.errors import InvalidInput
+from contracts.hub_names import is_hub_name, read_hub_name
 from contracts.settings import engine_from, usable_cores
 from contracts.spec.job import JobSpec
 from onbeat.base.process.host_memory import memory_bytes
 from onbeat.client.gateway import GatewayClient
 from onbeat.commands.options import model_root_or_default
+from onbeat.hub.store import HubStore
 from onbeat.stack.access import page_address, run_root_from, with_extra_roots
 from onbeat.stack.devices.device import device_in_words
 from onbeat.stack.options import StackOptions, stack_settings, stage_workers_for, threads_from
@@ -90,10 +92,22 @@ def two_suit(spec: JobSpec, options: StackOptions) -> bool:
     if options.settings.device != "cpu" or options.engine != TransformersOptions() or spec.schedule_rule.takes_turns:
         return False
     num_tokens = spec.rollout.prompts_per_iteration * spec.rollout.group_size * spec.max_sampled_tokens
-    files = (options.model_root / spec.model.path).glob("*.safetensors")
-    num_bytes = sum(file.stat().st_size for file in files if file.is_file())
+    num_bytes = _model_bytes(spec.model.path, options)
     saves_time = spec.rollout.batches_per_iteration > 1 and num_bytes * num_tokens >= WORTH_A_SECOND
     return saves_time and (options.threads or 1) == 1 < usable_cores() < 4 and MODEL_PART * num_bytes <= memory_bytes()
+
+
+def _model_bytes(path: str, options: StackOptions) -> int:
+    """Returns the bytes of a model's weights; 0 for one that isn't fetched from the hub yet."""
+    folder = options.model_root / path
+    if is_hub_name(path):
+        store = HubStore(options.settings.hub_root_path)
+        name = read_hub_name(path, kind="model", field="model.path")
+        commit = store.commit_of(name)
+        if commit is None:
+            return 0
+        folder = store.folder(name) / commit
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.is_file())
 
 
 def on_own_stack(job: JobSpec, options: StackOptions, *, shown: Shown = HIDDEN) -> Run:

@@ -1048,6 +1048,7 @@ export interface SpecCheck {
 export interface SpecFiles {
   models: string[];
   rows: string[];
+  datasets: string[];
   is_complete: boolean;
 }
 

@@ -311,6 +311,21 @@ def test_a_function_of_trls_signature_gets_the_columns_that_it_names_as_lists() 
             assert "name a column in dataset.metadata_columns" in refused.detail
 
 
+ONE_NAME = """
+def same(completions, prompt, prompts, **kwargs):
+    assert prompt == prompts
+    return [float(question.startswith("2")) for question, _ in zip(prompt, completions, strict=True)]
+"""
+
+
+def test_a_function_for_whole_groups_gets_the_list_of_prompts_by_either_name() -> None:
+    same = PluginReward(entry_point="same", file="rewards.py", source=ONE_NAME)
+    items = tuple(RewardItem(prompt=text, completion="4", reference="") for text in ("2+2=", "3+1="))
+    with open_pool() as pool:
+        results = submit(pool, (same,), items, group_size=1, item_timeout_s=10.0, job_id="job-1").result()
+    assert rewards(results) == [1.0, 0.0]
+
+
 SHARES = """
 calls = 0
 

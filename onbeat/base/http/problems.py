@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route
 
 from contracts.answers import MEDIA_TYPE, problem_body
-from contracts.errors import OnbeatError, Refusal, SpecRefused, Unavailable
+from contracts.errors import HubFetching, OnbeatError, Refusal, SpecRefused, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,8 @@ async def _on_problem(request: Request, error: Exception) -> Response:
 async def _on_onbeat_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, OnbeatError)
     status = error.status
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+    # A client asks for what is being fetched every few seconds; the fetch itself logs its begin and its end.
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, HubFetching):
         log.warning("%s %s: %s", request.method, request.url.path, error)
     refusals = error.refusals if isinstance(error, SpecRefused) else ()
     response = problem_response(status, error.problem, field=error.field, cure=error.cure, refusals=refusals)

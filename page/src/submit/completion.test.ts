@@ -82,8 +82,9 @@ test("the words of a key are offered, all kinds where it is the kind", () => {
 });
 
 test("a key that names a model or a file of rows offers those of the stack", () => {
-  const files = { models: ["models/tiny"], rows: ["sums.jsonl"], is_complete: true };
-  expect(filesAt({ table: ["model"], key: "path" }, files)).toMatchObject([{ label: '"models/tiny"' }]);
+  const files = { models: ["models/tiny", "hub:a/b"], rows: ["sums.jsonl"], datasets: ["hub:a/sums"], is_complete: true };
+  expect(filesAt({ table: ["model"], key: "path" }, files)).toMatchObject([{ label: '"models/tiny"' }, { label: '"hub:a/b"' }]);
+  expect(filesAt({ table: ["dataset"], key: "path" }, files)).toMatchObject([{ label: '"hub:a/sums"' }]);
   expect(filesAt({ table: ["dataset"], key: "train_path" }, files)).toMatchObject([{ label: '"sums.jsonl"' }]);
   expect(filesAt({ table: [], key: "name" }, files)).toEqual([]);
   expect(filesAt({ table: ["model"], key: "path" }, null)).toEqual([]);

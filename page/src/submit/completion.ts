@@ -35,7 +35,7 @@ export interface Position {
 
 const ROOT: Schema = { $ref: "#/components/schemas/JobSpec" };
 
-/** Keys that name a folder of a model, and those that name a file of rows. */
+/** Keys that name a model, and those that name a file of rows; `path` of a data set names one of the hub. */
 const MODEL_KEYS = ["path", "model"];
 const ROW_KEYS = ["train_path", "evaluation_path"];
 
@@ -50,12 +50,12 @@ export interface Sources {
 export function specCompletion(sources: () => Sources): Extension {
   const source = (context: CompletionContext): CompletionResult | null => {
     const { schemas, files, spec } = sources();
-    const word = context.matchBefore(/["']?[\w./-]*/);
+    const word = context.matchBefore(/["']?[\w./:@+-]*/);
     if (!schemas || !word || (word.from === word.to && !context.explicit)) return null;
     const language = languageOf(context.state.doc.toString());
     const position = language === "json" ? jsonPosition(syntaxTree(context.state).resolveInner(word.from, -1), context.state.doc) : tomlPosition(context.state.doc, word.from);
     const options = [...optionsAt(position, schemas, spec, language === "json"), ...filesAt(position, files)];
-    return options.length ? { from: word.from, options, validFor: /^["']?[\w./-]*$/ } : null;
+    return options.length ? { from: word.from, options, validFor: /^["']?[\w./:@+-]*$/ } : null;
   };
   return autocompletion({ override: [source], icons: false });
 }
@@ -122,11 +122,17 @@ export function optionsAt(position: Position, schemas: Schemas, spec: Table, isJ
   return [...properties].map(([name, property]) => keyOption(name, property, variants, schemas, isJson));
 }
 
-/** The stack's models or files of rows, where the key at the cursor names one. */
-export function filesAt({ key }: Position, files: SpecFiles | null): Completion[] {
+/** The stack's models, files of rows or data sets of the hub, where the key at the cursor names one. */
+export function filesAt({ table, key }: Position, files: SpecFiles | null): Completion[] {
   if (key === null || files === null) return [];
-  const paths = MODEL_KEYS.includes(key) ? files.models : ROW_KEYS.includes(key) ? files.rows : [];
+  const paths = pathsOf(table, key, files);
   return paths.map((path) => ({ label: JSON.stringify(path), type: "text" }));
+}
+
+function pathsOf(table: readonly string[], key: string, files: SpecFiles): readonly string[] {
+  if (ROW_KEYS.includes(key)) return files.rows;
+  if (key === "path" && table.at(-1) === "dataset") return files.datasets;
+  return MODEL_KEYS.includes(key) ? files.models : [];
 }
 
 function keyOption(name: string, property: Schema, variants: readonly Schema[], schemas: Schemas, isJson: boolean): Completion {

@@ -240,11 +240,17 @@ def test_a_spec_that_the_judge_refuses_fetches_nothing(gateway: Services, hub: H
     assert not hub.asked
 
 
-def test_while_a_fetch_goes_on_a_client_is_told_how_far_it_is_and_asks_again(gateway: Services, hub: HubServer) -> None:
+def test_while_a_fetch_goes_on_a_client_is_told_how_far_it_is_and_asks_again(
+    gateway: Services, hub: HubServer, caplog: pytest.LogCaptureFixture
+) -> None:
     gateway.hub = HubFetches(gateway.settings, wait_s=0.2)
     hub.faults["model.safetensors"] = hang
-    answer = submitted(gateway, spec_of())
-    assert answer.status_code == 503
+    with caplog.at_level(logging.INFO):
+        answers = [submitted(gateway, spec_of()) for _ in range(3)]
+    lines = [record.getMessage() for record in caplog.records if MODEL_NAME in record.getMessage()]
+    assert lines == [f"hub:{MODEL_NAME} is being fetched"], "one line for the fetch, and none for each request"
+    answer = answers[-1]
+    assert {answer.status_code for answer in answers} == {503}
     assert answer.json()["field"] == "hub"
     assert answer.json()["detail"].startswith(f"hub:{MODEL_NAME} is being fetched: ")
     assert "with the same Idempotency-Key" in answer.json()["cure"]

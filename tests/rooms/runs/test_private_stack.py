@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from contracts.hub_names import HubName
 from onbeat.client.spec_file import load_spec
+from onbeat.hub.store import HubStore
 from onbeat.training import private_stack
 from onbeat.training.private_stack import MODEL_PART, WORTH_A_SECOND, options_of_job
 from tests.pipeline import REPOSITORY
@@ -45,6 +47,26 @@ def test_two_generators_suit_where_each_has_a_core_and_work(case: Any, tmp_path:
     assert (generators(), generators(generators=3)) == (planned, 3)
     monkeypatch.setattr(private_stack, "memory_bytes", lambda: MODEL_PART * num_bytes - 1)
     assert generators() == 1, "a second copy of the model has no room"
+
+
+def test_the_weights_of_a_model_of_the_hub_count_once_it_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_stack, "usable_cores", lambda: 2)
+    monkeypatch.setenv("ONBEAT_HUB_ROOT", str(tmp_path / "hub"))
+    spec = load_spec(REPOSITORY / "configs" / "demo.toml", ["model.path=hub:onbeat/small"])
+
+    def generators() -> int:
+        return options_of_job(spec, run_root=tmp_path, model_root=tmp_path).generators
+
+    assert generators() == 1, "of what isn't here yet no size is known"
+    store = HubStore(tmp_path / "hub")
+    name = HubName(kind="model", repository="onbeat/small")
+    folder = store.folder(name) / ("1" * 40)
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(bytes(ENOUGH))
+    store.remember(name, folder.name)
+    assert generators() == 2
 
 
 def test_of_a_trajectory_the_tokens_of_all_turns_count() -> None:

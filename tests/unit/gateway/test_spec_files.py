@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from contracts.hub_names import HubName
 from contracts.spec.root import SpecRoot
 from gateway import spec_files as module
 from gateway.spec_files import spec_files
+from onbeat.hub.store import HubStore
+
+QWEN = HubName(kind="model", repository="Qwen/Qwen3-0.6B")
+GSM8K = HubName(kind="dataset", repository="openai/gsm8k")
 
 
 def model(folder: Path) -> None:
@@ -56,3 +61,21 @@ def test_a_root_with_more_than_is_looked_at_says_that_the_list_is_a_part(
     files = spec_files(SpecRoot(tmp_path))
     assert files.models == ("a",)
     assert not files.is_complete
+
+
+def test_names_of_the_hub_that_are_on_this_host_follow_the_folders(tmp_path: Path) -> None:
+    model(tmp_path / "root" / "small")
+    store = HubStore(tmp_path / "hub")
+    at_main, at_tag, alone, gone = ("1" * 40, "2" * 40, "3" * 40, "4" * 40)
+    for kind, name in (("models", "Qwen/Qwen3-0.6B"), ("datasets", "openai/gsm8k")):
+        for commit in (at_main, at_tag, alone):
+            (tmp_path / "hub" / kind / name / commit).mkdir(parents=True)
+    (tmp_path / "hub" / ".staging" / "models--Qwen--Qwen3-1.7B").mkdir(parents=True)
+    for name in (QWEN, GSM8K):
+        store.remember(name, at_main)
+        store.remember(name.at_commit("release/v1"), at_tag)
+        store.remember(name.at_commit("removed"), gone)
+    files = spec_files(SpecRoot(tmp_path / "root", hub=tmp_path / "hub"))
+    revisions = ("", f"@{alone}", "@release/v1")
+    assert files.models == ("small", *(f"hub:Qwen/Qwen3-0.6B{name}" for name in revisions))
+    assert files.datasets == tuple(f"hub:openai/gsm8k{name}" for name in revisions)
