@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 from onbeat.chaos import circumstances
 
 REPOSITORY = Path(__file__).parents[1]
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "results"))
+"""The folder of results; benchmarks/gpu_quarter.sh gives each of its rows a folder of its own."""
 
 
 def result_path(name: str) -> Path:
@@ -21,10 +23,15 @@ def result_path(name: str) -> Path:
 
 def write_result(name: str, result: dict[str, Any]) -> Path:
     """Writes a result with its date, machine, commit and command; returns its file."""
-    RESULTS.mkdir(exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     path = result_path(name)
     script = Path(sys.argv[0]).stem.replace("_", "-")
     command = " ".join(["python", "-m", "benchmarks", script, *sys.argv[1:]])
     record = {"benchmark": name, **circumstances.circumstances(command), **result}
     path.write_text(json.dumps(record, indent=2) + "\n")
     return path
+
+
+def shown_path(path: Path) -> Path:
+    """Returns a result's path as it is printed: from the repository, where it lies in it."""
+    return path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path

@@ -62,10 +62,12 @@ ADAMW_VALUES = 16 * 1024**2
 class SharedAdamW:
     """torch's fused AdamW over any number of float32 values, which all share the memory of some, and their rounding."""
 
-    def __init__(self) -> None:
-        self._values, self._first, self._second = (torch.zeros(ADAMW_VALUES) for _ in range(3))
-        self._gradient = torch.full((ADAMW_VALUES,), 1e-3)
-        self._rounded = torch.zeros(ADAMW_VALUES, dtype=torch.bfloat16)
+    def __init__(self, device: torch.device) -> None:
+        self._values = torch.zeros(ADAMW_VALUES, device=device)
+        self._first = torch.zeros_like(self._values)
+        self._second = torch.zeros_like(self._values)
+        self._gradient = torch.full_like(self._values, 1e-3)
+        self._rounded = torch.zeros_like(self._values, dtype=torch.bfloat16)
 
     def step(self, num_values: int) -> None:
         for start in range(0, num_values, ADAMW_VALUES):
@@ -83,23 +85,24 @@ class SharedAdamW:
 
 
 class Model:
-    """The trainer's tensors, and an engine of the same shape."""
+    """The trainer's tensors on a device, and an engine of the same shape on the same device."""
 
-    def __init__(self, config: PreTrainedConfig, scratch: Path) -> None:
+    def __init__(self, config: PreTrainedConfig, scratch: Path, device: torch.device) -> None:
         folder = scratch / "model"
         shutil.copytree(TOKENIZER, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
         config.architectures = [f"{type(config).__name__.removesuffix('Config')}ForCausalLM"]
         config.save_pretrained(folder)
         self.spec = ModelSpec(path=str(folder), dtype="bfloat16")
         draw = np.random.default_rng(0)
-        block = torch.from_numpy(draw.standard_normal(1 << 20, dtype=np.float32) * 0.02).bfloat16()
+        block = torch.from_numpy(draw.standard_normal(1 << 20, dtype=np.float32) * 0.02).bfloat16().to(device)
         self.tensors: dict[str, Tensor] = {}
         for name, like in weight_tensors(empty_model(folder, dtype=torch.bfloat16, device="meta")):
             num_blocks = -(-like.numel() // len(block))
             self.tensors[name] = block.repeat(num_blocks)[: like.numel()].reshape(like.shape).clone()
         self.num_bytes = sum(tensor.nbytes for tensor in self.tensors.values())
+        self.device = device
         self._draw = draw
-        self._adamw = SharedAdamW()
+        self._adamw = SharedAdamW(device)
 
     @property
     def num_parameters(self) -> int:
@@ -117,13 +120,18 @@ class Model:
     @property
     def _groups(self) -> list[list[str]]:
         masters = {name: TensorLayout(dtype=torch.float32, shape=tuple(t.shape)) for name, t in self.tensors.items()}
-        return [list(group) for group in split_into_shards(masters, shard_bytes=GROUP_BYTES["cpu"])]
+        return [list(group) for group in split_into_shards(masters, shard_bytes=GROUP_BYTES[self.device.type])]
 
     def _change(self, tensor: Tensor) -> None:
         """Gives a hundredth of the values, at random places, another bit pattern: the next bfloat16 up or down."""
-        bits = tensor.view(torch.int16).reshape(-1).numpy()
+        bits = tensor.view(torch.int16).reshape(-1)
         at = self._draw.integers(0, len(bits), max(1, int(SHARE_CHANGED * len(bits))))
-        bits[at] += self._draw.integers(0, 2, len(at), dtype=np.int16) * 2 - 1
+        up_or_down = self._draw.integers(0, 2, len(at), dtype=np.int16) * 2 - 1
+        if self.device.type == "cpu":
+            bits.numpy()[at] += up_or_down
+        else:
+            places = torch.from_numpy(at).to(self.device)
+            bits[places] += torch.from_numpy(up_or_down).to(self.device)
 
     def engine(
         self, weight_root: Path, chunks: Callable[[str], ChunkReader] | None = None, *, held_weights_bytes: int = 0
@@ -136,5 +144,6 @@ class Model:
                 stores=make_stores(weight_root, chunks),
                 deterministic=False,
                 held_weights_bytes=held_weights_bytes,
+                device=self.device.type,
             )
         )

@@ -31,7 +31,7 @@ from urllib.parse import unquote, urlsplit
 from msgspec.structs import replace
 
 from benchmarks._batches import rollout_batch
-from benchmarks._results import REPOSITORY, write_result
+from benchmarks._results import shown_path, write_result
 from benchmarks.broker import LEASE_S, NUM_BATCHES, FencedTrainer, publish
 from broker.connection.client import Broker, connect
 from broker.generator_side import Claim, GeneratorSide
@@ -215,7 +215,7 @@ def main() -> None:
         print(count, medians, of_first.get(count, ""), flush=True)
     result = {"expected": EXPECTED, "size": SIZE, "server_ms": server_ms, "times_the_first_by_round": of_first}
     path = write_result("control-plane", result)
-    print(f"written to {path.relative_to(REPOSITORY)}")
+    print(f"written to {shown_path(path)}")
 
 
 if __name__ == "__main__":

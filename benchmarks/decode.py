@@ -34,7 +34,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from benchmarks._results import REPOSITORY, write_result
+from benchmarks._results import REPOSITORY, shown_path, write_result
 from benchmarks.trainer import SHAPES, save_model
 from contracts.encoding.arrays import pack_int32
 from contracts.encoding.wire import convert, encode
@@ -414,18 +414,18 @@ def main() -> None:
         rates = on_gpu(arguments.model, arguments.rounds, vllm if arguments.vllm else ())
         name = f"decode-{arguments.model}-cuda{'-vllm' if arguments.vllm else ''}"
         path = write_result(name, {"expected": EXPECTED_ON_GPU, "models": rates})
-        print(f"written to {path.relative_to(REPOSITORY)}")
+        print(f"written to {shown_path(path)}")
         return
     if arguments.windows:
         numbers = {"expected": EXPECTED_WINDOWS, "threads": 1, "window": WINDOW, "families": windows(arguments.rounds)}
         path = write_result("decode-windows", numbers)
-        print(f"written to {path.relative_to(REPOSITORY)}")
+        print(f"written to {shown_path(path)}")
         return
     result: dict[str, Any] = {"expected": [EXPECTED, EXPECTED_AT_ONCE], "threads": 1}
     if not arguments.at_once:
         result["models"] = beside_generate(arguments.rounds)
     path = write_result("decode", {**result, "at_once": at_once(arguments.rounds)})
-    print(f"written to {path.relative_to(REPOSITORY)}")
+    print(f"written to {shown_path(path)}")
 
 
 if __name__ == "__main__":

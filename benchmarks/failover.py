@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks._results import REPOSITORY, write_result
+from benchmarks._results import shown_path, write_result
 from contracts.spec.job import JobSpec
 from onbeat.base.process.waiting import Waiting
 from tests.builders import job_spec
@@ -141,7 +141,7 @@ def main() -> None:
         "marks_s": {fault: marks for fault, (_, marks) in each.items() if any(marks)},
     }
     path = write_result("failover", result)
-    print(result["medians_s"], f"written to {path.relative_to(REPOSITORY)}")
+    print(result["medians_s"], f"written to {shown_path(path)}")
 
 
 if __name__ == "__main__":

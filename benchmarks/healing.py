@@ -28,7 +28,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from benchmarks._results import REPOSITORY, write_result
+from benchmarks._results import REPOSITORY, shown_path, write_result
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from broker.ledger import Published, batch_record
@@ -208,7 +208,7 @@ def main() -> None:
     }
     expected = "a generator within its lease and one generation, a trainer within its lease and a start-up"
     path = write_result("healing", {"expected": expected, "median_s": medians, "runs_s": runs})
-    print(f"written to {path.relative_to(REPOSITORY)}")
+    print(f"written to {shown_path(path)}")
 
 
 if __name__ == "__main__":

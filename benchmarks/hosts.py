@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks._results import REPOSITORY, write_result
+from benchmarks._results import shown_path, write_result
 from broker.connection.client import Broker, connect
 from broker.fence import read_fence
 from broker.hosts_side import HostGroup, HostKind, HostsSide
@@ -226,7 +226,7 @@ def main() -> None:
         "healing_s": healing,
     }
     path = write_result("hosts", result)
-    print(result["hosts_over_ranks"], result["to_the_next_commit_s"], f"written to {path.relative_to(REPOSITORY)}")
+    print(result["hosts_over_ranks"], result["to_the_next_commit_s"], f"written to {shown_path(path)}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks._demo_runs import run_demo
-from benchmarks._results import REPOSITORY, write_result
+from benchmarks._results import REPOSITORY, shown_path, write_result
 
 SPEC = REPOSITORY / "configs/demo.toml"
 KEPT = (
@@ -43,7 +43,7 @@ def main() -> None:
             print(f"{name:10} sampled {summary['eval_before']:.3f} -> {summary['eval_after']:.3f}", flush=True)
     expected = "sampled accuracy from about 0.4 to at least 0.7 for every seed; the control does not rise"
     path = write_result("learning", {"expected": expected, "runs": runs})
-    print(f"written to {path.relative_to(REPOSITORY)}")
+    print(f"written to {shown_path(path)}")
 
 
 if __name__ == "__main__":

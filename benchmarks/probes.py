@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from benchmarks._results import REPOSITORY, result_path, write_result
+from benchmarks._results import REPOSITORY, result_path, shown_path, write_result
 from broker.connection.client import Broker
 from contracts.settings import StackSettings
 from tests.builders import job_spec
@@ -158,7 +158,7 @@ def main() -> None:
             print(kind, results[kind], flush=True)
             # After each kind: what is interrupted keeps what it has shown.
             path = write_result("probes", summed(results))
-    print(f"written to {path.relative_to(REPOSITORY)}")
+    print(f"written to {shown_path(path)}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import PreTrainedModel
 
 from benchmarks._batches import one_group
-from benchmarks._results import REPOSITORY, write_result
+from benchmarks._results import shown_path, write_result
 from consumer.gradient.log_probs import response_logprobs
 from consumer.gradient.micro_batch import Packing, make_micro_batch
 from consumer.model.shared_prompt.passes import choose_passes
@@ -178,7 +178,7 @@ def main() -> None:
     }
     path = write_result("prompt-cache", result)
     slowest = min(rows, key=lambda row: row.time_ratio)
-    print(f"at least {slowest.time_ratio:.2f}x (target {TARGET}x), written to {path.relative_to(REPOSITORY)}")
+    print(f"at least {slowest.time_ratio:.2f}x (target {TARGET}x), written to {shown_path(path)}")
 
 
 if __name__ == "__main__":

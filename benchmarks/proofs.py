@@ -1,7 +1,7 @@
 """Measures how far engines are from the trainer's log-probs of a version's probe, and what a proof costs.
 
     .venv-vllm/bin/python -m benchmarks proofs gaps [--versions 25] [--engines transformers vllm] [--families llama …]
-    .venv-vllm/bin/python -m benchmarks proofs cost --model 8m|FOLDER [--dtype float32] [--pairs 20]
+    .venv-vllm/bin/python -m benchmarks proofs cost --model 8m|135m|FOLDER [--dtype float32] [--pairs 20]
 
 `gaps`: honest versions of tiny random models of many families, in float32 and bfloat16, or of a folder. Each version is
 the model with every weight moved, whose probe the trainer's own forward measures; the engine loads it and shows its
@@ -11,6 +11,8 @@ the fence said of each version.
 `cost`: loads of versions into an engine in turn with the proof of each, by the clock; a prefill, which samples a token
 behind each of the probe's rows; the trainer's pass over the probe; and a batch of 32 completions of 32 tokens, which is
 less than an iteration samples. Each ratio is of neighbours.
+
+`--device cuda` puts the trainer's model and the transformers engine on the GPU. vLLM takes the device of its build.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from benchmarks._random_models import make_8m
+from benchmarks._random_models import make_8m, make_135m
 from benchmarks._results import write_result
 from broker.connection.client import connect
 from contracts.engines import Engine, TransformersOptions, VllmOptions
@@ -56,33 +58,41 @@ OPTIONS: dict[str, Engine] = {
 }
 STEP = 0.002
 """Standard deviation of what each weight is moved by: the models' own is 0.1."""
+RANDOM_MODELS: dict[str, Callable[[Path], None]] = {"8m": make_8m, "135m": make_135m}
 CONTEXT_TOKENS = 128
 SAMPLING = SamplingParams(max_new_tokens=32)
 
 
 @contextmanager
-def measured(folder: Path, root: Path, engine: str, dtype: str) -> Iterator[tuple[ProbedJob, Any, asyncio.Runner]]:
+def measured(
+    folder: Path, root: Path, engine: str, dtype: str, device: str
+) -> Iterator[tuple[ProbedJob, Any, asyncio.Runner]]:
     """Starts an engine and a fence for a job of a model."""
     made: Any = engine_class(type(OPTIONS[engine]))
     model_spec = ModelSpec(path=folder.name, dtype=dtype)  # type: ignore[arg-type]
-    setup = engine_setup(folder.parent, root / "runs", model=model_spec, context_tokens=CONTEXT_TOKENS)
+    setup = engine_setup(folder.parent, root / "runs", model=model_spec, context_tokens=CONTEXT_TOKENS, device=device)
     with EmbeddedRedis(root / "redis") as redis, asyncio.Runner() as runner:
         broker = connect(StackSettings(redis_url=redis.url, run_root=str(root)))
         model: GenerationEngine = made(setup, OPTIONS[engine])
         try:
-            yield ProbedJob(broker, folder, root / "runs", dtype=dtype), model, runner
+            yield ProbedJob(broker, folder, root / "runs", dtype=dtype, device=device), model, runner
         finally:
             runner.run(model.aclose())
             broker.close()
 
 
-def gaps_of(folder: Path, engine: str, dtype: str, *, num_versions: int, step: float = STEP) -> dict[str, Any]:
+def gaps_of(
+    folder: Path, engine: str, dtype: str, *, num_versions: int, step: float = STEP, device: str = "cpu"
+) -> dict[str, Any]:
     """Proves versions of a model; returns the largest numbers of the verdicts, and how many there are of each."""
     gaps: list[float] = []
     k3: list[float] = []
     outcomes: dict[str, int] = {}
     num_untold = 0
-    with tempfile.TemporaryDirectory() as name, measured(folder, Path(name), engine, dtype) as (job, model, runner):
+    with (
+        tempfile.TemporaryDirectory() as name,
+        measured(folder, Path(name), engine, dtype, device) as (job, model, runner),
+    ):
         start = job.weights
         for version in range(num_versions):
             if version:
@@ -118,7 +128,14 @@ def gaps(arguments: argparse.Namespace) -> dict[str, Any]:
             for engine in arguments.engines:
                 for dtype in arguments.dtypes:
                     try:
-                        row = gaps_of(folder, engine, dtype, num_versions=arguments.versions, step=arguments.step)
+                        row = gaps_of(
+                            folder,
+                            engine,
+                            dtype,
+                            num_versions=arguments.versions,
+                            step=arguments.step,
+                            device=arguments.device,
+                        )
                     except OnbeatError as error:
                         row = {"engine": engine, "model": folder.name, "dtype": dtype, "error": first_line(error)}
                     rows.append(row)
@@ -145,12 +162,12 @@ def cost(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        if arguments.model == "8m":
-            folder = root / "models" / "8m"
-            make_8m(folder)
+        if arguments.model in RANDOM_MODELS:
+            folder = root / "models" / arguments.model
+            RANDOM_MODELS[arguments.model](folder)
         else:
             folder = Path(arguments.model).resolve()
-        with measured(folder, root, arguments.engine, arguments.dtype) as (job, model, runner):
+        with measured(folder, root, arguments.engine, arguments.dtype, arguments.device) as (job, model, runner):
             for version in range(1 + arguments.pairs):
                 if version:
                     job.step(version, STEP)
@@ -186,6 +203,7 @@ def cost(arguments: argparse.Namespace) -> dict[str, Any]:
         "engine": arguments.engine,
         "model": folder.name,
         "dtype": arguments.dtype,
+        "device": arguments.device,
         "parameters": num_parameters,
         "threads": torch.get_num_threads(),
         "pairs": arguments.pairs,
@@ -219,6 +237,8 @@ def main() -> None:
     of_cost.add_argument("--dtype", default="float32", choices=list(DTYPES))
     of_cost.add_argument("--pairs", type=int, default=20)
     of_cost.add_argument("--name", default="proof-cost", help="the result's")
+    for command in (of_gaps, of_cost):
+        command.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     arguments = parser.parse_args()
     result = gaps(arguments) if arguments.what == "gaps" else cost(arguments)
     print(write_result(arguments.name, result))

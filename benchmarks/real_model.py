@@ -21,7 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks._demo_runs import run_demo
-from benchmarks._results import REPOSITORY, RESULTS, write_result
+from benchmarks._results import REPOSITORY, RESULTS, shown_path, write_result
 from contracts.encoding.arrays import unpack_int32
 from contracts.encoding.json_lines import read_json_lines
 from contracts.events import IterationMetrics
@@ -274,7 +274,7 @@ def main() -> None:
     is_today = TODAY.name.startswith(f"{arguments.name}-20")
     draw(runs, figure, beside=None if is_today else json.loads(TODAY.read_text())["runs"]["trained"])
     path = write_result(arguments.name, {**result, "runs": runs})
-    print(f"written to {path.relative_to(REPOSITORY)} and {figure.relative_to(REPOSITORY)}")
+    print(f"written to {shown_path(path)} and {shown_path(figure)}")
 
 
 if __name__ == "__main__":

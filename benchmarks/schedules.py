@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks import _lengths, _pipeline, _schedule_figures
 from benchmarks._lengths import EQUAL, LONG_TAILED, Kind
-from benchmarks._results import REPOSITORY, write_result
+from benchmarks._results import REPOSITORY, shown_path, write_result
 from contracts.encoding.json_lines import read_json_lines
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.jobs import JobState
@@ -318,7 +318,7 @@ def main() -> None:
         "runs": runs,
     }
     path = write_result(arguments.name, result)
-    print(f"written to {path.relative_to(REPOSITORY)}")
+    print(f"written to {shown_path(path)}")
 
 
 def _draw(pictures: Path, runs: Sequence[dict[str, Any]], keep: Path) -> None:

@@ -24,7 +24,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.modeling_utils import PreTrainedModel
 
 from benchmarks._batches import one_group
-from benchmarks._results import REPOSITORY, write_result
+from benchmarks._results import shown_path, write_result
 from benchmarks._tensor_memory import peak_bytes
 from consumer.gradient.log_probs import response_logprobs
 from consumer.gradient.micro_batch import Packing, make_micro_batch
@@ -194,7 +194,7 @@ def main() -> None:
         "head": head,
     }
     path = write_result("shared-prompt" + ("-cuda" if device.type == "cuda" else ""), result)
-    print(f"{reached:.2f} of the tokens' ratio (target {TARGET_SHARE}), written to {path.relative_to(REPOSITORY)}")
+    print(f"{reached:.2f} of the tokens' ratio (target {TARGET_SHARE}), written to {shown_path(path)}")
 
 
 if __name__ == "__main__":

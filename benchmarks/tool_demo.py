@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks._demo_runs import run_demo
-from benchmarks._results import REPOSITORY, write_result
+from benchmarks._results import REPOSITORY, shown_path, write_result
 from benchmarks.learning import KEPT
 
 SPEC = REPOSITORY / "configs/tool-demo.toml"
@@ -35,7 +35,7 @@ def main() -> None:
         "does not rise"
     )
     path = write_result("tool-demo", {"expected": expected, "runs": runs})
-    print(f"written to {path.relative_to(REPOSITORY)}")
+    print(f"written to {shown_path(path)}")
 
 
 if __name__ == "__main__":

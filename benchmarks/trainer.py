@@ -1,6 +1,7 @@
 """Measures one iteration of the trainer alone: step time, MFU and peak memory, packed, padded, and by TRL.
 
-    python -m benchmarks trainer [--model small|smollm2-135m|qwen2-1.5b] [--device cuda]
+    python -m benchmarks trainer [--model small|smollm2-135m|qwen2-1.5b|qwen3-0.6b|qwen3-4b] [--device cuda]
+    python -m benchmarks trainer --sequence-tokens 16384 [--lora-rank 16] [--gradient-checkpointing] …
 
 Random weights of the named shape, groups of responses of 1/4 to all of --response-tokens, the spec's defaults (GRPO,
 exact sums, AdamW). An iteration is what a job does between its rollouts and its weights: each batch decoded, forward,
@@ -8,6 +9,9 @@ backward, accumulated; then one optimizer step. MFU is relative to no data sheet
 product in the model's dtype, measured here. TRL takes part where it is importable (`make test-trl` makes .venv-trl:
 `PYTHONPATH=. .venv-trl/bin/python -m benchmarks.trainer`), with `GRPOTrainer._compute_loss` on the same tokens and
 advantages, a group at a time, and its own optimizer; equal gradient norms show that the work is the same.
+
+With --sequence-tokens an iteration is one sequence of that many tokens, of which all but the first 16 are trained by
+the loss `sft`: it is what tables of other trainers count by tokens a second. TRL takes no part then.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,20 +31,29 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast, Qwen2Config
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
 from transformers.utils import logging as transformers_logging
 
 from benchmarks._batches import one_group
-from benchmarks._results import REPOSITORY, write_result
+from benchmarks._results import REPOSITORY, shown_path, write_result
 from benchmarks._tensor_memory import peak_bytes
 from consumer.gradient.advantages.estimators import batch_rewards, group_advantages
 from consumer.gradient.assembly import make_learner
+from consumer.gradient.cost import TrainingCost
 from consumer.gradient.learner import Learner, OptimizerStep
 from consumer.gradient.micro_batch import Packing, make_micro_batch
 from contracts.encoding.wire import convert
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
+from onbeat.doctor.model.known import KNOWN
 
 EXPECTED = (
     "Before the first run. CPU, small (Qwen2, 512 wide, 4 layers), P = 256, R = 64 at most, G = 16: packed 5 to 6 "
@@ -49,6 +62,21 @@ EXPECTED = (
     "MFU of 0.35 to 0.45 at 1.5B and 0.15 to 0.25 at 135M; TRL between padded and 20 % slower, since it holds all "
     "logits at once."
 )
+EXPECTED_OF_SEQUENCES = (
+    "Before the first run. prime-rl's table, one H100 (tokens/s, MFU by its data sheet): Qwen3-0.6B, whole, 16 k "
+    "tokens 11,900 and 11.1 %, 65 k 10,150 and 26.8 %; LoRA of rank 16, 16 k 13,340; Qwen3-4B, LoRA, 16 k 6,230 "
+    "and 21.7 %. An H200 has the H100's products: ours are at least those."
+)
+CONTEXT_TOKENS = 131_072
+
+
+def known_config(name: str) -> PretrainedConfig:
+    """Returns the published config of a model, with a context for long sequences."""
+    config = AutoConfig.from_pretrained(KNOWN / name, local_files_only=True)
+    config.max_position_embeddings = CONTEXT_TOKENS
+    return config
+
+
 SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
     "small": lambda: Qwen2Config(
         vocab_size=512,
@@ -80,9 +108,12 @@ SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
         max_position_embeddings=8192,
         tie_word_embeddings=True,
     ),
+    "qwen3-0.6b": lambda: known_config("Qwen3-0.6B"),
+    "qwen3-4b": lambda: known_config("Qwen3-4B"),
 }
 TOKENIZER = REPOSITORY / "configs/models/two-digit-addition"
 PACKINGS: tuple[Packing, Packing] = ("padded", "shared_prompt")
+PROMPT_TOKENS_OF_A_SEQUENCE = 16
 LEARNING_RATE = 1e-6
 PRODUCT_WIDTH = {"cpu": 2048, "cuda": 8192}
 
@@ -97,8 +128,13 @@ class Row:
     step_s: float
     """The optimizer's part of it."""
     response_tokens_per_s: float
+    tokens_per_s: float | None
+    """Tokens through the layers, prompts among them; None for TRL."""
     mfu: float | None
-    """Counted operations over those of the matrix product; None for TRL, which computes the padded row's."""
+    """Counted operations over those of the matrix product; None for TRL, which computes the padded row's. Attention
+    counts each pair of tokens that see each other, which is half of what some tables count."""
+    tflops: float | None
+    """10¹² counted operations a second of the passes: over a data sheet's number it is that table's MFU."""
     peak_mib: float
     """What is held above weights and optimizer state."""
     grad_norm: float
@@ -111,8 +147,8 @@ class Contender:
     """An iteration that may be repeated; both functions work on the model as the last iteration left it."""
 
     name: str
-    train: Callable[[RolloutBatch], float]
-    """Adds up the batch's gradient; returns its floating-point operations."""
+    train: Callable[[RolloutBatch], TrainingCost]
+    """Adds up the batch's gradient; returns what it costs."""
     step: Callable[[], float]
     """Steps the optimizer; returns the gradient's norm."""
 
@@ -131,6 +167,9 @@ def save_model(shape: str, folder: Path, *, dtype: torch.dtype, device: torch.de
 
 
 def make_batches(arguments: argparse.Namespace) -> list[RolloutBatch]:
+    if arguments.sequence_tokens is not None:
+        response_tokens = arguments.sequence_tokens - PROMPT_TOKENS_OF_A_SEQUENCE
+        return [one_group(prompt_tokens=PROMPT_TOKENS_OF_A_SEQUENCE, response_lengths=[response_tokens])]
     draw = np.random.default_rng(0)
     longest = arguments.response_tokens
     return [
@@ -143,6 +182,10 @@ def make_batches(arguments: argparse.Namespace) -> list[RolloutBatch]:
 
 
 def job_spec(arguments: argparse.Namespace, packing: Packing) -> JobSpec:
+    # A sequence alone has no group to be compared with: its tokens are learnt as they are.
+    is_sequence = arguments.sequence_tokens is not None
+    algorithm = {"loss": "sft", "advantage": "none"} if is_sequence else {"loss": "grpo"}
+    adapters = {} if arguments.lora_rank is None else {"lora": {"rank": arguments.lora_rank}}
     spec = {
         "name": "bench",
         "iterations": 1,
@@ -156,7 +199,7 @@ def job_spec(arguments: argparse.Namespace, packing: Packing) -> JobSpec:
             "group_size": arguments.group_size,
             "sampling": {"max_new_tokens": arguments.response_tokens},
         },
-        "algorithm": {"loss": "grpo"},
+        "algorithm": algorithm,
         "optimizer": {"learning_rate": LEARNING_RATE},
         "trainer": {
             "packing": packing,
@@ -164,6 +207,7 @@ def job_spec(arguments: argparse.Namespace, packing: Packing) -> JobSpec:
             "max_tokens_per_micro_batch": arguments.max_tokens,
             "gradient_checkpointing": arguments.gradient_checkpointing,
             "measure_entropy": False,
+            **adapters,
         },
     }
     return convert(spec, JobSpec)
@@ -172,7 +216,7 @@ def job_spec(arguments: argparse.Namespace, packing: Packing) -> JobSpec:
 def onbeat_contender(learner: Learner, *, num_responses: int) -> Contender:
     return Contender(
         name=learner.spec.trainer.packing,
-        train=lambda batch: learner.train(batch).stats.cost.flops or 0.0,
+        train=lambda batch: learner.train(batch).stats.cost,
         step=lambda: learner.step(
             OptimizerStep(iteration=0, divisor=float(num_responses), learning_rate=LEARNING_RATE, is_last=True)
         ),
@@ -210,7 +254,7 @@ def trl_contender(arguments: argparse.Namespace, folder: Path, spec: JobSpec, de
     model: nn.Module = trainer.model.to(device).train()
     optimizer = trainer.create_optimizer()
 
-    def train(batch: RolloutBatch) -> float:
+    def train(batch: RolloutBatch) -> TrainingCost:
         advantages = group_advantages(batch_rewards(batch), spec.algorithm)
         padded = make_micro_batch(batch, advantages=advantages, packing="padded")
         prompt = torch.tensor(np.frombuffer(batch.groups[0].prompt_token_ids, dtype=np.int32)).long()
@@ -223,7 +267,7 @@ def trl_contender(arguments: argparse.Namespace, folder: Path, spec: JobSpec, de
             "num_items_in_batch": padded.loss_mask.sum(),
         }
         trainer._compute_loss(model, {name: value.to(device) for name, value in inputs.items()}).backward()
-        return 0.0
+        return TrainingCost(flops=None)
 
     def step() -> float:
         norm = nn.utils.clip_grad_norm_(model.parameters(), spec.optimizer.max_grad_norm)
@@ -242,15 +286,23 @@ def measure(
     peak = peak_bytes(lambda: first.append(_iteration(contender, batches, device)[0]), device)
     timed = [_iteration(contender, batches, device) for _ in range(repeats)]
     iterations_s = [train_s + step_s for _, _, train_s, step_s in timed]
-    num_tokens = sum(rollout.completion.num_tokens for batch in batches for rollout in batch.groups[0].rollouts)
-    flops = timed[-1][1]
+    iteration_s = statistics.median(iterations_s)
+    num_response_tokens = sum(
+        rollout.completion.num_tokens for batch in batches for rollout in batch.groups[0].rollouts
+    )
+    # The costs of all iterations are the same.
+    costs = timed[-1][1]
+    num_tokens = sum(cost.num_tokens for cost in costs)
+    flops = sum(cost.flops or 0.0 for cost in costs)
     train_s = statistics.median(train_s for _, _, train_s, _ in timed)
     return Row(
         name=contender.name,
-        iteration_s=round(statistics.median(iterations_s), 4),
+        iteration_s=round(iteration_s, 4),
         step_s=round(statistics.median(step_s for *_, step_s in timed), 4),
-        response_tokens_per_s=round(num_tokens / statistics.median(iterations_s), 1),
+        response_tokens_per_s=round(num_response_tokens / iteration_s, 1),
+        tokens_per_s=round(num_tokens / iteration_s, 1) if num_tokens else None,
         mfu=round(flops / train_s / peak_flops, 3) if flops else None,
+        tflops=round(flops / train_s / 1e12, 3) if flops else None,
         peak_mib=round(peak / 2**20, 1),
         grad_norm=first[0],
         iterations_s=[round(seconds, 4) for seconds in iterations_s],
@@ -259,13 +311,13 @@ def measure(
 
 def _iteration(
     contender: Contender, batches: list[RolloutBatch], device: torch.device
-) -> tuple[float, float, float, float]:
-    """Gradient norm, floating-point operations, seconds of training, seconds of the step."""
+) -> tuple[float, list[TrainingCost], float, float]:
+    """Gradient norm, the cost of each batch, seconds of training, seconds of the step."""
     started_s = _clock_s(device)
-    flops = sum(contender.train(batch) for batch in batches)
+    costs = [contender.train(batch) for batch in batches]
     trained_s = _clock_s(device)
     norm = contender.step()
-    return norm, flops, trained_s - started_s, _clock_s(device) - trained_s
+    return norm, costs, trained_s - started_s, _clock_s(device) - trained_s
 
 
 def _clock_s(device: torch.device) -> float:
@@ -288,7 +340,8 @@ def measured_peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     return 2.0 * width**3 / min(seconds[1:])
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Reads the flags. words: those of the command line, where none are given."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks trainer", description=__doc__)
     parser.add_argument("--model", choices=sorted(SHAPES), default="small")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -301,9 +354,21 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--groups", type=int, default=2, help="of an iteration, each a batch")
     parser.add_argument("--max-tokens", type=int, default=32_768, help="trainer.max_tokens_per_micro_batch")
     parser.add_argument("--repeats", type=int, default=5)
-    arguments = parser.parse_args()
+    parser.add_argument("--packings", nargs="+", choices=PACKINGS, default=list(PACKINGS))
+    parser.add_argument("--lora-rank", type=int, help="trains adapters of this rank; left out: the model")
+    parser.add_argument("--sequence-tokens", type=int, help="an iteration is one sequence of so many tokens")
+    parser.add_argument("--without-trl", action="store_true", help="also where it is importable")
+    parser.add_argument("--name", help="the result's; left out: trainer-MODEL-DEVICE")
+    arguments = parser.parse_args(words)
     on_cuda = arguments.device == "cuda"
     arguments.dtype = arguments.dtype or ("bfloat16" if on_cuda else "float32")
+    arguments.name = arguments.name or f"trainer-{arguments.model}-{arguments.device}"
+    if arguments.sequence_tokens is not None:
+        if arguments.sequence_tokens <= PROMPT_TOKENS_OF_A_SEQUENCE:
+            parser.error(f"--sequence-tokens: more than the {PROMPT_TOKENS_OF_A_SEQUENCE} of the prompt")
+        arguments.response_tokens = arguments.sequence_tokens - PROMPT_TOKENS_OF_A_SEQUENCE
+        arguments.max_tokens = max(arguments.max_tokens, arguments.sequence_tokens)
+        arguments.group_size = arguments.groups = 1
     arguments.prompt_tokens = arguments.prompt_tokens or (512 if on_cuda else 256)
     arguments.response_tokens = arguments.response_tokens or (512 if on_cuda else 64)
     return arguments
@@ -324,9 +389,14 @@ def main() -> None:
                 make_learner(settings, job_spec(arguments, packing)),
                 num_responses=arguments.groups * arguments.group_size,
             )
-            for packing in PACKINGS
+            for packing in arguments.packings
         ]
-        if importlib.util.find_spec("trl") is not None:
+        with_trl = (
+            importlib.util.find_spec("trl") is not None
+            and not arguments.without_trl
+            and arguments.sequence_tokens is None
+        )
+        if with_trl:
             spec = job_spec(arguments, "padded")
             makers.append(lambda: trl_contender(arguments, root / "model", spec, device))
         rows = []
@@ -335,18 +405,21 @@ def main() -> None:
             row = measure(make(), batches, repeats=arguments.repeats, device=device, peak_flops=peak_flops)
             rows.append(row)
             print(asdict(row), flush=True)
+    by_name = {row.name: row for row in rows}
     result: dict[str, Any] = {
-        "expected": EXPECTED,
+        "expected": EXPECTED if arguments.sequence_tokens is None else EXPECTED_OF_SEQUENCES,
         "arguments": vars(arguments),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
         "peak_flops": peak_flops,
-        "trl": "measured" if len(rows) > len(PACKINGS) else "not installed here",
-        "packed_over_padded": round(rows[0].iteration_s / rows[1].iteration_s, 2),
+        "trl": "measured" if with_trl else "not measured",
         "rows": [asdict(row) for row in rows],
     }
-    path = write_result(f"trainer-{arguments.model}-{arguments.device}", result)
-    print(f"packed {result['packed_over_padded']}x faster than padded, written to {path.relative_to(REPOSITORY)}")
+    if set(PACKINGS) <= by_name.keys():
+        ratio = round(by_name["padded"].iteration_s / by_name["shared_prompt"].iteration_s, 2)
+        result["packed_over_padded"] = ratio
+        print(f"packed {ratio}x faster than padded")
+    print(f"written to {shown_path(write_result(arguments.name, result))}")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from benchmarks._demo_runs import output_of, run_demo
 from benchmarks._held_out import mean_reward
 from benchmarks._lookup_environment import ROWS, Lookup, rows
 from benchmarks._random_models import make_8m, make_135m
-from benchmarks._results import REPOSITORY, write_result
+from benchmarks._results import REPOSITORY, shown_path, write_result
 from benchmarks._side_by_side import Run, Step, Watch, compared, draw_rewards, rounded
 from contracts.encoding.wire import encode_json
 from contracts.run_folder import RunFolder
@@ -384,7 +384,7 @@ def main() -> None:
         draw_rewards(arguments.picture, of_sides, level=level, title=title)
     kind = "trl" if len(arguments.cases) == len(ON_CPU) else "-".join(["trl", *arguments.cases])
     path = write_result(kind, {"expected": EXPECTED, "versions": versions(arguments.trl), "cases": cases})
-    print(f"written to {path.relative_to(REPOSITORY)}")
+    print(f"written to {shown_path(path)}")
 
 
 def versions(python: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Measures the seconds from an optimizer step's end to the first token of the new version, by transport and size.
 
-    python -m benchmarks weights [--sizes 0.4M,135M] [--rounds 3] [--disk FOLDER]
+    python -m benchmarks weights [--sizes 0.4M,135M] [--rounds 3] [--disk FOLDER] [--device cuda]
 
 Random bfloat16 weights of real architectures, of which a hundredth changes in each version. Publisher, server and
 engine are the real ones, in one process: a shard that the publisher announces goes to the engine at once. The step is
@@ -8,7 +8,8 @@ torch's fused AdamW over as many float32 values as the model has, in memory that
 be 16 bytes a parameter), and the change of the hundredth; what a group has changed is added to the publication, as the
 trainer does it. `file_after` is `file` as it would be without that: begun when the step has ended. "total" begins at
 the step's end. What publishing costs the step itself is `step` less `step_alone`. The best round of each time counts,
-since on a machine that does other work the others measure that work; CPU seconds of all threads stand beside it.
+since on a machine that does other work the others measure that work; CPU seconds of all threads stand beside it. With
+--device cuda the trainer's tensors, the step and the engine are on the GPU; memcpy, hash and write_read are the host's.
 """
 
 from __future__ import annotations
@@ -80,15 +81,18 @@ class Transport:
 
 
 class Clock:
-    """Wall and CPU seconds of a phase, under its name."""
+    """Wall and CPU seconds of a phase, under its name. On a GPU a phase ends when the GPU has done its work."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.times: Times = {}
+        self._device = device
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         yield
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         self.times[f"{name}_s"] = time.perf_counter() - wall_s
         self.times[f"{name}_cpu_s"] = time.process_time() - cpu_s
 
@@ -129,7 +133,7 @@ async def one_version(
     *,
     streams: bool,
 ) -> Times:
-    clock = Clock()
+    clock = Clock(model.device)
     with publisher.begin(layout_of(model.tensors), policy_version=version) as publication:
         with clock.phase("step"):
             await asyncio.to_thread(model.step, publication.add if streams else lambda name, tensor: None)
@@ -150,7 +154,8 @@ async def one_version(
 
 def baselines(model: Model, folders: dict[str, Path], rounds: int) -> dict[str, Times]:
     """A plain copy, a hash, and one write and read of the version's bytes, from and to memory that is there already."""
-    sources = [tensor.view(torch.int16).reshape(-1).numpy().view(np.uint8) for tensor in model.tensors.values()]
+    on_host = {name: tensor.cpu() for name, tensor in model.tensors.items()}
+    sources = [tensor.view(torch.int16).reshape(-1).numpy().view(np.uint8) for tensor in on_host.values()]
     copy = np.zeros(max(map(len, sources)), dtype=np.uint8)
     times: dict[str, Times] = {}
 
@@ -160,7 +165,7 @@ def baselines(model: Model, folders: dict[str, Path], rounds: int) -> dict[str, 
 
     def hashed() -> None:
         with HashingThreads() as hashing:
-            hashing.add(model.tensors.items())
+            hashing.add(on_host.items())
             hashing.digest()
 
     def written_and_read(path: Path) -> None:
@@ -181,7 +186,7 @@ def baselines(model: Model, folders: dict[str, Path], rounds: int) -> dict[str, 
     for name, work in works.items():
         taken = []
         for _ in range(rounds):
-            clock = Clock()
+            clock = Clock(model.device)
             with clock.phase(name):
                 work()
             taken.append(clock.times)
@@ -205,10 +210,10 @@ def job(transport: Transport) -> JobSpec:
     )
 
 
-def measure(size: str, rounds: int, *, shm: Path, disk: Path, redis_url: str) -> dict[str, Any]:
+def measure(size: str, rounds: int, *, shm: Path, disk: Path, redis_url: str, device: torch.device) -> dict[str, Any]:
     """All transports of one size."""
     with tempfile.TemporaryDirectory(dir=disk) as scratch:
-        model = Model(SIZES[size][1], Path(scratch))
+        model = Model(SIZES[size][1], Path(scratch), device)
         free = available_bytes()
         if free < NEEDED_COPIES * model.num_bytes:
             return {"left_out": f"{free / 1e9:.1f} GB free, {NEEDED_COPIES * model.num_bytes / 1e9:.1f} needed"}
@@ -288,6 +293,7 @@ def main() -> None:
     parser.add_argument("--sizes", default=",".join(SIZES), help="Some of: %(default)s.")
     parser.add_argument("--rounds", type=int, default=0, help="Versions of each; 0: as many as the size wants.")
     parser.add_argument("--disk", type=Path, default=None, help="A folder on a disk; default: that of temporary files.")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="The trainer's and the engine's.")
     options = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, Any] = {}
@@ -297,11 +303,20 @@ def main() -> None:
         try:
             for size in options.sizes.split(","):
                 rounds = options.rounds or SIZES[size][0]
-                results[size] = measure(size, rounds, shm=Path(shm), disk=Path(disk), redis_url=redis.url)
+                results[size] = measure(
+                    size,
+                    rounds,
+                    shm=Path(shm),
+                    disk=Path(disk),
+                    redis_url=redis.url,
+                    device=torch.device(options.device),
+                )
                 print(size, json.dumps(results[size].get("ratios", results[size]), indent=2))
         finally:
             redis.stop()
-    print(write_result("weights", {"expected": EXPECTED, "share_changed": SHARE_CHANGED, "sizes": results}))
+    name = "weights" if options.device == "cpu" else f"weights-{options.device}"
+    result = {"expected": EXPECTED, "share_changed": SHARE_CHANGED, "device": options.device, "sizes": results}
+    print(write_result(name, result))
 
 
 if __name__ == "__main__":

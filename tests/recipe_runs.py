@@ -71,11 +71,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     recipe: str
     family: str
-    """Of the recipe's model, and so of the twin."""
+    """The family of the recipe's model, and so of the twin."""
     result: str
     """The job's last state and version, or what it ended with."""
     seconds: float
-    """Of the whole run, the stack's start and end among them."""
+    """Time of the whole run, the stack's start and end among them."""
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):

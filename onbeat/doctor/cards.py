@@ -38,8 +38,8 @@ PROCESS_COLUMNS = "pid,used_memory"
 LEAST_FREE = 4 * GIB
 """Less than this isn't enough for weights of half a billion parameters and their sums."""
 SHARED_CACHE_SHARE = 0.2
-"""Of a card that trainer and vLLM share: vLLM's cache, where its size isn't set. By itself vLLM takes what is free at
-its start, and starts only where nine tenths are, which a trainer that came first has part of."""
+"""The share of a card, which trainer and vLLM use in turns, that vLLM's cache gets where its size isn't set. By itself
+vLLM starts only where nine tenths of the card are free, and a trainer that came first has part of them."""
 USED_SHARE = 0.1
 """A card of whose memory more is used has another process on it, also where the driver names no process."""
 WITHOUT_UNITS = "--format=csv,noheader,nounits"
