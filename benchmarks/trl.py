@@ -131,10 +131,18 @@ CASES = {
 ON_CPU = [name for name in CASES if name != "135m"]
 
 
+def trl_environment(threads: int) -> dict[str, str]:
+    """Returns the variables of TRL's interpreter: it imports our packages, and what this process imports by
+    PYTHONPATH."""
+    paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    import_path = os.pathsep.join(path for path in paths if path)
+    return {**os.environ, "PYTHONPATH": import_path, "OMP_NUM_THREADS": str(threads)}
+
+
 def make_tools(folder: Path, python: str) -> None:
     """Writes the model that may call a tool, by TRL's interpreter, which has the chat template, unless it is there; and
     its rows beside it."""
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": str(TRL_THREADS)}
+    environment = trl_environment(TRL_THREADS)
     if not (folder / "model.safetensors").exists():
         output_of([python, "-m", "benchmarks._tool_model", str(folder)], environment)
     lines = [f"{json.dumps(row)}\n" for row in itertools.islice(rows(0), NUM_ROWS)]
@@ -215,7 +223,7 @@ def train_by_trl(spec: JobSpec, folder: Path, *flags: str, python: str, threads:
     spec_file = folder / TRL_SPEC
     spec_file.write_bytes(encode_json(spec))
     command = [python, "-m", "benchmarks._trl_trainer", str(spec_file), str(folder), "--threads", str(threads), *flags]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": str(threads)}
+    environment = trl_environment(threads)
     output_of(command, environment)
     return json.loads((folder / TRL_RUN).read_bytes())
 

@@ -20,7 +20,9 @@ import psutil
 import pytest
 
 from benchmarks import _gpu_quarter as quarter
+from benchmarks import trainer
 from benchmarks._gpu_rows import Device, Row, rows_of
+from contracts.encoding.arrays import ITEM_BYTES
 from tests.recipe_runs import RECIPES
 
 ROOT = Path(__file__).parents[3]
@@ -79,6 +81,20 @@ def test_the_command_of_a_row_is_one_that_its_program_takes(row: Row, monkeypatc
         assert int(re.findall(r"(\d+)(?:/\d+)? tests? collected", answer.stdout)[0]) >= 10
     else:
         assert (module, words) == ("onbeat", ["doctor"])
+
+
+def test_a_row_of_a_sequence_is_a_job_whose_passes_have_room_for_it_and_whose_model_has_a_context_for_it() -> None:
+    rows = [row for row in rows_of("cuda") if row.command[2:3] == ("trainer",)]
+    assert len(rows) == 5
+    for row in rows:
+        arguments = trainer.parse_arguments(row.command[3:])
+        spec = trainer.job_spec(arguments, "padded")
+        (batch,) = trainer.make_batches(arguments)
+        (rollout,) = batch.groups[0].rollouts
+        num_tokens = len(batch.groups[0].prompt_token_ids) // ITEM_BYTES + rollout.completion.num_tokens
+        assert num_tokens == arguments.sequence_tokens
+        assert spec.trainer.max_tokens_per_micro_batch >= num_tokens
+        assert trainer.SHAPES[arguments.model]().max_position_embeddings >= num_tokens
 
 
 def test_each_row_has_a_name_of_its_own_and_a_question_and_both_devices_have_the_same_kinds() -> None:
