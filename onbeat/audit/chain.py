@@ -11,7 +11,7 @@ What it proves of a run whose records it is given, oldest first:
 - the trainers: epochs never decrease; a step back is a recorded rewind under a newer epoch, and a deterministic job
   that replays an iteration makes the same weights again (I7);
 - the probes: each version has one of the same rows, whose log-probs are finite, and equal weights have equal ones
-  (I11); a run that was made before versions had probes has none, which is a note;
+  (I11, `probes.py`); a run that was made before versions had probes has none, which is a note;
 - the columns: in a job with stages each trained batch, and no other, has a digest of what stages made of it;
 - the environment: in a deterministic job all iterations were played by one version of it;
 - the draws: what measured pass rates decide is drawn again from what the records before have measured;
@@ -24,8 +24,6 @@ What it proves of a run whose records it is given, oldest first:
 
 from __future__ import annotations
 
-import math
-from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,13 +34,13 @@ from contracts.answers import AuditVerdict
 from contracts.encoding.wire import Record
 from contracts.events import AuditRecord, SampledBy, record_digest
 from contracts.file_digests import digest_of_files
-from contracts.probes import FLOORS, MAX_SCORED, LogProbs, ProbedVersion
 from contracts.rewards import source_digests
 from contracts.schedule import versions_in_words
 from contracts.spec.datasets import difficulty_pools_of
 from contracts.spec.environment import VERSIONS_END, played_by
 from contracts.spec.job import JobSpec
 from contracts.stopping import scores_after, stop_reason
+from onbeat.audit.probes import ChainProbes
 from onbeat.data.prompts.difficulty import DrawCheck
 
 
@@ -67,12 +65,7 @@ class _Walk:
     """Iteration → digest of the version that it made when it was first committed."""
     rewinds: int = 0
     environments: list[str] = field(default_factory=list)
-    probe: ProbedVersion | None = None
-    """The first probe of the chain; None before it."""
-    num_without_probe: int = 0
-    """Commits before it, of versions that have none."""
-    logprobs: dict[str, LogProbs] = field(default_factory=dict)
-    """Weights digest → the log-probs that it was first published with."""
+    probes: ChainProbes = field(default_factory=ChainProbes)
     draws: DrawCheck | None = None
     """Draws each iteration's prompts again; None in a job without difficulty pools."""
     only_evaluated: int | None = None
@@ -117,7 +110,7 @@ def verify_run(
     if complete:
         _check_end(walk, spec)
     _check_files(walk, digests_on_disk)
-    notes += _notes_on_probes(walk, spec)
+    notes += walk.probes.notes(spec)
     final = {entry.record.iteration: entry.record for entry in entries if entry.record.kind == "commit"}
     trained = [record for record in final.values() if record.next_weights_digest]
     return AuditVerdict(
@@ -167,7 +160,7 @@ def _check_commit(walk: _Walk, record: AuditRecord, spec: JobSpec) -> None:
     check_sampled(record, spec, walk.digests, walk.gaps)
     _check_unscorable(walk, record, name)
     _check_columns(walk, record, spec, name)
-    _check_probes(walk, record, spec, name)
+    walk.gaps += walk.probes.check(record, spec, name)
     _check_sums(walk, record, spec, name)
     _check_environment(walk, record, spec, name)
     _check_forked(walk, record, spec, name)
@@ -327,99 +320,6 @@ def _check_columns(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -
     undigested = sorted(batch for batch, digest in columns.items() if not digest)
     if undigested:
         walk.gaps.append(f"{name}: the columns of {first_few(undigested)} have no digest")
-
-
-def _check_probes(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
-    """Checks the probe of the version that the step made, and in iteration 0 that of the version before it."""
-    if not record.next_weights_digest and record.probe:
-        walk.gaps.append(f"{name}: it has the probe of a version, and made none")
-        return
-    probes = {"probe": record.probe} if record.next_weights_digest else {}
-    if record.iteration == 0 or record.first_probe:
-        probes["first_probe"] = record.first_probe
-    if not any(probes.values()):
-        walk.num_without_probe += bool(probes)
-        if probes and walk.probe is not None:
-            walk.gaps.append(f"{name}: the version that it made has no probe, and those before it have one")
-        return
-    if not spec.rollout.version_probe.rows:
-        walk.gaps.append(f"{name}: its version has a probe, and the spec asks for none (rollout.probe.rows is 0)")
-        return
-    versions = {"probe": record.policy_version + 1, "first_probe": 0}
-    digests = {"probe": record.next_weights_digest, "first_probe": record.weights_digest}
-    for key, probe in probes.items():
-        if not probe:
-            walk.gaps.append(
-                f"{name}: version {versions[key]} has no probe, and the other version of the record has one"
-            )
-        elif key == "first_probe" and record.iteration:
-            walk.gaps.append(f"{name}: it names the probe of version 0, which iteration 0 alone begins with")
-        else:
-            _check_probe(walk, probe, spec, digests[key], f"{name}: the probe of version {versions[key]}")
-
-
-def _check_probe(walk: _Walk, probe: ProbedVersion, spec: JobSpec, weights_digest: str, name: str) -> None:
-    first = walk.probe = walk.probe or probe
-    if probe.rows != first.rows:
-        walk.gaps.append(f"{name} has other rows than the first one of the chain")
-        return
-    wanted = spec.rollout.version_probe
-    logprobs = numbers_of(probe.logprobs)
-    # A row is shorter than the spec says where the model takes, or the job samples, no longer one.
-    num_scored = len(logprobs) / wanted.rows
-    if num_scored not in range(1, min(MAX_SCORED, wanted.tokens // 2) + 1) or len(probe.logprobs) != len(
-        first.logprobs
-    ):
-        walk.gaps.append(f"{name} has {len(probe.logprobs)} bytes of log-probs, which {wanted.rows} rows don't have")
-        return
-    if not all(math.isfinite(number) for number in logprobs):
-        walk.gaps.append(f"{name} has log-probs that are not finite")
-        return
-    known = numbers_of(walk.logprobs.setdefault(weights_digest, probe.logprobs))
-    if largest_gap(logprobs, known)[0] > FLOORS[spec.model.dtype]:
-        walk.gaps.append(f"{name} has other log-probs than the same weights had before")
-
-
-def probes_of(entries: Sequence[AuditEntry]) -> dict[int, ProbedVersion]:
-    """Returns the probe of each version of the chain; of one that was made again after a rewind the newest."""
-    probes: dict[int, ProbedVersion] = {}
-    for record in (entry.record for entry in entries):
-        if record.kind == "rewind":
-            # Versions that it takes back are of the run no more.
-            probes = {version: probe for version, probe in probes.items() if version <= record.iteration}
-        if record.first_probe:
-            probes[0] = record.first_probe
-        if record.probe:
-            probes[record.policy_version + 1] = record.probe
-    return probes
-
-
-def numbers_of(logprobs: LogProbs) -> array[float]:
-    """Returns float32 numbers, whose bytes are little-endian as on all machines that Onbeat runs on, without a rest."""
-    numbers = array("f")
-    numbers.frombytes(logprobs[: len(logprobs) // numbers.itemsize * numbers.itemsize])
-    return numbers
-
-
-def largest_gap(logprobs: Sequence[float], expected: Sequence[float]) -> tuple[float, int]:
-    """Returns the largest gap, |a - b| / (1 + |b|), and its place; of no numbers 0."""
-    gaps = [abs(number - right) / (1 + abs(right)) for number, right in zip(logprobs, expected, strict=True)]
-    largest = max(gaps, default=0.0)
-    return largest, gaps.index(largest) if gaps else 0
-
-
-def _notes_on_probes(walk: _Walk, spec: JobSpec) -> tuple[str, ...]:
-    if not walk.num_without_probe or not spec.rollout.version_probe.rows:
-        return ()
-    if walk.probe is not None:
-        return (
-            f"{walk.num_without_probe} iterations were committed before the first probe: nothing shows what the "
-            "engines computed with their versions",
-        )
-    return (
-        "no version of this run has a probe (its trainer is one's own, or of an Onbeat before probes): nothing shows "
-        "what the engines computed with them",
-    )
 
 
 def _check_sums(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:

@@ -29,8 +29,9 @@ from contracts.probes import LIMITS, LogProbs, ProbedVersion, rows_digest
 from contracts.run_folder import CHECKPOINT, RunFolder, numbered
 from contracts.settings import StackSettings, settings_from
 from contracts.spec.job import JobSpec
-from onbeat.audit.chain import AuditEntry, largest_gap, numbers_of, probes_of
+from onbeat.audit.chain import AuditEntry
 from onbeat.audit.folder import read_audit_file, read_spec
+from onbeat.audit.probes import largest_gap, numbers_of, probes_of
 from onbeat.base.process.signals import exit_cleanly_on_signals
 from onbeat.base.telemetry.logs import configure
 from onbeat.loop.trained_job import job_prompts
@@ -52,7 +53,7 @@ def check(settings: StackSettings, folder: RunFolder, spec: JobSpec, entries: li
         spec: The job.
         entries: Its audit chain.
     """
-    probes = probes_of(entries)
+    probes = probes_of(entry.record for entry in entries)
     if not probes:
         return ProbeCheck(notes=("no version has a probe that could be computed again",))
     if spec.environments:

@@ -143,6 +143,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "onbeat/audit/chain.py": tuple(
         f"tests/unit/onbeat/audit/test_{name}.py" for name in ("chain", "samplers", "weights", "probes")
     ),
+    "onbeat/audit/probes.py": ("tests/unit/onbeat/audit/test_probes.py", "tests/rooms/replay/test_probe_again.py"),
     "onbeat/replay/probe_again.py": ("tests/rooms/replay/test_probe_again.py",),
     "onbeat/data/named_files.py": ("tests/unit/onbeat/test_named_files.py", *EDITED),
     "producer/detokenizer.py": ("tests/unit/producer/test_detokenizer.py", *EDITED),
