@@ -65,8 +65,8 @@ def factory_of(table: EnvironmentTable) -> tuple[EnvironmentClass, str]:
 
         return agents_of_file(table.source, table.file), file_version(table.name, table.source)
     if table.source:
-        made = defined_in(table.source, table.name, file=table.file or f"{table.name}.py")
-        return made, file_version(table.name, table.source)
+        defined = defined_in(table.source, table.name, file=table.file or f"{table.name}.py")
+        return defined, file_version(table.name, table.source)
     built_in = BUILT_IN.get(table.name)
     if built_in is not None:
         _check_offered_once(table.name)

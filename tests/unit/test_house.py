@@ -39,6 +39,7 @@ LARGE_FOLDERS = {
     "broker": "a side of the fence, a store, a table or a view of it each",
     "contracts": "a subject each, as their names say",
     "contracts/spec": "a table of a job each, and the rules between them",
+    "onbeat/base/process": "how any process starts, waits, fails and ends, a file each, and code of others in it",
 }
 """Folder → the reason why it has more than MAX_FOLDER_FILES modules."""
 ENTRY_POINT_GROUPS = {

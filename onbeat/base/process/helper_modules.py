@@ -1,6 +1,6 @@
 """Modules that lie next to a file of a user's own: its text takes them along to where the file isn't.
 
-score.py, helpers.py ─▶ one text ─▶ the cage: `import helpers` finds it there, tracebacks have the lines of both files
+a file and its helpers ─▶ one text ─▶ the cage: `import helpers` finds it there, tracebacks have the lines of both files
 
 The text is Python that anyone can read: it makes each module, then runs the file's own text under its own name.
 """
