@@ -68,18 +68,18 @@ from contracts.spec.serving import check_engines
 from gateway.hub_fetches import HubFetches
 from gateway.named_files import with_file_digests, with_fork_digest
 from onbeat.audit.folder import read_spec as read_spec_of
-from onbeat.base.http.asker import asker_headers
-from onbeat.base.http.bodies import JSON, media_type_of, read_body
-from onbeat.base.http.outgoing import make_client
-from onbeat.base.http.problems import Problem
-from onbeat.base.machine_kernels import matmul_of_machine
-from onbeat.base.process.helper_modules import (
+from onbeat.base.cage.helper_modules import (
     HELPER_CURE,
     PackageNextToFile,
     helpers_of,
     is_installed,
     with_helpers,
 )
+from onbeat.base.http.asker import asker_headers
+from onbeat.base.http.bodies import JSON, media_type_of, read_body
+from onbeat.base.http.outgoing import make_client
+from onbeat.base.http.problems import Problem
+from onbeat.base.machine_kernels import matmul_of_machine
 from onbeat.data.datasets.loading import job_examples
 from onbeat.data.datasets.references import check_job
 from onbeat.data.named_files import files_of_rows

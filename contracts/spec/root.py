@@ -64,7 +64,7 @@ class SpecRoot:
         root = max(around, key=lambda root: len(root.parts), default=None)
         if root is None:
             raise InvalidInput(
-                f"{path} leads out of the model root, {self._roots[0]}",
+                f"{path} leads out of the model root, {self._others_too()}",
                 field=field,
                 cure="name a path below it; the operator may start the stack with another --model-root, or add folders "
                 "by ONBEAT_EXTRA_ROOTS",
@@ -86,6 +86,12 @@ class SpecRoot:
         except OSError as error:  # a part that is too long, a folder that may not be searched
             raise _no_path(error, field) from error
         return resolved
+
+    def _others_too(self) -> str:
+        """Names the roots; those in a closed folder are no place for a person's files."""
+        others = [root for root in self._roots[1:] if not any(root.is_relative_to(closed) for closed in self._closed)]
+        named = "".join(f", and of {root}" for root in others)
+        return f"{self._roots[0]}{named}"
 
     def _find_fetched(self, path: str, field: str) -> Path:
         """Returns the folder of a name at a commit. Raises InvalidInput where it isn't there."""

@@ -90,7 +90,11 @@ class PathSearch:
         if not is_name and not _is_there(self.model_root / resolved):
             cure = "name a path that is there"
             if not os.path.isabs(path):
-                cure = "; ".join(filter(None, (self.cure, hub_cure(path))))
+                of_hub = hub_cure(path)
+                if of_hub and key.endswith("_path"):
+                    name = path.removeprefix("datasets/")
+                    of_hub += f', in dataset = {{ type = "huggingface", path = "hub:{name}" }}'
+                cure = "; ".join(filter(None, (self.cure, of_hub)))
             self._refusals.append(Refusal(field=key, problem=f"there is no {path} {self._where(key, path)}", cure=cure))
         return resolved
 

@@ -143,7 +143,7 @@ def event_line(event: events.JobEvent, progress: JobProgress) -> str:
     if isinstance(event, events.TrainerStarted):
         how = "resumes" if event.resumed else "starts"
         passes = f"; {event.passes}" if event.passes else ""
-        return f"a trainer {how} at iteration {event.next_iteration} (trainer's lease {event.trainer_epoch}){passes}"
+        return f"a trainer {how} at iteration {event.next_iteration}{passes}"
     if isinstance(event, events.MemoryMeasured):
         return event.in_words
     if isinstance(event, events.CheckpointWritten):
@@ -163,7 +163,7 @@ def event_line(event: events.JobEvent, progress: JobProgress) -> str:
         again = "what was in work is sampled anew"
         if event.committed >= event.iteration:
             again = f"{plural(event.committed - event.iteration + 1, 'committed iteration')} to be done again"
-        return f"rewound to iteration {event.iteration}: {again} (trainer's lease {event.trainer_epoch})"
+        return f"rewound to iteration {event.iteration}: {again}"
     if isinstance(event, events.GeneratorsChanged):
         changes = [f"{change}: {', '.join(ids)}" for change, ids in (("came", event.came), ("gone", event.gone)) if ids]
         return f"generators {'; '.join(changes)} ({event.num_live} live)"

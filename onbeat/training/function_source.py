@@ -29,7 +29,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from contracts.errors import InvalidInput
-from onbeat.base.process.helper_modules import HELPER_CURE, TAKE_ALONG, TAKES, imports_of, is_installed
+from onbeat.base.cage.helper_modules import HELPER_CURE, TAKE_ALONG, TAKES, imports_of, is_installed
 
 HEAD = "from __future__ import annotations\n"
 

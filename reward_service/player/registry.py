@@ -9,6 +9,7 @@ from contracts.environments.service import EnvironmentTable
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec.environment import AGENT, file_version
+from onbeat.base.cage.helper_modules import HELPER_CURE, absent_import
 from onbeat.base.process.entry_points import (
     OURS,
     UnknownEntryPoint,
@@ -17,7 +18,6 @@ from onbeat.base.process.entry_points import (
     names_in,
     package_of,
 )
-from onbeat.base.process.helper_modules import HELPER_CURE, absent_import
 from onbeat.environments.built_in import BUILT_IN, BuiltInEnvironment, EnvironmentClass, OperatorsPart
 
 GROUP = "onbeat.environments"

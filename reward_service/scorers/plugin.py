@@ -26,6 +26,7 @@ from contracts.reward_arguments import (
 )
 from contracts.rewards import NO_NUMBER, PluginReward, RewardItem
 from onbeat.base.cage.fault_text import print_traceback
+from onbeat.base.cage.helper_modules import HELPER_CURE, absent_import
 from onbeat.base.process.entry_points import (
     UnknownEntryPoint,
     defined_in,
@@ -33,7 +34,6 @@ from onbeat.base.process.entry_points import (
     load_entry_point,
     package_of,
 )
-from onbeat.base.process.helper_modules import HELPER_CURE, absent_import
 
 GROUP = "onbeat.rewards"
 MAX_SHOWN_CHARS = 300

@@ -76,8 +76,8 @@ function sentenceOf(event: Told, isLater: boolean): string {
     case "trainer_started": {
       const passes = event.passes ? `; ${text("passes")}` : "";
       return isLater
-        ? `goes on at iteration ${text("next_iteration")} where the trainer before it ended, or was killed (trainer's lease ${text("trainer_epoch")})${passes}`
-        : `begins at iteration ${text("next_iteration")} (trainer's lease ${text("trainer_epoch")})${passes}`;
+        ? `goes on at iteration ${text("next_iteration")} where the trainer before it ended, or was killed${passes}`
+        : `begins at iteration ${text("next_iteration")}${passes}`;
     }
     case "memory_measured": {
       const gib = (name: string): string => number(Number(event[name]) / 2 ** 30);
@@ -85,8 +85,8 @@ function sentenceOf(event: Told, isLater: boolean): string {
     }
     case "rewound":
       return Number(event.committed) >= Number(event.iteration)
-        ? `to iteration ${text("iteration")}: what was trained up to ${text("committed")} is done again (trainer's lease ${text("trainer_epoch")})`
-        : `to iteration ${text("iteration")}: what was in work is sampled anew (trainer's lease ${text("trainer_epoch")})`;
+        ? `to iteration ${text("iteration")}: what was trained up to ${text("committed")} is done again`
+        : `to iteration ${text("iteration")}: what was in work is sampled anew`;
     case "health_changed": {
       const problems = (event.problems as HealthProblem[]).map((one) => `${spoken(one.rule)}: ${one.problem}`);
       return problems.join("; ") || `well again after iteration ${text("iteration")}`;

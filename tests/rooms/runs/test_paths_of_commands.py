@@ -116,6 +116,8 @@ def test_a_name_of_a_hub_without_its_scheme_is_told_so(
     assert 'nothing is downloaded by a path; of the hub it is written as "hub:Qwen/Qwen3-0.6B"' in (
         capsys.readouterr().err
     )
+    assert run(["submit", str(home / "job.toml"), "--set", "dataset.train_path=openai/gsm8k"]) == 2
+    assert 'in dataset = { type = "huggingface", path = "hub:openai/gsm8k" }' in capsys.readouterr().err
 
 
 def test_another_machines_gateway_is_sent_the_paths_as_they_are_written(gateway: FakeGateway, home: Path) -> None:

@@ -130,3 +130,12 @@ DOORS = {
 def test_each_door_asks_the_root(stack: StackSettings, door: str, path: str) -> None:
     with pytest.raises(InvalidInput, match="leads"):
         DOORS[door](stack, path)
+
+
+def test_a_refusal_names_the_folders_that_a_path_may_lead_into(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    root = SpecRoot(tmp_path / "root", extra=(tmp_path / "work", runs / "inputs"), closed=(runs,))
+    with pytest.raises(InvalidInput) as caught:
+        root.find(str(tmp_path / "elsewhere"), field="model.path")
+    problem = f"{tmp_path}/elsewhere leads out of the model root, {tmp_path}/root, and of {tmp_path}/work"
+    assert caught.value.problem == problem
