@@ -162,7 +162,8 @@ class Gathering:
         for batch_id, reason in self.iteration.abandon(job.side.dead_batches(self.iteration.number)).items():
             job.tell(BatchDead(at_s=time.time(), batch_id=batch_id, reason=reason))
             if job.spec.rollout.on_failed_batch == "fail":
-                attempts = f", after {job.spec.rollout.max_attempts} attempts"
+                num_attempts = job.spec.rollout.max_attempts
+                attempts = f", after {num_attempts} attempt{'s' if num_attempts > 1 else ''}"
                 # The attempts of a stage are its own, and its reason has their number where it matters. A fault that
                 # repeats word for word had no more than it needed for that.
                 is_of_a_stage = job.spec.stages and reason.startswith(STAGE_REASON)

@@ -200,7 +200,7 @@ def iteration_line(metrics: events.IterationMetrics, progress: JobProgress) -> s
         played += f", {again} begun again" if again else ""
     return (
         f"iteration {metrics.iteration:>{len(str(total - 1))}}  {progress.curve_name} {curve_text(progress, metrics)}"
-        f"  version {metrics.policy_version} → {metrics.policy_version + 1}  {metrics.num_batches} batches"
+        f"  version {metrics.policy_version} → {metrics.policy_version + 1}  {plural(metrics.num_batches, 'batch')}"
         f"  {duration(metrics.wall_s)}  {count(metrics.tokens_per_s)} tokens/s{played}{teacher}{lag}{unscorable}"
         f"  {metrics.iteration + 1} of {total}{left}"
     )

@@ -61,7 +61,7 @@ def test_a_job_that_was_cancelled_and_one_whose_batches_died_lose_nothing_when_t
     # It finds what the dead one had claimed, for the only time.
     pipeline.start("producer-third")
     assert wait_for_exit(trainer) == FAILED, trainer.tail()
-    assert b"is dead, after 1 attempts" in pipeline.jobs.fields(job_id)["reason"]
+    assert b"is dead, after 1 attempt" in pipeline.jobs.fields(job_id)["reason"]
     pipeline.jobs.resume(job_id)
     pipeline.train_to_the_end(job_id)
     assert_undisturbed(pipeline, job_id, oracle)

@@ -50,7 +50,7 @@ NOT_HERE = {
     "onbeat demo --profile configs/stacks/vllm.toml": "the same",
     "VLLM_SERVER_DEV_MODE=1": "the same: tests/contract/engine_rigs.py",
     "ONBEAT_ENGINE=openai": "the same",
-    "CUDA_VISIBLE_DEVICES=4,5,6,7": "needs eight GPUs and vLLM",
+    "ONBEAT_ENGINE=vllm ONBEAT_ENGINE_TENSOR_PARALLEL_SIZE=4": "needs eight GPUs and vLLM",
     "vllm serve my-model": "needs vLLM",
     "ONBEAT_JUDGE_URL=": "needs a judge: tests/e2e/test_stage_workers.py has one of its own",
 }

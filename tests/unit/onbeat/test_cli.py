@@ -85,7 +85,7 @@ def test_watch_prints_a_line_an_iteration_and_its_exit_code_is_the_jobs(
 ) -> None:
     assert run(["watch", JOB]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "iteration 0  reward 0.500  version 0 → 1  1 batches  2.0 s  20 tokens/s  1 of 2" in lines[3]
+    assert "iteration 0  reward 0.500  version 0 → 1  1 batch  2.0 s  20 tokens/s  1 of 2" in lines[3]
     assert "held-out reward under version 2: sampled 0.700, greedy 0.700 (2 prompts)" in lines
     gateway.final = JobState.FAILED
     assert run(["watch", JOB]) == 1
