@@ -9,8 +9,9 @@ Waits for:    one pass of the ranks.
 Unblocked by: the ranks.
 Produces:     `MemoryMeasured`, or the job's end.
 
-A job that has committed an iteration had room for its batches once: what takes its memory may be another process, and
-pass. So there it is the trainer that ends, and the job only where the next one has no room either (repeated_fault.py).
+A trainer that goes on with a job which has committed an iteration makes none: the batches of the trainer before had
+room, and a takeover is to take no longer than it must. Memory that runs out there ends the trainer, and the job where
+the next one has no room either (repeated_fault.py).
 """
 
 from __future__ import annotations
@@ -18,13 +19,7 @@ from __future__ import annotations
 import logging
 import time
 
-from consumer.model.memory import (
-    LEAST_TOKENS,
-    OutOfMemory,
-    cure_of,
-    device_bytes,
-    has_words_of_memory,
-)
+from consumer.model.memory import LEAST_TOKENS, cure_of, device_bytes, has_words_of_memory
 from consumer.ranks.dry_pass import DryPass, LongestRow, longest_row
 from consumer.trainer.held_job import HeldJob
 from contracts.encoding.arrays import ITEM_BYTES
@@ -37,16 +32,11 @@ FIELD = "trainer.max_tokens_per_micro_batch"
 log = logging.getLogger(__name__)
 
 
-def dry_pass(job: HeldJob, *, has_committed: bool) -> None:
+def dry_pass(job: HeldJob) -> None:
     """Passes the largest micro-batch of a job, and reports its memory.
 
-    Args:
-        job: The job, its ranks at the version that they train first.
-        has_committed: True where the job has a committed iteration.
-
     Raises:
-        InvalidInput: There is no room, in a job that has committed nothing.
-        OutOfMemory: There is no room, in another one.
+        InvalidInput: There is no room; it names the key, and the number to set.
         Unavailable: As the ranks do.
     """
     policy = job.ranks.learner.policy
@@ -62,10 +52,10 @@ def dry_pass(job: HeldJob, *, has_committed: bool) -> None:
         if not has_words_of_memory(error.foreign):
             raise
         # One of several ranks had no room, and they have lost step: none of them can try a smaller pass.
-        raise _refusal(job, row, error.foreign, fitting=None, has_committed=has_committed) from error
+        raise _refusal(job, row, error.foreign, fitting=None) from error
     if passed.problem:
         fitting = _fitting(job, row)
-        raise _refusal(job, row, passed.problem, fitting=fitting, has_committed=has_committed)
+        raise _refusal(job, row, passed.problem, fitting=fitting)
     if not passed.peak_bytes:
         return
     device = policy.model.device
@@ -87,17 +77,13 @@ def _passed(job: HeldJob, row: LongestRow) -> DryPass:
         return job.ranks.dry_pass(row)
 
 
-def _refusal(
-    job: HeldJob, row: LongestRow, problem: str, *, fitting: int | None, has_committed: bool
-) -> InvalidInput | OutOfMemory:
+def _refusal(job: HeldJob, row: LongestRow, problem: str, *, fitting: int | None) -> InvalidInput:
     """Returns the error for a pass without room. fitting: as `cure_of` takes it."""
     says = (
         f"out of memory in the dry pass, of {row.pass_tokens} tokens in rows of up to "
         f"{row.prompt_tokens + row.response_tokens}: {problem}"
     )
     cure = cure_of(job.spec, loads=False, fitting=fitting)
-    if has_committed:
-        return OutOfMemory(f"{says} ({cure})")
     field = FIELD
     if fitting == 0:
         # A row is never cut: what bounds it is the key that is at fault.

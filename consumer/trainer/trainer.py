@@ -29,6 +29,12 @@ from consumer.trainer.start import start
 from consumer.trainer.step import Stepped, step
 from onbeat.base.telemetry.correlation import about
 from onbeat.base.telemetry.observing import observed
+from onbeat.loop.trained_job import Succession
+
+
+def is_dry_pass_due(job: HeldJob, succession: Succession) -> bool:
+    """Returns True where a job that has committed nothing is to train. One that only evaluates has no such pass."""
+    return succession.committed < 0 and succession.next is not None and succession.next < job.spec.iterations
 
 
 def no_dry_pass() -> None:
@@ -66,16 +72,14 @@ def run_iterations(job: HeldJob) -> str:
         )
         observed("the lines about the run", say)
         number = succession.next
-        has_committed = succession.committed >= 0
-        measure = partial(dry_pass, job, has_committed=has_committed)
         on_turn: Callable[[], None] = no_dry_pass
-        if number is not None and number < job.spec.iterations:
+        if is_dry_pass_due(job, succession):
             if job.schedule.takes_turns:
                 # The memory is the generators' until they sleep.
-                on_turn = measure
+                on_turn = partial(dry_pass, job)
             else:
                 # While they sample the first batches.
-                measure()
+                dry_pass(job)
         while number is not None:
             with about(job=job.folder.job_id, iteration=number):
                 expected = job.window.turn_to(number)

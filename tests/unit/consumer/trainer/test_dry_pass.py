@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from consumer.model.memory import OutOfMemory
 from consumer.ranks.dry_pass import DryPass, LongestRow
 from consumer.trainer.dry_pass import dry_pass
+from consumer.trainer.trainer import is_dry_pass_due
 from contracts.encoding.arrays import pack_int32
 from contracts.errors import Fault, InvalidInput, Unavailable
 from contracts.events import MemoryMeasured
@@ -49,15 +49,15 @@ class Job:
         return DryPass(num_tokens=row.pass_tokens, peak_bytes=3 * 2**29)
 
 
-def refused(job: Any, *, has_committed: bool = False) -> InvalidInput:
+def refused(job: Any) -> InvalidInput:
     with pytest.raises(InvalidInput) as caught:
-        dry_pass(job, has_committed=has_committed)
+        dry_pass(job)
     return caught.value
 
 
 def test_a_pass_with_room_is_told_in_one_line() -> None:
     job: Any = Job(room=8192)
-    dry_pass(job, has_committed=False)
+    dry_pass(job)
     (event,) = job.told
     assert (event.device, event.num_tokens, event.peak_bytes) == ("cpu", 8192, 3 * 2**29)
     assert event.in_words.startswith(
@@ -86,11 +86,6 @@ def test_no_number_is_offered_where_one_row_has_no_room() -> None:
     assert job.passes[-1] == 300, "no bound cuts a row"
 
 
-def test_a_job_that_has_trained_before_ends_its_trainer_alone() -> None:
-    with pytest.raises(OutOfMemory, match="max_tokens_per_micro_batch = 4096, which has room here"):
-        dry_pass(Job(room=5000), has_committed=True)  # type: ignore[arg-type]
-
-
 def test_of_several_ranks_one_without_room_ends_the_job_by_its_words() -> None:
     failure = Unavailable("died", field="rank 1")
     failure.foreign = "OutOfMemoryError: CUDA out of memory"
@@ -101,11 +96,22 @@ def test_of_several_ranks_one_without_room_ends_the_job_by_its_words() -> None:
     assert job.passes == [8192], "ranks that have lost step try no other"
     lost: Any = Job(room=0, error=Unavailable("a rank was killed"))
     with pytest.raises(Unavailable, match="a rank was killed"):
-        dry_pass(lost, has_committed=False)
+        dry_pass(lost)
 
 
 def test_a_pass_that_says_nothing_tells_nothing() -> None:
     job: Any = Job(room=8192)
     job.ranks.dry_pass = lambda row: DryPass()
-    dry_pass(job, has_committed=False)
+    dry_pass(job)
     assert job.told == []
+
+
+@pytest.mark.parametrize(
+    ("committed", "following", "is_due"), [(-1, 0, True), (0, 1, False), (-1, None, False), (-1, 8, False)]
+)
+def test_it_is_due_until_an_iteration_is_committed_and_where_one_is_trained(
+    committed: int, following: int | None, is_due: bool
+) -> None:
+    job: Any = SimpleNamespace(spec=job_spec(iterations=8))
+    succession: Any = SimpleNamespace(committed=committed, next=following)
+    assert is_dry_pass_due(job, succession) is is_due
