@@ -210,7 +210,7 @@ def pass_without_gradient(
 
     Args:
         policy: The policy. Its teacher takes no part, because nothing has made distributions of these tokens.
-        micro_batch: The rows (dry_pass.py).
+        micro_batch: The largest that the job can yield (consumer/ranks/dry_pass.py).
         reference: As `train_micro_batch` takes it.
         spec: The job's.
         accumulator: The sums, which get zeros.

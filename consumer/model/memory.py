@@ -1,7 +1,7 @@
 """Memory that a trainer could not get, in words that name the keys of the spec that bound it.
 
-    of the dry pass (consumer/trainer/dry_pass.py) ─▶ the end of the job
-    of anything else ─▶ OutOfMemory ─▶ repeated_fault.py: one more trainer, then the end
+    torch, Python or the system refuses memory ─┬─ in the dry pass ─▶ consumer/trainer/dry_pass.py: the job ends
+                                                └─ later ─▶ OutOfMemory ─▶ repeated_fault.py: one more trainer first
 
 Memory that is short for a moment, since another process has it, costs one trainer. What the job's own passes need, the
 next trainer needs as well.

@@ -10,7 +10,15 @@ import httpx
 import pytest
 
 from contracts.encoding.wire import encode_json
-from contracts.events import CheckpointWritten, HealthChanged, IterationCommitted, Rewound, StateChanged
+from contracts.events import (
+    CheckpointWritten,
+    HealthChanged,
+    IterationCommitted,
+    MemoryMeasured,
+    Rewound,
+    StateChanged,
+    TrainerStarted,
+)
 from contracts.jobs import HealthProblem, JobState
 from contracts.run_folder import RunFolder
 from contracts.spec.job import ForkSpec
@@ -163,6 +171,17 @@ def test_a_rewind_is_a_line_of_what_is_done_again(gateway: FakeGateway) -> None:
     assert said == "rewound to iteration 2: 3 committed iterations to be done again"
     said = event_line(Rewound(at_s=1.0, iteration=5, committed=4, trainer_epoch=8), progress)
     assert said == "rewound to iteration 5: what was in work is sampled anew"
+
+
+def test_a_trainer_says_its_lease_and_what_its_largest_micro_batch_takes_in_a_line_each(gateway: FakeGateway) -> None:
+    with GatewayClient(gateway.url, KEY) as client:
+        progress = JobProgress(client.job(JOB))
+    started = TrainerStarted(at_s=1.0, trainer_epoch=7, next_iteration=0, resumed=False)
+    assert event_line(started, progress) == "a trainer starts at iteration 0 (trainer's lease 7)"
+    measured = MemoryMeasured(at_s=1.0, device="cuda", num_tokens=8192, peak_bytes=11 * 2**30, usable_bytes=24 * 2**30)
+    assert event_line(measured, progress) == (
+        "the largest micro-batch of this spec, 8,192 tokens, takes 11 GiB at the peak, of 24 GiB (cuda)"
+    )
 
 
 def test_what_is_wrong_with_a_job_is_a_line_when_that_changes(gateway: FakeGateway) -> None:
