@@ -156,6 +156,16 @@ def test_an_iteration_without_a_training_batch_fails_while_the_committed_version
     assert (held.settled, held.said) == (SETTLED, [])
 
 
+def test_the_cause_of_a_dead_iteration_is_that_of_a_training_batch_and_none_is_made_up() -> None:
+    iteration = gathered(num_batches=0)
+    assert str(iteration.all_dead()) == "every training batch of iteration 0 is dead"
+    iteration.abandoned["0/evaluation/0"] = "the judge is away"
+    iteration.abandoned["0/train/1"] = "reward `right` raised KeyError"
+    iteration.abandoned["0/train/0"] = "reward `right` raised ValueError"
+    expected = "reward `right` raised KeyError; so every training batch of iteration 0 is dead"
+    assert str(iteration.all_dead()) == expected
+
+
 def test_log_probs_that_differ_fail_the_job_before_a_weight_moves_or_are_told_as_the_spec_says() -> None:
     failing: Any = Played(trainer__on_mismatch="fail")
     with pytest.raises(TrainingDiverged, match="differ by a mean K3 of 1 a token"):
