@@ -31,9 +31,10 @@ def rows_of(spec: JobSpec, policy: Policy, prompts: Sequence[Prompt]) -> tuple[P
         prompts: All training prompts of the job.
     """
     return probe_rows(
-        spec.rollout.version_probe,
+        spec.rollout,
         prompts,
         seed=spec.seed,
         tokens=plain_tokens(policy.tokenizer, vocabulary_tokens=policy.vocabulary_size),
         longest_tokens=min(policy.context_tokens, spec.longest_row),
+        is_routed=has_experts(policy.model),
     )

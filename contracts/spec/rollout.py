@@ -3,30 +3,47 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.wire import MAX_ITERATIONS, Attempts, Batches, IterationsOrNone, Prompts, Record, Tokens
-from contracts.probes import MAX_ROWS, MAX_TOKENS
+from contracts.probes import MAX_ROWS, MAX_SCORED, MAX_TOKENS
 from contracts.sampling import SamplingParams
 from contracts.spec.datasets import SourceDataset, SourceName
 
 HELD_OUT = "held_out"
 """What stands for the prompts that the job's own data set holds out, where sets have names."""
+FEWEST_DEFAULT_ROWS = 4
+MOST_DEFAULT_ROWS = 16
+FEWEST_SCORED = 2
+"""The second is a decoding step's, which may compute with other weights than the prompts went through."""
+TOKENS_PER_PROBE_ROW = 3200
+"""Tokens that an iteration samples for each row of 32 tokens: a probe is a hundredth of them."""
 
 
 class ProbeSpec(Record, frozen=True, kw_only=True):
     """The probe of each version: log-probs that a generator's engine shows before it samples with the version (I11)."""
 
-    rows: Annotated[int, Meta(ge=0, le=MAX_ROWS)] = 16
-    """Rows of tokens; 0: versions have no probe, and a generator's digest of what it loaded is believed."""
+    rows: Annotated[int, Meta(ge=0, le=MAX_ROWS)] | UnsetType = UNSET
+    """Rows of tokens; 0: versions have no probe, and a generator's digest of what it loaded is believed. Left out: one
+    for each 3,200 tokens that an iteration samples at most, at least 4 and at most 16; 16 for a mixture of experts."""
     tokens: Annotated[int, Meta(ge=2, le=MAX_TOKENS)] = 32
-    """Tokens of a row: the beginning of a prompt of the job, then random ones. The last 4, at most half, are
-    compared."""
+    """Tokens of a row, at most one less than the job's longest: the beginning of a prompt, then random ones. The last
+    ones are compared: 4, but at most half of the row, and no more than half of max_new_tokens or 2, except in a mixture
+    of experts."""
     max_gap: Annotated[float, Meta(ge=0.0, le=100.0)] | UnsetType = UNSET
     """The largest gap of a log-prob, divided by one plus its size. Left out: 0.001 in float32, 0.02 in float16, 0.1 in
     bfloat16, 0.5 for a mixture of experts in either of the last two. An engine that quantizes needs more."""
+
+
+class ProbeShape(NamedTuple):
+    """The shape of a job's probes. `RolloutSpec.probe_shape` makes it."""
+
+    num_rows: int
+    """0: versions have none."""
+    most_scored: int
+    """Most tokens of a row that are compared; half of a short row are fewer."""
 
 
 class RolloutSpec(Record, frozen=True, kw_only=True):
@@ -56,12 +73,37 @@ class RolloutSpec(Record, frozen=True, kw_only=True):
     hedge: bool = True
     """Whether an idle generator of a deterministic job samples a copy of a late batch; the first one counts."""
     probe: ProbeSpec | UnsetType = UNSET
-    """The log-probs that an engine has to show of each version; left out: 16 rows of 32 tokens."""
+    """The log-probs that an engine has to show of each version; left out: 4 to 16 rows of at most 32 tokens."""
 
     @property
     def version_probe(self) -> ProbeSpec:
         """The probe of each version, as the spec says it or by default."""
         return self.probe or ProbeSpec()
+
+    @property
+    def has_probes(self) -> bool:
+        """True where each version has a probe."""
+        return self.version_probe.rows != 0
+
+    def probe_shape(self, *, is_routed: bool) -> ProbeShape:
+        """Returns the shape of the job's probes, as the spec says it or by the size of the job.
+
+        Args:
+            is_routed: True for a mixture of experts. It has many rows in any case: they have to reach its experts, and
+                in 16 bits a few of them may be far off by themselves.
+        """
+        num_completions = self.prompts_per_iteration * self.group_size
+        num_rows = num_completions * self.sampling.max_new_tokens // TOKENS_PER_PROBE_ROW
+        num_rows = min(MOST_DEFAULT_ROWS, max(FEWEST_DEFAULT_ROWS, num_rows))
+        # Each scored token but the first is a decoding step of an engine: no more than half of what the job decodes.
+        most_scored = min(MAX_SCORED, max(FEWEST_SCORED, self.sampling.max_new_tokens // 2))
+        if is_routed:
+            num_rows = MOST_DEFAULT_ROWS
+            most_scored = MAX_SCORED
+        rows = self.version_probe.rows
+        if rows is not UNSET:
+            num_rows = rows
+        return ProbeShape(num_rows=num_rows, most_scored=most_scored)
 
     @property
     def prompts_per_iteration(self) -> int:

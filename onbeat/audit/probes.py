@@ -16,8 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from contracts.events import AuditRecord
-from contracts.probes import FLOORS, MAX_SCORED, LogProbs, ProbedVersion
+from contracts.probes import FLOORS, LogProbs, ProbedVersion
 from contracts.spec.job import JobSpec
+from contracts.spec.rollout import ProbeShape
 
 
 @dataclass
@@ -53,7 +54,7 @@ class ChainProbes:
             if probes and self.first is not None:
                 yield f"{name}: the version that it made has no probe, and those before it have one"
             return
-        if not spec.rollout.version_probe.rows:
+        if not spec.rollout.has_probes:
             yield f"{name}: its version has a probe, and the spec asks for none (rollout.probe.rows is 0)"
             return
         versions = {"probe": record.policy_version + 1, "first_probe": 0}
@@ -71,13 +72,13 @@ class ChainProbes:
         if probe.rows != first.rows:
             yield f"{name} has other rows than the first one of the chain"
             return
-        wanted = spec.rollout.version_probe
         logprobs = numbers_of(probe.logprobs)
-        # A row is shorter than the spec says where the model takes, or the job samples, no longer one.
-        num_scored = len(logprobs) / wanted.rows
-        is_of_rows = num_scored in range(1, min(MAX_SCORED, wanted.tokens // 2) + 1)
-        if not is_of_rows or len(probe.logprobs) != len(first.logprobs):
-            yield f"{name} has {len(probe.logprobs)} bytes of log-probs, which {wanted.rows} rows don't have"
+        # The chain doesn't say whether the model is a mixture of experts, which may have more rows.
+        shapes = {spec.rollout.probe_shape(is_routed=is_routed) for is_routed in (False, True)}
+        is_possible = any(_may_have(shape, len(logprobs), spec) for shape in shapes)
+        if not is_possible or len(probe.logprobs) != len(first.logprobs):
+            num_rows = " or ".join(map(str, sorted({shape.num_rows for shape in shapes})))
+            yield f"{name} has {len(probe.logprobs)} bytes of log-probs, which {num_rows} rows don't have"
             return
         if not all(math.isfinite(number) for number in logprobs):
             yield f"{name} has log-probs that are not finite"
@@ -88,7 +89,7 @@ class ChainProbes:
 
     def notes(self, spec: JobSpec) -> tuple[str, ...]:
         """Returns what a verdict has to say of versions without a probe."""
-        if not self.num_without or not spec.rollout.version_probe.rows:
+        if not self.num_without or not spec.rollout.has_probes:
             return ()
         if self.first is not None:
             return (
@@ -99,6 +100,13 @@ class ChainProbes:
             "no version of this run has a probe (its trainer is one's own, or of an Onbeat before probes): nothing "
             "shows what the engines computed with them",
         )
+
+
+def _may_have(shape: ProbeShape, num_logprobs: int, spec: JobSpec) -> bool:
+    """Returns True where a probe of this shape may have so many log-probs."""
+    # A row is shorter than the spec says where the model takes, or the job samples, no longer one.
+    most_scored = min(shape.most_scored, spec.rollout.version_probe.tokens // 2)
+    return num_logprobs / shape.num_rows in range(1, most_scored + 1)
 
 
 def probes_of(records: Iterable[AuditRecord]) -> dict[int, ProbedVersion]:

@@ -253,7 +253,7 @@ class Consumer:
     def _made_probes(self) -> VersionProbes | None:
         """Makes the probes of the job's versions; None where `probes` was not called, or the spec wants none."""
         logprobs = self._logprobs
-        if logprobs is None or self.spec.rollout.version_probe.rows == 0:
+        if logprobs is None or not self.spec.rollout.has_probes:
             return None
         import torch
 
@@ -263,15 +263,17 @@ class Consumer:
         config = model_config(self.model_folder)
         # Without values: how the model is made of modules says whether it has experts.
         model = empty_model(self.model_folder, dtype=getattr(torch, self.spec.model.dtype), device="meta")
+        is_routed = has_experts(model)
         tokenizer = load_tokenizer(self.model_folder)
         rows = probe_rows(
-            self.spec.rollout.version_probe,
+            self.spec.rollout,
             self._tenure.window.prompt_batches.training_prompts,
             seed=self.spec.seed,
             tokens=plain_tokens(tokenizer, vocabulary_tokens=config.get_text_config().vocab_size),
             longest_tokens=min(context_tokens(config), self.spec.longest_row),
+            is_routed=is_routed,
         )
-        return VersionProbes(self.spec, rows, partial(packed_logprobs, logprobs), is_routed=has_experts(model))
+        return VersionProbes(self.spec, rows, partial(packed_logprobs, logprobs), is_routed=is_routed)
 
     def _probed(self, manifest: WeightManifest) -> WeightManifest:
         return manifest if self._probes is None else self._probes.with_probe(manifest)

@@ -11,31 +11,39 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from contracts.encoding.arrays import pack_int32, unpack_int32
-from contracts.probes import MAX_SCORED, ProbeRow
+from contracts.probes import ProbeRow
 from contracts.rollouts import Prompt
-from contracts.spec.rollout import ProbeSpec
+from contracts.spec.rollout import RolloutSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 def probe_rows(
-    spec: ProbeSpec, prompts: Sequence[Prompt], *, seed: int, tokens: Sequence[int], longest_tokens: int
+    spec: RolloutSpec,
+    prompts: Sequence[Prompt],
+    *,
+    seed: int,
+    tokens: Sequence[int],
+    longest_tokens: int,
+    is_routed: bool,
 ) -> tuple[ProbeRow, ...]:
     """Returns the rows of a job's probe: a pure function of the arguments.
 
     Args:
-        spec: The spec's `rollout.probe`.
+        spec: The spec's `rollout`.
         prompts: The job's training prompts.
         seed: The job's seed.
         tokens: The ids that random tokens are drawn from.
         longest_tokens: The longest row that the job samples, and the model takes.
+        is_routed: True for a mixture of experts.
     """
     # An engine that says the log-probs of a prompt samples a token behind it, which has to fit, too.
-    length = min(spec.tokens, max(2, longest_tokens - 1))
-    num_scored = min(MAX_SCORED, length // 2)
+    length = min(spec.version_probe.tokens, max(2, longest_tokens - 1))
+    num_rows, most_scored = spec.probe_shape(is_routed=is_routed)
+    num_scored = min(most_scored, length // 2)
     rows: list[ProbeRow] = []
-    for number in range(spec.rows):
+    for number in range(num_rows):
         prompt = prompts[_draw(seed, number, "prompt") % len(prompts)]
         begun = unpack_int32(prompt.token_ids)[: length - num_scored]
         drawn = [tokens[_draw(seed, number, place) % len(tokens)] for place in range(len(begun), length)]

@@ -804,7 +804,7 @@ export interface PluginTracker {
 }
 
 export interface ProbeSpec {
-  rows: number;
+  rows?: number;
   tokens: number;
   max_gap?: number;
 }

@@ -112,8 +112,9 @@ class HeldRows:
         self._kinds[places] = self._samplings.setdefault((batch.sampling, batch.is_given), len(self._samplings))
         self._steps[places] = 0
         self._most[places] = batch.sampling.max_new_tokens
-        # Column t of a row draws its token t.
-        self._uniforms[places, : batch.sampling.max_new_tokens] = completion_uniforms(batch)
+        if not batch.is_given:
+            # Column t of a row draws its token t. What is given is measured, and draws nothing.
+            self._uniforms[places, : batch.sampling.max_new_tokens] = completion_uniforms(batch)
         for place in places:
             self._kept[place] = []
             self._routes[place] = []

@@ -119,7 +119,8 @@ def run_that_is_read(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def with_probe(record: AuditRecord, *, plus: float) -> AuditRecord:
     assert record.probe is not UNSET
-    logprobs = np.frombuffer(record.probe.logprobs, dtype="<f4") + np.float32([*[0.0] * 5, plus, *[0.0] * 10])
+    # Four rows of two scored tokens: the fourth number is the last one of row 1.
+    logprobs = np.frombuffer(record.probe.logprobs, dtype="<f4") + np.float32([*[0.0] * 3, plus, *[0.0] * 4])
     return msgspec.structs.replace(record, probe=msgspec.structs.replace(record.probe, logprobs=logprobs.tobytes()))
 
 

@@ -123,7 +123,8 @@ def test_no_gap_at_all_is_asked_for_where_the_trainer_computes_as_its_engine_doe
 
 def test_the_rows_are_as_long_as_the_spec_says_and_the_job_samples_at_most() -> None:
     ranks = Played()
-    probe = probe_of(probes_of(ranks, rollout__probe={"rows": 3, "tokens": 6}), 0)
+    sampling = {"max_new_tokens": 6}
+    probe = probe_of(probes_of(ranks, rollout__probe={"rows": 3, "tokens": 6}, rollout__sampling=sampling), 0)
     assert [(len(row.prompt), len(row.scored)) for row in probe.rows] == [(12, 12)] * 3
 
 

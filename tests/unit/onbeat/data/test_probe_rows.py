@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_int32, unpack_int32
 from contracts.probes import ProbeRow
 from contracts.rollouts import Prompt
-from contracts.spec.rollout import ProbeSpec
+from contracts.sampling import SamplingParams
+from contracts.spec.rollout import ProbeSpec, RolloutSpec
 from onbeat.data.probe_rows import plain_tokens, probe_rows
 from tests.builders import char_tokenizer
 
@@ -19,12 +21,20 @@ PROMPTS = tuple(
 )
 
 
-def rows(spec: ProbeSpec = SPEC, *, seed: int = 7, longest: int = 512) -> list[list[int]]:
-    return [whole(row) for row in made(spec, seed=seed, longest=longest)]
+def rows(probe: ProbeSpec = SPEC, *, seed: int = 7, longest: int = 512) -> list[list[int]]:
+    return [whole(row) for row in made(probe, seed=seed, longest=longest)]
 
 
-def made(spec: ProbeSpec = SPEC, *, seed: int = 7, longest: int = 512) -> tuple[ProbeRow, ...]:
-    return probe_rows(spec, PROMPTS, seed=seed, tokens=RANDOM, longest_tokens=longest)
+def made(
+    probe: ProbeSpec = SPEC,
+    *,
+    seed: int = 7,
+    longest: int = 512,
+    max_new_tokens: int = 128,
+    is_routed: bool = False,
+) -> tuple[ProbeRow, ...]:
+    spec = RolloutSpec(probe=probe, sampling=SamplingParams(max_new_tokens=max_new_tokens))
+    return probe_rows(spec, PROMPTS, seed=seed, tokens=RANDOM, longest_tokens=longest, is_routed=is_routed)
 
 
 def whole(row: ProbeRow) -> list[int]:
@@ -59,6 +69,37 @@ def test_all_rows_are_of_one_length_that_the_model_takes_and_the_last_four_at_mo
         for row in made(ProbeSpec(rows=5, tokens=tokens), longest=longest)
     }
     assert lengths == {(prompt, scored)}
+
+
+@pytest.mark.parametrize(("max_new_tokens", "num_scored"), [(1, 2), (5, 2), (6, 3), (8, 4), (512, 4)])
+def test_a_job_of_short_completions_has_fewer_tokens_of_a_row_compared_but_for_experts(
+    max_new_tokens: int, num_scored: int
+) -> None:
+    """Each but the first is a decoding step of an engine; there is one in any case."""
+    for is_routed, expected in ((False, num_scored), (True, 4)):
+        rows_of_job = made(max_new_tokens=max_new_tokens, is_routed=is_routed)
+        assert {len(unpack_int32(row.scored)) for row in rows_of_job} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("batches", "max_new_tokens", "num_rows"),
+    [(1, 1, 4), (8, 5, 4), (8, 62, 4), (8, 63, 5), (8, 128, 10), (8, 199, 15), (8, 200, 16), (1000, 4096, 16)],
+)
+def test_a_probe_has_a_row_for_each_3200_tokens_that_an_iteration_samples_at_least_4_and_at_most_16(
+    batches: int, max_new_tokens: int, num_rows: int
+) -> None:
+    spec = RolloutSpec(
+        batches_per_iteration=batches,
+        prompts_per_batch=4,
+        group_size=8,
+        sampling=SamplingParams(max_new_tokens=max_new_tokens),
+    )
+    assert spec.probe_shape(is_routed=False).num_rows == num_rows
+    assert spec.probe_shape(is_routed=True).num_rows == 16
+    for rows_of_spec in (0, 3, 256):
+        stated = replace(spec, probe=ProbeSpec(rows=rows_of_spec))
+        assert {stated.probe_shape(is_routed=is_routed).num_rows for is_routed in (False, True)} == {rows_of_spec}
+        assert stated.has_probes == (rows_of_spec > 0)
 
 
 def test_no_special_token_is_drawn_and_none_that_the_model_has_no_row_for() -> None:
