@@ -34,6 +34,9 @@ from producer.engine.base import (
 from producer.engine.vllm_kept_sets import Likely, kept_sets, num_logprobs
 
 FINISH_REASONS = ("stop", "length")
+SCORED_MARK = "onbeat_scored"
+"""Key of a request's extra arguments for a row of a probe: the number of its last tokens that are scored
+(producer/engine/vllm/scored_prompts.py). A server without our worker extension ignores it, and scores all."""
 LEAST_TEMPERATURE = 0.01
 """A lower one, above 0, vLLM would raise to this, with a line in its log."""
 
@@ -64,23 +67,26 @@ class BatchingEngine(GenerationEngine):
         return 1
 
     @abstractmethod
-    async def _row_logprobs(self, tokens: Sequence[int], *, copy: int) -> Sequence[float | None]:
-        """Computes the log-probs of a row's tokens by one copy of the model, at temperature 1.
+    async def _row_logprobs(self, tokens: Sequence[int], *, num_scored: int, copy: int) -> Sequence[float | None]:
+        """Computes the log-probs of a row's last tokens by one copy of the model, at temperature 1.
 
         Args:
             tokens: [T] the row.
+            num_scored: The number of last tokens whose log-probs are wanted, below T.
             copy: The number of the copy, below `_num_copies`.
 
         Returns:
-            [T]; None in the place of the first token, and of one that the engine says nothing of.
+            [num_scored]; None in the place of a token that the engine says nothing of.
 
         Raises:
             BatchFailed, EngineUnavailable.
         """
 
-    async def _measure(self, rows: Sequence[Sequence[int]], *, copy: int) -> list[Sequence[float | None]]:
+    async def _measure(
+        self, rows: Sequence[Sequence[int]], *, num_scored: int, copy: int
+    ) -> list[Sequence[float | None]]:
         """Computes `_row_logprobs` of rows. Raises BatchFailed, EngineUnavailable."""
-        return await all_or_none([partial(self._row_logprobs, row, copy=copy) for row in rows])
+        return await all_or_none([partial(self._row_logprobs, row, num_scored=num_scored, copy=copy) for row in rows])
 
     @abstractmethod
     async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:
@@ -134,10 +140,10 @@ class BatchingEngine(GenerationEngine):
                 f"a probe needs {longest + 1} tokens of context, the engine has {self._context_tokens}",
                 cure="lower rollout.probe.tokens, or give the engine a longer context",
             )
-        async with self._within("measuring a probe"):
-            of_rows = await self._measure(tokens, copy=copy)
         num_scored = batch.sampling.max_new_tokens
-        scored = [logprob for of_row in of_rows for logprob in of_row[-num_scored:]]
+        async with self._within("measuring a probe"):
+            of_rows = await self._measure(tokens, num_scored=num_scored, copy=copy)
+        scored = [logprob for of_row in of_rows for logprob in of_row]
         if len(scored) != len(rows) * num_scored:
             raise BatchFailed(f"the engine answered {len(scored)} log-probs of a probe of {len(rows) * num_scored}")
         # An absent log-prob is no number: the fence refuses it as one that isn't finite.

@@ -31,7 +31,7 @@ from contracts.versions import WeightManifest
 from onbeat.weights.model_folder import context_tokens, empty_model, end_of_sequence_ids
 from onbeat.weights.model_path import opened_model
 from producer.engine.base import EngineSetup, VerifiedWeights, all_or_none
-from producer.engine.batching import Answer, BatchingEngine, checked_group, refusal_of, request_of
+from producer.engine.batching import SCORED_MARK, Answer, BatchingEngine, checked_group, refusal_of, request_of
 from producer.engine.http.server_requests import ServerRequests
 from producer.engine.vllm_kept_sets import Likely
 
@@ -143,9 +143,11 @@ class OpenaiEngine(BatchingEngine):
         requests = [partial(self._group, batch, prompt) for prompt in batch.prompts]
         return await self._by_version(batch.weights_digest, f"batch {batch.batch_id}", requests)
 
-    async def _measure(self, rows: Sequence[Sequence[int]], *, copy: int) -> list[Sequence[float | None]]:
+    async def _measure(
+        self, rows: Sequence[Sequence[int]], *, num_scored: int, copy: int
+    ) -> list[Sequence[float | None]]:
         assert self._held is not None
-        requests = [partial(self._row_logprobs, row, copy=copy) for row in rows]
+        requests = [partial(self._row_logprobs, row, num_scored=num_scored, copy=copy) for row in rows]
         return await self._by_version(self._held.weights_digest, "a probe", requests)
 
     async def _by_version(
@@ -196,15 +198,16 @@ class OpenaiEngine(BatchingEngine):
 
         return await asyncio.to_thread(answered)
 
-    async def _row_logprobs(self, tokens: Sequence[int], *, copy: int) -> Sequence[float | None]:
+    async def _row_logprobs(self, tokens: Sequence[int], *, num_scored: int, copy: int) -> Sequence[float | None]:
         body = {
             "model": self._model,
             "prompt": list(tokens),
             # The server samples one token in any case. With `prompt_logprobs` it takes nothing out of its cache of
-            # prefixes; 0 asks for the log-prob of each token of the row alone.
+            # prefixes; 0 asks for the log-probs of the row's own tokens alone, and the mark for the last ones'.
             "max_tokens": 1,
             "temperature": 0.0,
             "prompt_logprobs": 0,
+            "vllm_xargs": {SCORED_MARK: num_scored},
             "ignore_eos": True,
         }
         headers = {COPY_HEADER: str(copy)} if self._num_copies > 1 else {}
@@ -214,7 +217,7 @@ class OpenaiEngine(BatchingEngine):
             raise BatchFailed(f"the server answered {len(of_tokens)} log-probs of a row of {len(tokens)} tokens")
         return [
             None if not of_token or str(token) not in of_token else of_token[str(token)].logprob
-            for token, of_token in zip(tokens, of_tokens, strict=True)
+            for token, of_token in zip(tokens[-num_scored:], of_tokens[-num_scored:], strict=True)
         ]
 
     async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:

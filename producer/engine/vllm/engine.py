@@ -41,7 +41,14 @@ from onbeat.weights.model_path import FIELD, opened_model
 from onbeat.weights.stores import version_files
 from producer.engine import batch_independence
 from producer.engine.base import EngineSetup, VerifiedWeights, all_or_none
-from producer.engine.batching import Answer, BatchingEngine, checked_group, request_of, verified_by_all
+from producer.engine.batching import (
+    SCORED_MARK,
+    Answer,
+    BatchingEngine,
+    checked_group,
+    request_of,
+    verified_by_all,
+)
 from producer.engine.fingerprint import attention_backend
 from producer.engine.vllm import extension
 from producer.engine.vllm.text_config import text_overrides
@@ -247,20 +254,23 @@ class VllmEngine(BatchingEngine):
     def _num_copies(self) -> int:
         return self._num_engine_cores
 
-    async def _measure(self, rows: Sequence[Sequence[int]], *, copy: int) -> list[Sequence[float | None]]:
-        of_rows = await super()._measure(rows, copy=copy)
-        # The first token of a row has no log-prob.
-        values = [logprob for of_row in of_rows for logprob in of_row[1:]]
+    async def _measure(
+        self, rows: Sequence[Sequence[int]], *, num_scored: int, copy: int
+    ) -> list[Sequence[float | None]]:
+        of_rows = await super()._measure(rows, num_scored=num_scored, copy=copy)
+        values = [logprob for of_row in of_rows for logprob in of_row]
         if not all(logprob is not None and math.isfinite(logprob) for logprob in values):
             self._cache_is_clean = False
         return of_rows
 
-    async def _row_logprobs(self, tokens: Sequence[int], *, copy: int) -> Sequence[float | None]:
+    async def _row_logprobs(self, tokens: Sequence[int], *, num_scored: int, copy: int) -> Sequence[float | None]:
         params = self._vllm.SamplingParams(
             # vLLM samples one token in any case. With `prompt_logprobs` it takes nothing out of its cache of prefixes,
-            # so that the whole row goes through the model; 0 asks for the log-prob of each token of the row alone.
+            # so that the whole row goes through the model; 0 asks for the log-probs of the row's own tokens alone, and
+            # the mark for those of the last ones.
             max_tokens=1,
             prompt_logprobs=0,
+            extra_args={SCORED_MARK: num_scored},
             temperature=0.0,
             detokenize=False,
             output_kind=import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY,
@@ -283,7 +293,7 @@ class VllmEngine(BatchingEngine):
             raise BatchFailed(f"the engine answered {len(of_tokens)} log-probs of a row of {len(tokens)} tokens")
         return [
             None if not of_token or token not in of_token else of_token[token].logprob
-            for token, of_token in zip(tokens, of_tokens, strict=True)
+            for token, of_token in zip(tokens[-num_scored:], of_tokens[-num_scored:], strict=True)
         ]
 
     async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:

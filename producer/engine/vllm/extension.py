@@ -43,6 +43,7 @@ from onbeat.weights.receiver import WeightReceiver
 from onbeat.weights.stores import CopiedFiles, Stores, VersionFile
 from onbeat.weights.transports import make_stores
 from producer.engine.vllm.reloading import Reloads
+from producer.engine.vllm.scored_prompts import score_last_tokens
 
 CLASS = f"{__name__}.VerifiedLoader"
 # Set here, since this is imported wherever a worker of vLLM is, a server's too. Triton rounds the float32 factors of
@@ -125,6 +126,8 @@ class VerifiedLoader:
         """
         self.held_version = None
         self.held_digest = ""
+        # Nothing is scored before a version is loaded.
+        score_last_tokens(self.model_runner)
         try:
             manifest = decode_json(manifest_json, WeightManifest)
             stores = stores_of_core(Path(weight_root), lambda: self.files)

@@ -13,16 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from broker.connection.client import Broker
+from contracts.encoding.arrays import unpack_int32
 from contracts.engines import OpenaiOptions
 from contracts.errors import WeightsRejected
 from contracts.probes import ProofVerdict
 from contracts.spec.job import ModelSpec
 from onbeat.stack.ports import free_port
 from producer.engine.base import GenerationEngine
+from producer.engine.batching import SCORED_MARK
+from producer.engine.http import openai
 from producer.engine.vllm import extension
 from tests.builders import engine_setup
 from tests.contract.engine_rigs import VLLM_OPTIONS, engine_of, need_vllm, start_vllm_server, vllm_folder
@@ -224,6 +228,47 @@ def test_fifty_honest_versions_of_small_steps_are_each_proved(start: Start, brok
     for number in range(1, 51):
         verdict = tampered.next_verdict(job, number, step=1e-4)
         assert verdict.outcome == "proved", (number, verdict)
+
+
+def test_of_a_marked_row_the_last_tokens_alone_are_scored_with_the_log_probs_that_vllm_has_of_whole_rows(
+    start: Start, broker: Broker
+) -> None:
+    tampered = start("llama")
+    job = tampered.job(broker)
+    manifest = job.publish(1)
+    tampered.run(tampered.engine.load_weights(manifest))
+    assert manifest.probe
+    for row in manifest.probe.rows[:2]:
+        tokens = list(unpack_int32(row.prompt + row.scored))
+        whole = tampered.run(prompt_logprobs(tampered.engine, tokens, {}))
+        marked = tampered.run(prompt_logprobs(tampered.engine, tokens, {SCORED_MARK: 3}))
+        assert 0.0 not in whole
+        assert marked[:-3] == [0.0] * (len(tokens) - 4), "the head has computed nothing for them"
+        assert marked[-3:] == pytest.approx(whole[-3:], abs=1e-5)
+
+
+async def prompt_logprobs(engine: Any, tokens: list[int], marks: dict[str, int]) -> list[float]:
+    """Returns vLLM's own answer for all tokens of a prompt but the first."""
+    params = engine._vllm.SamplingParams(
+        max_tokens=1, prompt_logprobs=0, temperature=0.0, detokenize=False, extra_args=marks
+    )
+    final: Any = None
+    async for output in engine._llm.generate({"prompt_token_ids": tokens}, params, request_id=f"test {marks}"):
+        final = output
+    return [of_token[token].logprob for token, of_token in zip(tokens[1:], final.prompt_logprobs[1:], strict=True)]
+
+
+def test_a_server_answers_the_same_log_probs_whether_it_scores_the_last_tokens_or_all(
+    broker: Broker, server: Tampered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = server.job(broker)
+    manifest = job.publish(1)
+    server.run(server.engine.load_weights(manifest))
+    assert manifest.probe
+    marked = np.frombuffer(server.run(server.engine.logprobs(manifest.probe.rows)), dtype="<f4")
+    monkeypatch.setattr(openai, "SCORED_MARK", "unknown")
+    whole = np.frombuffer(server.run(server.engine.logprobs(manifest.probe.rows)), dtype="<f4")
+    assert marked.tolist() == pytest.approx(whole.tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("fault", ["the version before", "a layer scaled", "tied head left old"])
