@@ -6,7 +6,10 @@ import pytest
 
 from broker.monitor import job_status
 from broker.presence import Presence
+from contracts.encoding.json_lines import read_json_lines
+from contracts.events import IterationMetrics
 from contracts.jobs import JobState
+from contracts.run_folder import RunFolder
 from tests.chaos.short_job import (
     DEADLINE_S,
     LAG,
@@ -21,6 +24,9 @@ from tests.chaos.short_job import (
 from tests.pipeline import Pipeline, wait_for_exit
 
 ANEW = "its engine is made anew"
+UNUSUAL = "mismatch_unusual"
+HONEST_K3 = 1e-13
+"""The K3 of a token, where trainer and engine compute the same in float32."""
 FAULTS = ["attention:3", pytest.param("layer:1", marks=long_variant)]
 
 
@@ -73,6 +79,26 @@ def test_a_job_that_every_engine_computes_wrongly_fails_by_that_name(pipeline: P
     reason = pipeline.jobs.fields(job_id)["reason"].decode()
     assert "leaves it alone: this engine computes version 1 wrongly" in reason
     assert "no_generator_s" in reason
+
+
+@pytest.mark.parametrize("probe", [{"rows": 0}, {"max_gap": 100.0}], ids=["off", "loose"])
+def test_what_no_probe_refuses_the_health_of_the_job_names_after_its_first_iteration(
+    pipeline: Pipeline, probe: dict[str, float]
+) -> None:
+    """The fence reports K3, and judges gaps alone: an engine that is 2 % off from the start is a rule's to notice."""
+    job_id, _ = pipeline.jobs.create(short_job(iterations=1, rollout__probe=probe))
+    with (
+        running(pipeline, "producer-wrong", wrong_numbers="attention:1"),
+        running(pipeline, f"consumer-{job_id}", job_id) as trainer,
+    ):
+        succeed(trainer)
+    counted = counters(pipeline, job_id)
+    assert not any(name.startswith("proof_") and name != "proof_cant_tell" for name in counted)
+    (problem,) = [problem for problem in job_status(pipeline.broker, job_id).health if problem.rule == UNUSUAL]
+    assert problem.since == 0
+    assert "a token, where engines that compute the same in float32 have about 1e-13" in problem.problem
+    metrics = read_json_lines(RunFolder(pipeline.settings.run_root_path, job_id).metrics, IterationMetrics)
+    assert metrics[0].mismatch_k3 > 1e6 * HONEST_K3
 
 
 def test_under_a_lag_each_version_of_the_window_is_shown_and_the_weights_are_the_undisturbed_ones(
