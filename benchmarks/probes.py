@@ -140,9 +140,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks probes", description=__doc__)
     parser.add_argument("--iterations", type=int, default=150, help="of each kind")
     parser.add_argument("--kinds", nargs="+", default=[*KINDS, RANKS], help="some of: " + "; ".join([*KINDS, RANKS]))
+    parser.add_argument("--name", default="probes", help="the result's")
     arguments = parser.parse_args()
     results: dict[str, dict[str, Any]] = {}
-    path = result_path("probes")
+    path = result_path(arguments.name)
     with tempfile.TemporaryDirectory(prefix="onbeat-bench-") as name:
         folder = Path(name)
         models = folder / "models"
@@ -157,7 +158,7 @@ def main() -> None:
                     results[kind] = shown(settings, pipeline.broker, KINDS[kind], arguments.iterations)
             print(kind, results[kind], flush=True)
             # After each kind: what is interrupted keeps what it has shown.
-            path = write_result("probes", summed(results))
+            path = write_result(arguments.name, summed(results))
     print(f"written to {shown_path(path)}")
 
 
