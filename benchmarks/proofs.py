@@ -273,21 +273,30 @@ def demo(arguments: argparse.Namespace) -> dict[str, Any]:
                         of[side].append(milliseconds)
                 if pair:
                     print({side: {who: round(ms, 1) for who, ms in of[side][-1].items()} for side in sides}, flush=True)
+                    # A busy machine may end a run early: the pairs so far stay.
+                    write_result(arguments.name, compared(of, arguments, num_digests=len(digests)))
+    return compared(of, arguments, num_digests=len(digests))
+
+
+def compared(
+    of: Mapping[str, list[dict[str, float]]], arguments: argparse.Namespace, *, num_digests: int
+) -> dict[str, Any]:
+    """Returns the result of the pairs so far."""
     ratios = {
         what: [run[what] / other[what] for run, other in zip(of["with"], of["without"], strict=True)]
         for what in ("all", "wall")
     }
     return {
-        "pairs": arguments.pairs,
+        "pairs": len(of["with"]),
         "iterations": arguments.iterations,
         "settings": arguments.set,
-        "digests": len(digests),
+        "digests": num_digests,
         "median_ms": {
             side: {who: round(statistics.median(run[who] for run in runs), 2) for who in runs[0]}
             for side, runs in of.items()
         },
         "ratio": {what: _spread(values) for what, values in ratios.items()},
-        "milliseconds": of,
+        "milliseconds": dict(of),
     }
 
 
