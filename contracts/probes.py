@@ -41,6 +41,16 @@ nothing to do with the gap of the first version, which may have had no such toke
 many layers: half of the rows have the gaps of a dense model all the same."""
 
 
+def is_rough(dtype: str, *, is_routed: bool) -> bool:
+    """Returns True where engines round so much that only many log-probs tell a fault from it.
+
+    Args:
+        dtype: The torch name of the model's dtype.
+        is_routed: True for a mixture of experts, whose rows also have to reach its experts.
+    """
+    return is_routed or FLOORS[dtype] > FLOORS["float32"]
+
+
 class ProbeRow(Record, frozen=True, kw_only=True):
     """A row of a probe."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from consumer.model.policy import Policy
 from consumer.ranks.base import Ranks
-from contracts.probes import ProbeRow
+from contracts.probes import ProbeRow, is_rough
 from contracts.rollouts import Prompt
 from contracts.spec.job import JobSpec
 from onbeat.base.experts import has_experts
@@ -36,5 +36,5 @@ def rows_of(spec: JobSpec, policy: Policy, prompts: Sequence[Prompt]) -> tuple[P
         seed=spec.seed,
         tokens=plain_tokens(policy.tokenizer, vocabulary_tokens=policy.vocabulary_size),
         longest_tokens=min(policy.context_tokens, spec.longest_row),
-        is_routed=has_experts(policy.model),
+        is_rough=is_rough(spec.model.dtype, is_routed=has_experts(policy.model)),
     )

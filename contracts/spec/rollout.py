@@ -26,12 +26,12 @@ class ProbeSpec(Record, frozen=True, kw_only=True):
     """The probe of each version: log-probs that a generator's engine shows before it samples with the version (I11)."""
 
     rows: Annotated[int, Meta(ge=0, le=MAX_ROWS)] | UnsetType = UNSET
-    """Rows of tokens; 0: versions have no probe, and a generator's digest of what it loaded is believed. Left out: one
-    for each 3,200 tokens that an iteration samples at most, at least 4 and at most 16; 16 for a mixture of experts."""
+    """Rows of tokens; 0: versions have no probe, and a generator's digest of what it loaded is believed. Left out:
+    16; for a dense model in float32 one for each 3,200 tokens that an iteration samples at most, 4 to 16."""
     tokens: Annotated[int, Meta(ge=2, le=MAX_TOKENS)] = 32
     """Tokens of a row, at most one less than the job's longest: the beginning of a prompt, then random ones. The last
-    ones are compared: 4, but at most half of the row, and no more than half of max_new_tokens or 2, except in a mixture
-    of experts."""
+    4 are compared, at most half of the row; for a dense model in float32 half of max_new_tokens, where that is fewer,
+    and at least 2."""
     max_gap: Annotated[float, Meta(ge=0.0, le=100.0)] | UnsetType = UNSET
     """The largest gap of a log-prob, divided by one plus its size. Left out: 0.001 in float32, 0.02 in float16, 0.1 in
     bfloat16, 0.5 for a mixture of experts in either of the last two. An engine that quantizes needs more."""
@@ -85,19 +85,19 @@ class RolloutSpec(Record, frozen=True, kw_only=True):
         """True where each version has a probe."""
         return self.version_probe.rows != 0
 
-    def probe_shape(self, *, is_routed: bool) -> ProbeShape:
+    def probe_shape(self, *, is_rough: bool) -> ProbeShape:
         """Returns the shape of the job's probes, as the spec says it or by the size of the job.
 
         Args:
-            is_routed: True for a mixture of experts. It has many rows in any case: they have to reach its experts, and
-                in 16 bits a few of them may be far off by themselves.
+            is_rough: `contracts.probes.is_rough` of the model. Such a probe has many log-probs in any job: by few of
+                them a version isn't told from the one before, and experts aren't reached.
         """
         num_completions = self.prompts_per_iteration * self.group_size
         num_rows = num_completions * self.sampling.max_new_tokens // TOKENS_PER_PROBE_ROW
         num_rows = min(MOST_DEFAULT_ROWS, max(FEWEST_DEFAULT_ROWS, num_rows))
         # Each scored token but the first is a decoding step of an engine: no more than half of what the job decodes.
         most_scored = min(MAX_SCORED, max(FEWEST_SCORED, self.sampling.max_new_tokens // 2))
-        if is_routed:
+        if is_rough:
             num_rows = MOST_DEFAULT_ROWS
             most_scored = MAX_SCORED
         rows = self.version_probe.rows

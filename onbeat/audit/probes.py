@@ -73,8 +73,8 @@ class ChainProbes:
             yield f"{name} has other rows than the first one of the chain"
             return
         logprobs = numbers_of(probe.logprobs)
-        # The chain doesn't say whether the model is a mixture of experts, which may have more rows.
-        shapes = {spec.rollout.probe_shape(is_routed=is_routed) for is_routed in (False, True)}
+        # The chain doesn't say whether the model is a mixture of experts, whose probe may have more rows.
+        shapes = {spec.rollout.probe_shape(is_rough=is_rough) for is_rough in (False, True)}
         is_possible = any(_may_have(shape, len(logprobs), spec) for shape in shapes)
         if not is_possible or len(probe.logprobs) != len(first.logprobs):
             num_rows = " or ".join(map(str, sorted({shape.num_rows for shape in shapes})))

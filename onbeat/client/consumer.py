@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from broker.connection.roles import TRAINER
 from contracts.errors import BatchFailed, DeadlineExceeded, Fault, FencedOff, InvalidInput, JobEnded
 from contracts.jobs import JobState
+from contracts.probes import is_rough
 from contracts.schedule import Schedule
 from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
@@ -271,7 +272,7 @@ class Consumer:
             seed=self.spec.seed,
             tokens=plain_tokens(tokenizer, vocabulary_tokens=config.get_text_config().vocab_size),
             longest_tokens=min(context_tokens(config), self.spec.longest_row),
-            is_routed=is_routed,
+            is_rough=is_rough(self.spec.model.dtype, is_routed=is_routed),
         )
         return VersionProbes(self.spec, rows, partial(packed_logprobs, logprobs), is_routed=is_routed)
 

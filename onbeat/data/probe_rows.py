@@ -26,7 +26,7 @@ def probe_rows(
     seed: int,
     tokens: Sequence[int],
     longest_tokens: int,
-    is_routed: bool,
+    is_rough: bool,
 ) -> tuple[ProbeRow, ...]:
     """Returns the rows of a job's probe: a pure function of the arguments.
 
@@ -36,11 +36,11 @@ def probe_rows(
         seed: The job's seed.
         tokens: The ids that random tokens are drawn from.
         longest_tokens: The longest row that the job samples, and the model takes.
-        is_routed: True for a mixture of experts.
+        is_rough: `contracts.probes.is_rough` of the model.
     """
     # An engine that says the log-probs of a prompt samples a token behind it, which has to fit, too.
     length = min(spec.version_probe.tokens, max(2, longest_tokens - 1))
-    num_rows, most_scored = spec.probe_shape(is_routed=is_routed)
+    num_rows, most_scored = spec.probe_shape(is_rough=is_rough)
     num_scored = min(most_scored, length // 2)
     rows: list[ProbeRow] = []
     for number in range(num_rows):

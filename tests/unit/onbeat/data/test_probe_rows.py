@@ -31,10 +31,10 @@ def made(
     seed: int = 7,
     longest: int = 512,
     max_new_tokens: int = 128,
-    is_routed: bool = False,
+    is_rough: bool = False,
 ) -> tuple[ProbeRow, ...]:
     spec = RolloutSpec(probe=probe, sampling=SamplingParams(max_new_tokens=max_new_tokens))
-    return probe_rows(spec, PROMPTS, seed=seed, tokens=RANDOM, longest_tokens=longest, is_routed=is_routed)
+    return probe_rows(spec, PROMPTS, seed=seed, tokens=RANDOM, longest_tokens=longest, is_rough=is_rough)
 
 
 def whole(row: ProbeRow) -> list[int]:
@@ -72,12 +72,12 @@ def test_all_rows_are_of_one_length_that_the_model_takes_and_the_last_four_at_mo
 
 
 @pytest.mark.parametrize(("max_new_tokens", "num_scored"), [(1, 2), (5, 2), (6, 3), (8, 4), (512, 4)])
-def test_a_job_of_short_completions_has_fewer_tokens_of_a_row_compared_but_for_experts(
+def test_a_job_of_short_completions_has_fewer_tokens_of_a_row_compared_but_in_16_bits_and_for_experts(
     max_new_tokens: int, num_scored: int
 ) -> None:
     """Each but the first is a decoding step of an engine; there is one in any case."""
-    for is_routed, expected in ((False, num_scored), (True, 4)):
-        rows_of_job = made(max_new_tokens=max_new_tokens, is_routed=is_routed)
+    for is_rough, expected in ((False, num_scored), (True, 4)):
+        rows_of_job = made(max_new_tokens=max_new_tokens, is_rough=is_rough)
         assert {len(unpack_int32(row.scored)) for row in rows_of_job} == {expected}
 
 
@@ -94,11 +94,11 @@ def test_a_probe_has_a_row_for_each_3200_tokens_that_an_iteration_samples_at_lea
         group_size=8,
         sampling=SamplingParams(max_new_tokens=max_new_tokens),
     )
-    assert spec.probe_shape(is_routed=False).num_rows == num_rows
-    assert spec.probe_shape(is_routed=True).num_rows == 16
+    assert spec.probe_shape(is_rough=False).num_rows == num_rows
+    assert spec.probe_shape(is_rough=True).num_rows == 16
     for rows_of_spec in (0, 3, 256):
         stated = replace(spec, probe=ProbeSpec(rows=rows_of_spec))
-        assert {stated.probe_shape(is_routed=is_routed).num_rows for is_routed in (False, True)} == {rows_of_spec}
+        assert {stated.probe_shape(is_rough=is_rough).num_rows for is_rough in (False, True)} == {rows_of_spec}
         assert stated.has_probes == (rows_of_spec > 0)
 
 
