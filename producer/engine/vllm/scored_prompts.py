@@ -87,7 +87,7 @@ class _ScoredPrompts:
             # [tokens but the first, 1]: one column, for a request that asks for no more likely tokens.
             tensors = self._tensors.empty_cpu(len(tokens) - 1, 1)
             tensors.logprob_token_ids[:, 0] = torch.tensor(tokens[1:], dtype=tensors.logprob_token_ids.dtype)
-            # A number, since a server's JSON has no NaN; of tokens that aren't scored nobody reads it.
+            # A number, since a server's JSON has no NaN. The engine reads those of scored tokens alone.
             tensors.logprobs.zero_()
             tensors.logprobs[-num_scored:] = of_targets[begin : begin + num_scored]
             tensors.selected_token_ranks.fill_(NOT_COMPUTED)
