@@ -124,6 +124,7 @@ def test_a_version_that_leaves_a_parameter_as_it_was_is_unfit_and_not_held(tmp_p
     class Worker(VerifiedLoader):
         """A worker whose model knows three names."""
 
+        model_runner = SimpleNamespace()
         model_config = SimpleNamespace(
             model=str(folder),
             dtype=torch.float32,
