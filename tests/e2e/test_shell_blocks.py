@@ -26,6 +26,8 @@ MARK = re.compile(r"^=== (\d+) ended with (\d+) ===$", re.MULTILINE)
 NOT_HERE = {
     "git clone <this repository>": "a checkout is what the tests run in; .ci/run sets it up",
     "docker run --rm --user 0": "a Docker daemon; tests/rooms/backup/test_nightly.py starts from the same files",
+    "make setup-trl": "it asks a package registry; tests/contract/test_trl_job.py runs in what it makes",
+    "python configs/models/make_": "they need the weights of a package that the tests don't have",
     "make test": "this is a part of it",
     "make test-fast": "this runs after it",
     "make lint": ".ci/run does it",

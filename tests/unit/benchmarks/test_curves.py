@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from benchmarks.real_model import CONFIGS
 from contracts.encoding.wire import encode_json
 from contracts.spec.job import JobSpec
 from onbeat.client.spec_file import load_spec
+from onbeat.data.prompts.examples import Example
 
+WORD_PROBLEMS = runpy.run_path(str(CONFIGS / "models/make_word_problems.py"))
 STEP = {"started_s": 10.0, "generated_s": 11.0, "ended_s": 12.5, "reward_mean": 0.25}
 FINISHED = {
     "steps": [{**STEP, "num_completions": 64, "num_tokens": 160}, {**STEP, "num_completions": 64, "num_tokens": 320}],
@@ -123,3 +126,33 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
 def test_an_interpreter_that_is_not_there_is_named_before_anything_is_trained(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"no interpreter at .*absent"):
         curves.check(str(tmp_path / "absent"))
+
+
+def word_problem(question: str, solution: str, answer: str) -> Example:
+    entry = {"question": question, "answer": answer, "metadata": {"answer_cot": solution}}
+    task_entry = json.dumps({"task": "gsm_symbolic", "entry": entry})
+    return Example(example_id="train/0", question=question, reference=answer, task_entry=task_entry)
+
+
+def test_a_solution_is_written_as_its_equations() -> None:
+    bought = word_problem(
+        "Each table can hold 32 almonds. If he has 71 almonds and 2 tables, how many can't he place?",
+        "He can place 32 \u00d7 2 = $64.\nSo $71 - 64 = $7 are left.\n#### 7",
+        "7",
+    )
+    assert WORD_PROBLEMS["equations"](bought) == "32*2=64, 71-64=7"
+
+
+@pytest.mark.parametrize(
+    ("solution", "answer"),
+    [
+        ("32 * 2 = 65, 71 - 65 = 6", "6"),  # it doesn't hold
+        ("48 * 2 = 96, 96 - 71 = 25", "25"),  # the question has no 48
+        ("32 * 2 = 64, 71 - 64 = 7", "8"),  # its end is not the answer
+        ("32 * 2 = 64", "64"),  # one equation
+        ("32 * 2 + 71 = 135, 135 - 71 = 64", "64"),  # the order of operations would matter
+    ],
+)
+def test_a_solution_that_does_not_follow_from_its_question_is_left_out(solution: str, answer: str) -> None:
+    example = word_problem("He has 71 almonds and 2 tables for 32 each. How many?", solution, answer)
+    assert WORD_PROBLEMS["equations"](example) is None
