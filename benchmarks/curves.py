@@ -53,14 +53,20 @@ CASES: dict[str, Case] = {
     ),
 }
 """Task → its job, and what was expected of it before its first whole run."""
-SEEDS = (0, 1, 2)
+NUM_SEEDS = 3
 CONTROL = "control"
 TRL = "TRL"
-RUNS: dict[str, tuple[str, ...]] = {f"seed-{seed}": (f"seed={seed}",) for seed in SEEDS}
-"""Run → what is set beside the spec; TRL has that of the first one."""
-RUNS[CONTROL] = ("seed=0", "algorithm.shuffle_rewards=true")
+OF_A_SEED = "seed-"
+"""How the name of a run of Onbeat begins that is no control."""
 COLOR = "#3b7dd8"
 COLORS = {CONTROL: "#888888", TRL: "#e0762f"}
+
+
+def jobs(num_seeds: int) -> dict[str, tuple[str, ...]]:
+    """Returns what each run of Onbeat sets besides the spec; TRL has what the first one has."""
+    runs: dict[str, tuple[str, ...]] = {f"{OF_A_SEED}{seed}": (f"seed={seed}",) for seed in range(num_seeds)}
+    runs[CONTROL] = ("seed=0", "algorithm.shuffle_rewards=true")
+    return runs
 
 
 def trl_run(spec: JobSpec, folder: Path, python: str) -> dict[str, Any]:
@@ -93,9 +99,14 @@ def curve(run: Mapping[str, Any], completions_per_iteration: int) -> tuple[list[
     return completions, [evaluation["sampled"] for evaluation in evaluations]
 
 
+def seeds_of(runs: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns the runs of Onbeat with true rewards."""
+    return [run for name, run in runs.items() if name.startswith(OF_A_SEED)]
+
+
 def mean_curve(runs: Mapping[str, Mapping[str, Any]]) -> list[float]:
     """Returns the mean over the seeds at each evaluation. Raises ValueError where they have not equally many."""
-    scores = [[evaluation["sampled"] for evaluation in runs[f"seed-{seed}"]["evaluations"]] for seed in SEEDS]
+    scores = [[evaluation["sampled"] for evaluation in run["evaluations"]] for run in seeds_of(runs)]
     return [statistics.fmean(at_once) for at_once in zip(*scores, strict=True)]
 
 
@@ -107,12 +118,14 @@ def draw(task: str, runs: Mapping[str, Mapping[str, Any]], path: Path, *, comple
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7.0, 4.2), layout="constrained")
-    for seed in SEEDS:
-        completions, scores = curve(runs[f"seed-{seed}"], completions_per_iteration)
-        label = "Onbeat, each seed" if seed == SEEDS[0] else ""
+    seeds = seeds_of(runs)
+    for number, run in enumerate(seeds):
+        completions, scores = curve(run, completions_per_iteration)
+        label = "" if number else "Onbeat, each seed"
         axes.plot(completions, scores, color=COLOR, linewidth=0.9, alpha=0.55, label=label)
-        if seed == SEEDS[-1]:
-            axes.plot(completions, mean_curve(runs), "-o", color=COLOR, linewidth=2.4, label="Onbeat, mean of 3 seeds")
+    completions, _ = curve(seeds[0], completions_per_iteration)
+    label = f"Onbeat, mean of {len(seeds)} seeds"
+    axes.plot(completions, mean_curve(runs), "-o", color=COLOR, linewidth=2.4, label=label)
     for name, label in ((TRL, "TRL, seed 0"), (CONTROL, "Onbeat with shuffled rewards")):
         completions, scores = curve(runs[name], completions_per_iteration)
         axes.plot(completions, scores, "--s", color=COLORS[name], markersize=4, label=label)
@@ -131,36 +144,38 @@ def draw(task: str, runs: Mapping[str, Mapping[str, Any]], path: Path, *, comple
 
 
 def table(runs: Mapping[str, Mapping[str, Any]], completions_per_iteration: int) -> str:
-    """Returns a row for each number of completions: the seeds, their mean, the control and TRL."""
-    names = [*RUNS, TRL]
+    """Returns a row for each number of completions: the seeds' mean, and each run."""
     completions, _ = curve(runs[CONTROL], completions_per_iteration)
-    lines = [f"{'completions':>12} " + " ".join(f"{name:>9}" for name in ["mean", *names])]
+    lines = [f"{'completions':>12} " + " ".join(f"{name:>9}" for name in ["mean", *runs])]
     for place, number in enumerate(completions):
         scores = [mean_curve(runs)[place]]
-        scores += [runs[name]["evaluations"][place]["sampled"] for name in names]
+        scores += [run["evaluations"][place]["sampled"] for run in runs.values()]
         lines.append(f"{number:12,} " + " ".join(f"{score:9.3f}" for score in scores))
     return "\n".join(lines)
 
 
-def measure(task: str, folder: Path, python: str) -> dict[str, Any]:
-    """Trains, or reads, all runs of a task. folder: of its runs."""
+def measure(task: str, folder: Path, *, python: str, num_seeds: int) -> dict[str, Any]:
+    """Trains, or reads, all runs of a task. folder: of its runs. python: the interpreter that has TRL."""
     case = CASES[task]
     spec_path = CONFIGS / case.spec
     result: dict[str, Any] = {"task": task, "expected": case.expected, "versions": versions(python)}
     if case.warm_up:
         result["warm_up"] = warmed_up(case, folder / "warm-up")
+    settings = jobs(num_seeds)
     runs: dict[str, Any] = {}
-    for name, settings in RUNS.items():
-        _, _, runs[name] = run_of(folder / name, spec_path, settings)
-    runs[TRL] = trl_run(load_spec(spec_path, RUNS[f"seed-{SEEDS[0]}"]), folder / "trl", python)
+    for name, changes in settings.items():
+        _, _, runs[name] = run_of(folder / name, spec_path, changes)
+    runs[TRL] = trl_run(load_spec(spec_path, settings[f"{OF_A_SEED}0"]), folder / "trl", python)
     numbers = {name: run["completions"] for name, run in runs.items()}
     if len(set(numbers.values())) != 1:
         raise RuntimeError(f"the runs don't have equally many completions: {numbers}")
     return {**result, "runs": runs}
 
 
-def check(python: str) -> None:
+def check(python: str, num_seeds: int) -> None:
     """Raises SystemExit for what would fail after the first runs."""
+    if num_seeds < 1:
+        raise SystemExit("--seeds: must be 1 or more")
     if shutil.which(python) is None:
         raise SystemExit(f"--trl: no interpreter at {python}; `make setup-trl` makes its environment")
 
@@ -170,12 +185,13 @@ def main() -> None:
     parser.add_argument("--task", choices=CASES, default="chain-sum")
     parser.add_argument("--runs", type=Path, help="folder that keeps the runs of all tasks")
     parser.add_argument("--trl", default=".venv-trl/bin/python", help="an interpreter that has TRL and our packages")
+    parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help="seeds 0, 1, ... of Onbeat")
     arguments = parser.parse_args()
-    check(arguments.trl)
+    check(arguments.trl, arguments.seeds)
     task = arguments.task
     with tempfile.TemporaryDirectory(prefix="curves-") as scratch:
         folder = (arguments.runs or Path(scratch)) / task
-        result = measure(task, folder, arguments.trl)
+        result = measure(task, folder, python=arguments.trl, num_seeds=arguments.seeds)
     rollout = load_spec(CONFIGS / CASES[task].spec, ()).rollout
     completions_per_iteration = rollout.prompts_per_iteration * rollout.group_size
     figure = FIGURES / f"curve-{task}.png"

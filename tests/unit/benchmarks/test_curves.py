@@ -62,8 +62,8 @@ class Train:
 def test_the_jobs_of_a_task_differ_in_the_seed_and_the_shuffled_rewards_alone(task: str) -> None:
     case = curves.CASES[task]
     assert case.expected
-    specs = {name: load_spec(CONFIGS / case.spec, settings) for name, settings in curves.RUNS.items()}
-    assert [specs[f"seed-{seed}"].seed for seed in curves.SEEDS] == [0, 1, 2]
+    specs = {name: load_spec(CONFIGS / case.spec, settings) for name, settings in curves.jobs(3).items()}
+    assert [specs[f"seed-{seed}"].seed for seed in range(3)] == [0, 1, 2]
     shuffled = {name for name, spec in specs.items() if spec.algorithm.shuffle_rewards}
     assert shuffled == {curves.CONTROL}
     shapes = {encode_json(spec.rollout) + encode_json(spec.optimizer) for spec in specs.values()}
@@ -125,7 +125,9 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
 
 def test_an_interpreter_that_is_not_there_is_named_before_anything_is_trained(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"no interpreter at .*absent"):
-        curves.check(str(tmp_path / "absent"))
+        curves.check(str(tmp_path / "absent"), 3)
+    with pytest.raises(SystemExit, match="--seeds: must be 1 or more"):
+        curves.check("python", 0)
 
 
 def word_problem(question: str, solution: str, answer: str) -> Example:
