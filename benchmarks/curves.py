@@ -127,6 +127,8 @@ def draw(task: str, runs: Mapping[str, Mapping[str, Any]], path: Path, *, comple
     label = f"Onbeat, mean of {len(seeds)} seeds"
     axes.plot(completions, mean_curve(runs), "-o", color=COLOR, linewidth=2.4, label=label)
     for name, label in ((TRL, "TRL, seed 0"), (CONTROL, "Onbeat with shuffled rewards")):
+        if name not in runs:
+            continue
         completions, scores = curve(runs[name], completions_per_iteration)
         axes.plot(completions, scores, "--s", color=COLORS[name], markersize=4, label=label)
     prompts = runs[CONTROL]["evaluations"][0]["prompts"]
@@ -154,30 +156,41 @@ def table(runs: Mapping[str, Mapping[str, Any]], completions_per_iteration: int)
     return "\n".join(lines)
 
 
-def measure(task: str, folder: Path, *, python: str, num_seeds: int) -> dict[str, Any]:
-    """Trains, or reads, all runs of a task. folder: of its runs. python: the interpreter that has TRL."""
+def measure(task: str, folder: Path, *, python: str | None, num_seeds: int) -> dict[str, Any]:
+    """Trains, or reads, all runs of a task.
+
+    Args:
+        task: Its name in CASES.
+        folder: The folder of its runs.
+        python: The interpreter that has TRL; None where TRL is left out.
+        num_seeds: Number of Onbeat's seeds.
+    """
     case = CASES[task]
     spec_path = CONFIGS / case.spec
-    result: dict[str, Any] = {"task": task, "expected": case.expected, "versions": versions(python)}
+    result: dict[str, Any] = {"task": task, "expected": case.expected}
     if case.warm_up:
         result["warm_up"] = warmed_up(case, folder / "warm-up")
     settings = jobs(num_seeds)
     runs: dict[str, Any] = {}
     for name, changes in settings.items():
         _, _, runs[name] = run_of(folder / name, spec_path, changes)
-    runs[TRL] = trl_run(load_spec(spec_path, settings[f"{OF_A_SEED}0"]), folder / "trl", python)
+    if python is not None:
+        result["versions"] = versions(python)
+        runs[TRL] = trl_run(load_spec(spec_path, settings[f"{OF_A_SEED}0"]), folder / "trl", python)
     numbers = {name: run["completions"] for name, run in runs.items()}
     if len(set(numbers.values())) != 1:
         raise RuntimeError(f"the runs don't have equally many completions: {numbers}")
     return {**result, "runs": runs}
 
 
-def check(python: str, num_seeds: int) -> None:
+def check(python: str | None, num_seeds: int) -> None:
     """Raises SystemExit for what would fail after the first runs."""
     if num_seeds < 1:
         raise SystemExit("--seeds: must be 1 or more")
-    if shutil.which(python) is None:
-        raise SystemExit(f"--trl: no interpreter at {python}; `make setup-trl` makes its environment")
+    if python is not None and shutil.which(python) is None:
+        raise SystemExit(
+            f"--trl: no interpreter at {python}; `make setup-trl` makes its environment; --without-trl does without"
+        )
 
 
 def main() -> None:
@@ -186,12 +199,14 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="folder that keeps the runs of all tasks")
     parser.add_argument("--trl", default=".venv-trl/bin/python", help="an interpreter that has TRL and our packages")
     parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help="seeds 0, 1, ... of Onbeat")
+    parser.add_argument("--without-trl", action="store_true", help="leaves TRL out of result and picture")
     arguments = parser.parse_args()
-    check(arguments.trl, arguments.seeds)
+    python = None if arguments.without_trl else arguments.trl
+    check(python, arguments.seeds)
     task = arguments.task
     with tempfile.TemporaryDirectory(prefix="curves-") as scratch:
         folder = (arguments.runs or Path(scratch)) / task
-        result = measure(task, folder, python=arguments.trl, num_seeds=arguments.seeds)
+        result = measure(task, folder, python=python, num_seeds=arguments.seeds)
     rollout = load_spec(CONFIGS / CASES[task].spec, ()).rollout
     completions_per_iteration = rollout.prompts_per_iteration * rollout.group_size
     figure = FIGURES / f"curve-{task}.png"

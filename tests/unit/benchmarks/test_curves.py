@@ -121,11 +121,16 @@ def test_a_curve_counts_completions_and_the_mean_is_of_the_seeds_alone() -> None
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     curves.draw("chain-sum", RUNS, tmp_path / "curve.png", completions_per_iteration=64)
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    without_trl = {name: run for name, run in RUNS.items() if name != curves.TRL}
+    curves.draw("chain-sum", without_trl, tmp_path / "without.png", completions_per_iteration=64)
+    assert (tmp_path / "without.png").read_bytes() != (tmp_path / "curve.png").read_bytes()
+    assert "TRL" not in curves.table(without_trl, 64)
 
 
 def test_an_interpreter_that_is_not_there_is_named_before_anything_is_trained(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"no interpreter at .*absent"):
         curves.check(str(tmp_path / "absent"), 3)
+    curves.check(None, 3)  # TRL is left out
     with pytest.raises(SystemExit, match="--seeds: must be 1 or more"):
         curves.check("python", 0)
 
