@@ -11,6 +11,10 @@ tokens, temperature, learning rates, clip, loss and adapters of the spec, and as
 scored at the same iterations: ours by the job itself, TRL's by `generate` in its own process. docs/expect.md says what
 came out.
 
+    python -m benchmarks curves --recorded trl-demo-8m-16-8m-8-2026-11-28 --case demo
+
+trains nothing: it draws the rewards of both sides of a result of `python -m benchmarks trl` against completions.
+
 A run that has ended well in --runs is read, and not trained again, so that an interrupted command goes on by the same
 command. The model is made by configs/models/make_smollm2_135m.py, the rows by configs/models/make_word_problems.py.
 """
@@ -26,13 +30,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks._results import REPOSITORY, write_result
+from benchmarks._results import REPOSITORY, RESULTS, write_result
 from benchmarks.real_model import CONFIGS, FIGURES, Case, run_of, warmed_up
-from benchmarks.trl import TRL_RUN, TRL_SPEC, TRL_THREADS, train_by_trl, versions
+from benchmarks.trl import NAMES, TRL_RUN, TRL_SPEC, TRL_THREADS, train_by_trl, versions
 from contracts.encoding.wire import encode_json
 from contracts.spec.job import JobSpec
 from onbeat.client.spec_file import load_spec
-from onbeat.training.figures import DOTS_PER_INCH
+from onbeat.training.figures import DOTS_PER_INCH, SMOOTHED_OVER, moving_mean
 
 CASES: dict[str, Case] = {
     "chain-sum": Case(
@@ -145,6 +149,33 @@ def draw(task: str, runs: Mapping[str, Mapping[str, Any]], path: Path, *, comple
     pyplot.close(figure)
 
 
+def draw_recorded(name: str, case: Mapping[str, Any], path: Path) -> None:
+    """Draws training rewards against completions of a case that `python -m benchmarks trl` has recorded, all seeds.
+
+    Each point is the mean of some iterations before and after it.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    job = case["job"]
+    completions_per_iteration = job["prompts"] * job["completions_per_prompt"]
+    figure, axes = pyplot.subplots(figsize=(7.0, 4.2), layout="constrained")
+    for side, color in (("ours", COLOR), ("trl", COLORS[TRL])):
+        for number, run in enumerate(case["runs"][side]):
+            rewards = moving_mean([reward for _, reward in run["rewards"]], SMOOTHED_OVER)
+            completions = [completions_per_iteration * (iteration + 1) for iteration in range(len(rewards))]
+            label = "" if number else f"{NAMES[side]}, each seed"
+            axes.plot(completions, rewards, color=color, linewidth=1.2, alpha=0.8, label=label)
+    title = f"{name}: training rewards, temperature 1"
+    axes.set(xlabel="completions sampled", ylabel="mean reward", title=title, xlim=(0, None))
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=DOTS_PER_INCH)
+    pyplot.close(figure)
+
+
 def table(runs: Mapping[str, Mapping[str, Any]], completions_per_iteration: int) -> str:
     """Returns a row for each number of completions: the seeds' mean, and each run."""
     completions, _ = curve(runs[CONTROL], completions_per_iteration)
@@ -200,7 +231,15 @@ def main() -> None:
     parser.add_argument("--trl", default=".venv-trl/bin/python", help="an interpreter that has TRL and our packages")
     parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help="seeds 0, 1, ... of Onbeat")
     parser.add_argument("--without-trl", action="store_true", help="leaves TRL out of result and picture")
+    parser.add_argument("--recorded", metavar="NAME", help="a result of `python -m benchmarks trl` to draw")
+    parser.add_argument("--case", default="demo", help="its case that is drawn")
     arguments = parser.parse_args()
+    if arguments.recorded:
+        result = json.loads((RESULTS / f"{arguments.recorded}.json").read_text())
+        figure = FIGURES / f"curve-{arguments.case}-trl.png"
+        draw_recorded(arguments.case, result["cases"][arguments.case], figure)
+        print(f"written to {figure.relative_to(REPOSITORY)}")
+        return
     python = None if arguments.without_trl else arguments.trl
     check(python, arguments.seeds)
     task = arguments.task

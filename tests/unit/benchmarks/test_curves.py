@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import curves
+from benchmarks._results import RESULTS
 from benchmarks.real_model import CONFIGS
 from contracts.encoding.wire import encode_json
 from contracts.spec.job import JobSpec
@@ -125,6 +126,12 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     curves.draw("chain-sum", without_trl, tmp_path / "without.png", completions_per_iteration=64)
     assert (tmp_path / "without.png").read_bytes() != (tmp_path / "curve.png").read_bytes()
     assert "TRL" not in curves.table(without_trl, 64)
+
+
+def test_a_recorded_comparison_with_trl_is_drawn_against_completions(tmp_path: Path) -> None:
+    recorded = json.loads((RESULTS / "trl-demo-8m-16-8m-8-2026-11-28.json").read_text())
+    curves.draw_recorded("demo", recorded["cases"]["demo"], tmp_path / "demo.png")
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_interpreter_that_is_not_there_is_named_before_anything_is_trained(tmp_path: Path) -> None:
