@@ -495,7 +495,7 @@ def test_a_producer_that_computes_wrongly_gets_no_batch_and_is_told_the_row(own:
                 producer.claim()
             assert len(calls) == 2, "the version is read once more"
             producer.proves(model, lambda token_ids, num_scored: right(token_ids, num_scored)[:, :1])
-            with pytest.raises(ContractViolation, match=r"logprobs: needs a finite log-prob for each of 16 x"):
+            with pytest.raises(ContractViolation, match=r"logprobs: needs a finite log-prob for each of 4 x"):
                 producer.claim()
             producer.proves(model, right)
             assert producer.claim() is not None
