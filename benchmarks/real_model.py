@@ -24,6 +24,7 @@ from benchmarks._demo_runs import run_demo
 from benchmarks._results import REPOSITORY, RESULTS, shown_path, write_result
 from contracts.encoding.arrays import unpack_int32
 from contracts.encoding.json_lines import read_json_lines
+from contracts.encoding.wire import encode_json
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore
 from contracts.rollouts import Prompt
@@ -99,12 +100,26 @@ CASES: dict[str, Case] = {
 KEPT = ("job_id", "iterations", "wall_s", "tokens_per_s", "final_weights_digest", "verified")
 
 
+def as_submitted(spec: JobSpec) -> dict[str, Any]:
+    """Returns a spec's values without the digests of files, which a gateway adds to a job that it accepts."""
+
+    def without_digests(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: without_digests(part) for key, part in value.items() if key != "file_digests"}
+        if isinstance(value, list):
+            return [without_digests(part) for part in value]
+        return value
+
+    return without_digests(json.loads(encode_json(spec)))
+
+
 def finished(folder: Path, spec: JobSpec) -> dict[str, Any] | None:
     """The summary of the run of this very spec that a folder holds; None where none has ended well."""
     for path in sorted(folder.glob("*/summary.json")):
         summary = json.loads(path.read_text())
         is_verified = summary["status"] == "succeeded" and summary["verified"]
-        if is_verified and read_spec(RunFolder(folder, summary["job_id"])) == spec:
+        recorded = read_spec(RunFolder(folder, summary["job_id"]))
+        if is_verified and as_submitted(recorded) == as_submitted(spec):
             return summary
     return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from benchmarks import real_model
@@ -38,3 +39,14 @@ def test_a_mixture_is_drawn_by_source_and_another_job_by_its_decoding(tmp_path: 
     path = tmp_path / "curve.png"
     real_model.draw({"trained": mixture, "control": mixture}, path, beside=run({}, {}, {}))
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_is_of_a_spec_whatever_files_its_gateway_has_read() -> None:
+    spec = load_spec(real_model.CONFIGS / "smollm2-sft.toml", ())
+    accepted = msgspec.structs.replace(
+        spec, model=msgspec.structs.replace(spec.model, file_digests={"models/a/config.json": "0" * 64})
+    )
+    assert accepted != spec
+    assert real_model.as_submitted(accepted) == real_model.as_submitted(spec)
+    other = load_spec(real_model.CONFIGS / "smollm2-sft.toml", ("seed=1",))
+    assert real_model.as_submitted(accepted) != real_model.as_submitted(other)
