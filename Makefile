@@ -72,7 +72,7 @@ FAST := tests/unit/test_house.py tests/unit/docs tests/unit/gateway/page tests/p
 test-fast: $(STAMP)
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile $(FAST)
 
-# Writes pytest's form of every test module to __pycache__: the five processes of `make test` would each make it anew.
+# Writes pytest's form of every test module to __pycache__: the processes of `make test` would each make it anew.
 test-compiled: $(STAMP)
 	-OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -qq > /dev/null
 
@@ -80,9 +80,9 @@ test: $(STAMP)
 	$(MAKE) -j 2 test-fast test-compiled
 	$(MAKE) test-others
 
-# Five modules at a time, also on two cores: half of what they do is to wait. Each of the processes has a Redis of its own.
+# Six modules at a time, also on two cores: half of what they do is to wait. Each of the processes has a Redis of its own.
 test-others: $(STAMP)
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder \
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder \
 		$(addprefix --ignore=,$(FAST))
 
 # Every family of models, tried: some minutes. docs/models.md is made of the results, and the exit status is 1 where one
@@ -163,7 +163,7 @@ mutants: $(STAMP)
 WIDENED := tests/chaos tests/hosts tests/integration/test_hostile_roles.py tests/contract/test_trajectories.py \
 	tests/contract/test_streamed_losses.py tests/rooms/tasks tests/unit/onbeat/data/rendering \
 	tests/integration/test_gateway_memory.py tests/unit/onbeat/scoring/test_patterns.py \
-	tests/unit/reward_service/scoring/test_turns.py
+	tests/unit/reward_service/scoring/test_turns.py tests/rooms/ranks/test_rank_options.py
 
 chaos: $(STAMP)
 	OMP_NUM_THREADS=1 CHAOS_LONG=1 $(BIN)/python -m pytest $(WIDENED)

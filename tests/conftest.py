@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import inspect
 import logging
@@ -10,7 +11,7 @@ import os
 import shutil
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from broker.job_store import JobStore
 from contracts.settings import StackSettings
 from onbeat.base.process.signals import ENDING
 from onbeat.stack.redis import EmbeddedRedis
+from tests.forked import shared_nursery
 from tests.memory_disk import folder_in_memory
 
 if TYPE_CHECKING:
@@ -83,6 +85,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {one: LONG_SHARE * number / len(long) for number, one in enumerate(long)}
     place |= {one: number / len(others) for number, one in enumerate(others)}
     items.sort(key=lambda item: place[item.path])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Has the processes of a run by xdist fork from one that has imported what they need."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        shared = contextlib.ExitStack()
+        shared.enter_context(shared_nursery())
+        config.add_cleanup(shared.close)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Rests the garbage collector while test modules import: what they make stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

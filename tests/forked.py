@@ -7,6 +7,7 @@ In all else they are what a ChildProcess starts: a process group of their own, S
 /proc shows the nursery's command and environment: a test that looks there starts a ChildProcess.
 
 A worker that is forked has a nursery of its own, forked before the worker has threads: its trainers are forked too.
+The processes of a run by xdist have one nursery each, all of them forked from one that has imported.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ import gc
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -43,10 +46,14 @@ IMPORTED = (
     "reward_service.app",
     "transformers.models.qwen3.modeling_qwen3",
 )
+SHARED = "TEST_NURSERY"
+"""Environment variable: the path of the socket at which a run's processes get nurseries."""
 NSENTER = "nsenter"
 """The program whose options lead a command to another host of a test: `--net=FILE`, `--mount=FILE`, …"""
 MAX_BYTES = 1 << 18
 ANSWERS_WITHIN_S = 300.0
+LISTENS = "listens"
+"""The word for a nursery of nurseries: its socket is one at which others call."""
 READ_AT_LOAD = {
     "OMP_NUM_THREADS": ("1",),
     f"{PREFIX}COLOCATED_THREADS": ("", "0", "1"),
@@ -125,17 +132,45 @@ _talks = threading.Lock()
 def nursery() -> socket.socket:
     """The nursery of this process, which ends with it."""
     if not _nurseries:
-        ours, theirs = control_sockets()
-        with theirs:
-            subprocess.Popen(
-                (sys.executable, "-m", "tests.forked", str(theirs.fileno())),
-                env=with_own_packages({**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}),
-                pass_fds=(theirs.fileno(),),
-                preexec_fn=end_with_launcher(),
-                process_group=0,
-            )
+        if SHARED in os.environ:
+            ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.settimeout(ANSWERS_WITHIN_S)
+            ours.connect(os.environ[SHARED])
+        else:
+            ours, theirs = control_sockets()
+            with theirs:
+                start_nursery(theirs)
         _nurseries[:] = [ours]
     return _nurseries[0]
+
+
+def start_nursery(control: socket.socket, *words: str) -> subprocess.Popen[bytes]:
+    """Starts a process that imports, and ends with this one. control: its end of a socket."""
+    return subprocess.Popen(
+        (sys.executable, "-m", "tests.forked", str(control.fileno()), *words),
+        env=with_own_packages({**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}),
+        pass_fds=(control.fileno(),),
+        preexec_fn=end_with_launcher(),
+        process_group=0,
+    )
+
+
+@contextlib.contextmanager
+def shared_nursery() -> Iterator[None]:
+    """Has the processes that this one starts meanwhile get their nurseries from one, which imports for the first."""
+    with (
+        tempfile.TemporaryDirectory(prefix="nursery-") as folder,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening,
+    ):
+        path = f"{folder}/socket"
+        listening.bind(path)
+        listening.listen()
+        process = start_nursery(listening, LISTENS)
+        os.environ[SHARED] = path
+        yield
+        del os.environ[SHARED]
+        process.kill()
+        process.wait()
 
 
 def control_sockets() -> tuple[socket.socket, socket.socket]:
@@ -247,14 +282,30 @@ def run(control: socket.socket) -> None:
         become(start, control)
 
 
+def fork_for_each_caller(listening: socket.socket) -> socket.socket:
+    """Forks until its launcher is gone; in a fork it returns the socket to the caller whose nursery that is."""
+    while True:
+        control, _ = listening.accept()
+        ask_kernel = end_with_launcher()
+        if not os.fork():
+            if ask_kernel:
+                ask_kernel()
+            listening.close()
+            return control
+        control.close()
+
+
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
+    is_shared = LISTENS in sys.argv[2:]
+    if is_shared:
+        select.select([control], [], [])  # a run that forks nothing has nothing imported
     for name in IMPORTED:
         import_module(name)
     for module in MODULES:
         del sys.modules[f"{module}.__main__"]  # a fork runs it anew
     gc.freeze()
-    run(control)
+    run(fork_for_each_caller(control) if is_shared else control)
     end_at_once(0)
 
 

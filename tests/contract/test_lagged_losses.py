@@ -212,17 +212,20 @@ lagged_job = SpecBuilder(
 )
 
 
-def asked_again(lagged: Lagged, *, mu: list[Tensor]) -> list[Response]:
+def asked_again(lagged: Lagged, *, mu: list[Tensor], now: list[Response] | None = None) -> list[Response]:
     """What the equation takes: pi with gradient at the weights of now, pi_prox of version 2, mu as given."""
-    now = responses_of(lagged.pair, lagged.batches)
+    responses = now or responses_of(lagged.pair, lagged.batches)
     return [
         replace(response, old_logprobs=old, generator_logprobs=of_sampler)
-        for response, old, of_sampler in zip(now, lagged.newest_logprobs, mu, strict=True)
+        for response, old, of_sampler in zip(responses, lagged.newest_logprobs, mu, strict=True)
     ]
 
 
-def equation_gradient(lagged: Lagged, equation: Equation, *, mu: list[Tensor]) -> dict[str, Tensor]:
-    iteration_loss(asked_again(lagged, mu=mu), equation).backward()
+def equation_gradient(
+    lagged: Lagged, equation: Equation, *, mu: list[Tensor], now: list[Response] | None = None
+) -> dict[str, Tensor]:
+    """Returns the gradient of an equation. now: the responses at the weights of now, where they are known already."""
+    iteration_loss(asked_again(lagged, mu=mu, now=now), equation).backward(retain_graph=now is not None)
     return taken_gradients(lagged.pair[0])
 
 
@@ -251,11 +254,13 @@ def test_each_update_over_lagged_batches_is_its_equation(
     spec = lagged_job(algorithm=of_loss[0] | of_correction[0] | {"updates_per_iteration": 2}, trainer__packing=packing)
     equation = Equation(**(of_loss[1] | of_correction[1]))
     for update, (gradients, stats) in enumerate(updates_of(lagged, spec)):
+        now = responses_of(lagged.pair, lagged.batches)
         # float32 carries log mu: hence the tolerance.
-        assert relative_error(gradients, equation_gradient(lagged, equation, mu=lagged.sampled_logprobs)) < 1e-6
+        expected = equation_gradient(lagged, equation, mu=lagged.sampled_logprobs, now=now)
+        assert relative_error(gradients, expected) < 1e-6
         if correction != "none":
             # As if version 2 had sampled everything, and the gap were that of the engines, which is none here.
-            unlagged = equation_gradient(lagged, equation, mu=lagged.newest_logprobs)
+            unlagged = equation_gradient(lagged, equation, mu=lagged.newest_logprobs, now=now)
             assert relative_error(gradients, unlagged) > 0.01
         scaling = iteration_scaling(stats, spec.algorithm)
         numbers = iteration_numbers(stats, scaling=scaling, terms=terms_of_job(spec))
@@ -272,9 +277,11 @@ def test_each_option_over_lagged_batches_is_its_equation(lagged: Lagged, option:
     without = {name: value for name, value in equation.items() if name not in ("c", "far")}
     plain = Equation(**without, weighs_kl=False)
     for gradients, stats in updates_of(lagged, spec):
-        expected = equation_gradient(lagged, Equation(**equation), mu=lagged.sampled_logprobs)
+        now = responses_of(lagged.pair, lagged.batches)
+        expected = equation_gradient(lagged, Equation(**equation), mu=lagged.sampled_logprobs, now=now)
         assert relative_error(gradients, expected) < 1e-6
-        assert relative_error(gradients, equation_gradient(lagged, plain, mu=lagged.sampled_logprobs)) > 0.01
+        without_option = equation_gradient(lagged, plain, mu=lagged.sampled_logprobs, now=now)
+        assert relative_error(gradients, without_option) > 0.01
         scaling = iteration_scaling(stats, spec.algorithm)
         numbers = iteration_numbers(stats, scaling=scaling, terms=terms_of_job(spec))
         assert 0.0 <= numbers.loss_metrics.get("clip_high_share", 0.0) < 1.0

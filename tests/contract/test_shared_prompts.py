@@ -25,6 +25,7 @@ from contracts.encoding.arrays import unpack_int32
 from contracts.errors import InvalidInput
 from contracts.rollouts import RolloutBatch
 from tests.builders import rollout_batch
+from tests.chaos.short_job import long_variant
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 79,
@@ -232,24 +233,41 @@ LAYOUT = SharedPromptLayout(
 SEEN = [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4], [5], [5, 6], [5, 6, 7], [5, 6, 7, 8]]
 
 
-@pytest.mark.parametrize("window", [None, 2])
-def test_each_token_sees_its_prompt_and_its_own_response(window: int | None) -> None:
-    """The mask of FlexAttention, written out, and the split attention against it."""
+def seen(window: int | None) -> Tensor:
+    """Returns the mask of LAYOUT, written out: [query token, key token]."""
     size = LAYOUT.num_tokens
     expected = torch.zeros(size, size, dtype=torch.bool)
     for query, keys in enumerate(SEEN):
         for key in keys:
             expected[query, key] = window is None or LAYOUT.position[query] - LAYOUT.position[key] < window
+    return expected
+
+
+def heads(size: int) -> list[Tensor]:
+    """Returns query, key and value of a layer."""
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randn(1, number, size, 8, generator=draw, dtype=torch.float64) for number in (4, 2, 2)]
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_each_token_sees_its_prompt_and_its_own_response(window: int | None) -> None:
+    """The mask of FlexAttention, written out, and the split attention against it."""
+    size = LAYOUT.num_tokens
+    expected = seen(window)
     mask = create_mask(block_mask(LAYOUT, window).mask_mod, None, None, size, size, device="cpu")
     assert torch.equal(mask[0, 0], expected)
-    draw = torch.Generator().manual_seed(0)
-    query = torch.randn(1, 4, size, 8, generator=draw, dtype=torch.float64)
-    key, value = (torch.randn(1, 2, size, 8, generator=draw, dtype=torch.float64) for _ in range(2))
+    query, key, value = heads(size)
     attention = small_model("qwen2").get_submodule("model.layers.0.self_attn")
     output, _ = shared_prompt_attention(attention, query, key, value, None, layout=LAYOUT, sliding_window=window)
     dense = scaled_dot_product_attention(query, key, value, attn_mask=expected, enable_gqa=True)
     torch.testing.assert_close(output, dense.transpose(1, 2), rtol=0, atol=1e-12)
-    # Compiled, as on a GPU: a mask that needs memory of its own is refused there alone.
+
+
+@pytest.mark.parametrize("window", [pytest.param(None, marks=long_variant), 2])
+def test_so_it_does_compiled_as_on_a_gpu(window: int | None) -> None:
+    """A mask that needs memory of its own is refused there alone."""
+    query, key, value = heads(LAYOUT.num_tokens)
+    dense = scaled_dot_product_attention(query, key, value, attn_mask=seen(window), enable_gqa=True)
     single = [inputs.float() for inputs in (query, key, value)]
     with torch.no_grad():
         flex = torch.compile(flex_attention)(*single, block_mask=block_mask(LAYOUT, window), enable_gqa=True)

@@ -42,7 +42,7 @@ def redundant_over(network: Network, folder: Path, **how: int) -> RedundantRedis
     return RedundantRedis(folder, hosts=network.hosts, entering=network.entering, **how)
 
 
-@pytest.mark.parametrize("replicas", [1, 0])
+@pytest.mark.parametrize("replicas", [1, pytest.param(0, marks=long_variant)])
 def test_what_a_cut_off_primary_confirmed_is_lost_only_where_no_replica_was_asked_for(
     network: Network, tmp_path: Path, replicas: int
 ) -> None:

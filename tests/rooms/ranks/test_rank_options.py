@@ -33,6 +33,7 @@ from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
 from onbeat.weights.hashing import tensors_digest
 from tests.builders import CHANGED_LOGITS, job_spec, rollout_batch, tiny_model_folder
+from tests.chaos.short_job import IS_LONG
 from tests.contract.test_distillation import taught
 from tests.rooms.ranks.two_ranks import run_two_ranks
 from tests.trajectories import ENVIRONMENT, played_batch
@@ -70,7 +71,7 @@ TAUGHT: dict[str, Any] = {
 }
 STATES: dict[str, Any] = TAUGHT | {"stages": [{"type": "teacher", "model": "llama", "hidden_size": 32}]}
 UNTIED = "FSDP, bfloat16, untied"
-VARIANTS: dict[str, dict[str, Any]] = {
+ALL_VARIANTS: dict[str, dict[str, Any]] = {
     "updates, decoupled PPO, Muon, a teacher": UPDATES | LAGGING | TAUGHT | {"optimizer__type": "muon"} | DECAY,
     "trajectories, updates, KL": PLAYED | UPDATES | KL,
     "trajectories, updates, a critic in bfloat16, a reference that moves, split": PLAYED
@@ -105,6 +106,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | {"model__dtype": "bfloat16"},
     UNTIED: FSDP | DECAY | {"model__path": "llama", **FLOAT32_HEAD},
 }
+OF_CAMPAIGN = {
+    "trajectories, updates, KL",
+    "LoRA, KL, recomputed",
+    "FSDP, updates, KL, weight decay",
+    "FSDP, LoRA, KL, updates, bfloat16",
+}
+"""Variants of which each option is in another one: `make chaos` has them."""
+VARIANTS = {name: options for name, options in ALL_VARIANTS.items() if IS_LONG or name not in OF_CAMPAIGN}
 
 
 def spec_of(variant: str, **changes: Any) -> JobSpec:
