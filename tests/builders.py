@@ -83,6 +83,8 @@ def tiny_model_folder(
     shape = (architecture, hidden_size, num_layers, tied, context_tokens, seed)
     files = _files_of_tiny_model(*shape) if tokenizer is None else _made_files(*shape, tokenizer)
     for name, content in files.items():
+        # A model that was loaded from here before has the file mapped: it keeps its own.
+        (path / name).unlink(missing_ok=True)
         (path / name).write_bytes(content)
     return path
 
