@@ -25,8 +25,8 @@ from contracts.errors import InvalidInput, first_line, kind_and_text
 from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
 from contracts.spec.trainer import LoraSpec
+from onbeat.base.process.host_memory import CONTROL_GROUP, left_bytes
 from onbeat.doctor.finding import Finding, bad, in_bytes, ok, refused, warn
-from onbeat.doctor.machine import CGROUP, left_bytes
 from onbeat.doctor.model.alternatives import alternatives
 from onbeat.doctor.model.job import job_in_words, num_ranks
 from onbeat.doctor.model.memory import ModelSizes, adapter_items, memory_of
@@ -123,7 +123,7 @@ def _is_small(shape: Shape) -> bool:
 
 def free_bytes() -> float:
     """Returns the memory that this process may still take."""
-    return min(psutil.virtual_memory().available, left_bytes(CGROUP))
+    return min(psutil.virtual_memory().available, left_bytes(CONTROL_GROUP))
 
 
 @dataclass(frozen=True, kw_only=True)
