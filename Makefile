@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock audit sbom site page page-pictures demo up ci test test-fast test-compiled test-others families recipes wheel test-wheel setup-trl test-trl setup-verifiers test-verifiers bench-trl fuzz soak model mutants celery-defaults chaos lint types style imports bench setup-vllm demo-vllm test-vllm test-gpu
+.PHONY: setup lock audit sbom site page page-pictures demo up test test-fast test-compiled test-others families recipes wheel test-wheel setup-trl test-trl setup-verifiers test-verifiers bench-trl fuzz soak model mutants celery-defaults chaos lint types style imports bench setup-vllm demo-vllm test-vllm test-gpu
 
 setup: $(STAMP)
 
@@ -203,17 +203,11 @@ test-gpu: $(STAMP)
 
 LINTS := site sbom style imports audit
 
-# Two at a time: the types take as long as all the rest.
+# Two at a time: the types, on one core, take as long as all the rest, and the form of the tests that `make test` begins
+# with.
 lint: $(STAMP)
-	$(MAKE) -j 2 types $(LINTS)
+	$(MAKE) -j 2 --output-sync=target types $(LINTS) test-compiled
 	$(BIN)/python -m tests.sizes
-
-# `make lint` and `make test`, which .ci/run needs: the types, on one core, take as long as what comes before the other
-# tests.
-ci: $(STAMP)
-	$(MAKE) -j 4 --output-sync=target types test-fast test-compiled $(LINTS)
-	$(BIN)/python -m tests.sizes
-	$(MAKE) test-others
 
 types: $(STAMP)
 	$(BIN)/pyright
