@@ -12,7 +12,7 @@ SPECS = (
     "tests/unit/consumer/gradient/test_losses_options.py",
     "tests/unit/onbeat/client/test_spec_file.py",
 )
-RULES = ("tests/unit/contracts/test_rules.py", *SPECS)
+RULES = ("tests/unit/contracts/test_rules.py", *SPECS, "tests/unit/contracts/test_external_trainer.py")
 RECEIVER = (
     "tests/unit/onbeat/weights/test_weight_store.py",
     "tests/unit/onbeat/weights/adapter/test_adapters.py",
@@ -75,7 +75,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/unit/consumer/trainer/test_iteration.py",
     ),
     "contracts/probes.py": ("tests/unit/contracts/test_probes.py",),
-    "contracts/rewards.py": (*RECORDS, *SPECS),
+    "contracts/rewards.py": ("tests/unit/contracts/test_rewards.py", *RECORDS, *SPECS),
     **{f"contracts/spec/{name}.py": RULES for name in ("rules", "conditions", "limits")},
     "contracts/spec/reading.py": ("tests/unit/contracts/test_spec_reading.py", *RULES),
     **{

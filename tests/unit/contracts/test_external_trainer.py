@@ -21,6 +21,7 @@ def external(**changes: Any) -> dict[str, Any]:
         ({"trainer": {"external": True, "lora": {}}}, "trainer.lora"),
         ({"algorithm": {"loss": "grpo"}}, "algorithm.loss"),
         ({"algorithm": {"entropy_coefficient": 0.1}}, "algorithm.entropy_coefficient"),
+        ({"algorithm": {"kl_coefficient": 0.1}}, "algorithm.kl_coefficient"),
         ({"optimizer": {"learning_rate": 0.5}}, "optimizer.learning_rate"),
         ({"trackers": ["wandb"]}, "trackers"),
         ({"schedule": "synchronous"}, "schedule"),
