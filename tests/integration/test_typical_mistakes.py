@@ -134,8 +134,8 @@ STACK = {
     "a removal without a yes": (["delete", "JOB"], r"--yes: .*cannot be restored.* \(add --yes to delete"),
     "a model's name on a hub": (
         [*SUBMIT, "model.path=Qwen/Qwen3-0.6B"],
-        r"model\.path: no folder `/.*/Qwen/Qwen3-0\.6B` \(nothing is downloaded by a path; of the hub it is written as "
-        r'"hub:Qwen/Qwen3-0\.6B"\)',
+        r"model\.path: there is no Qwen/Qwen3-0\.6B in the model root /.* \(name a path from one of these folders; .*; "
+        r'nothing is downloaded by a path; of the hub it is written as "hub:Qwen/Qwen3-0\.6B"\)',
     ),
     "a model's folder without a model": (
         [*SUBMIT, "model.path=empty"],
@@ -168,7 +168,7 @@ STACK = {
     "a path out of the model root": ([*SUBMIT, "model.path=/etc"], r"model\.path: .* leads out .*ONBEAT_EXTRA_ROOTS\)"),
     "data that isn't there": (
         [*SUBMIT, "dataset.train_path=tran.jsonl"],
-        r"dataset\.train_path: there is no file tran\.jsonl under .*\(name a file of JSON lines",
+        r"dataset\.train_path: there is no tran\.jsonl in the model root /.* \(name a path from one of these folders; ",
     ),
     "a reward that isn't installed": (
         [*SUBMIT, "reward.components=[{type='plugin', entry_point='brevity'}]"],

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from contracts.encoding.arrays import unpack_int32
 from contracts.encoding.wire import convert, encode_json
 from contracts.errors import InvalidInput
+from contracts.reward_arguments import arguments_of
 from contracts.rewards import PluginReward, RewardItem
 from contracts.rollouts import Prompt
 from contracts.spec.datasets import JsonlDataset
@@ -389,7 +390,6 @@ def test_a_line_longer_than_any_row_is_refused_before_it_is_in_memory(tmp_path: 
         ("def right(completion, reference=''): return 1.0", False),
         ("def right(*, completion, reference=''): return 1.0", False),
         ("def right(completion): return 1.0", False),
-        ("def right(", False),
     ],
 )
 def test_a_held_out_row_without_a_reference_is_refused_where_the_reward_needs_one(
@@ -398,6 +398,10 @@ def test_a_held_out_row_without_a_reference_is_refused_where_the_reward_needs_on
     """Rows of `sft` may leave it out; a job that evaluates them would fail with its first held-out completion."""
     rows = [{"prompt": f"{number}=", "completion": str(number)} for number in range(4)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    # As the gateway reads them when the job is submitted.
+    arguments = arguments_of(source, "right")
+    assert arguments is not None
+    reward = PluginReward(entry_point="right", source=source, arguments=arguments)
 
     def load(num_evaluation: int) -> ExampleSets:
         return load_dataset(
@@ -405,7 +409,7 @@ def test_a_held_out_row_without_a_reference_is_refused_where_the_reward_needs_on
             num_evaluation=num_evaluation,
             seed=0,
             model_root=SpecRoot(tmp_path),
-            components=(PluginReward(entry_point="right", source=source),),
+            components=(reward,),
             learns_given=True,
         )
 

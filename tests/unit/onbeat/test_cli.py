@@ -173,11 +173,11 @@ def test_a_rewind_is_a_line_of_what_is_done_again(gateway: FakeGateway) -> None:
     assert said == "rewound to iteration 5: what was in work is sampled anew"
 
 
-def test_a_trainer_says_its_lease_and_what_its_largest_micro_batch_takes_in_a_line_each(gateway: FakeGateway) -> None:
+def test_a_trainers_start_and_what_its_largest_micro_batch_takes_are_a_line_each(gateway: FakeGateway) -> None:
     with GatewayClient(gateway.url, KEY) as client:
         progress = JobProgress(client.job(JOB))
     started = TrainerStarted(at_s=1.0, trainer_epoch=7, next_iteration=0, resumed=False)
-    assert event_line(started, progress) == "a trainer starts at iteration 0 (trainer's lease 7)"
+    assert event_line(started, progress) == "a trainer starts at iteration 0"
     measured = MemoryMeasured(at_s=1.0, device="cuda", num_tokens=8192, peak_bytes=11 * 2**30, usable_bytes=24 * 2**30)
     assert event_line(measured, progress) == (
         "the largest micro-batch of this spec, 8,192 tokens, takes 11 GiB at the peak, of 24 GiB (cuda)"
