@@ -41,7 +41,7 @@ from consumer.model.policy import Policy
 from consumer.model.shared_prompt.layout import Prefill
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.errors import ContractViolation
-from contracts.rollouts import Completion, RolloutBatch
+from contracts.rollouts import BatchTimings, Completion, Purpose, RolloutBatch, RolloutGroup
 from contracts.sampling import SamplingParams
 from contracts.spec.job import JobSpec
 from contracts.spec.stages import REFERENCE_LOGPROBS, read_columns
@@ -257,6 +257,30 @@ def split_rows(
         lengths = [row_tokens(batch, row) for row in rows.tolist()]
         ends = _packed_parts(lengths, [row // batch.group_size for row in rows.tolist()], max_tokens)
     return np.split(rows, list(ends))
+
+
+def made_up_batch(name: str, groups: tuple[RolloutGroup, ...], *, purpose: Purpose) -> RolloutBatch:
+    """Returns groups that no generator sampled as a batch, so that they go through passes as rollouts do.
+
+    Args:
+        name: The batch's id, by which errors name it.
+        groups: At least one; each has as many rollouts.
+        purpose: As a rollout batch has it.
+    """
+    never = BatchTimings(generation_started_s=0.0, generation_ended_s=0.0, scoring_started_s=0.0, scoring_ended_s=0.0)
+    return RolloutBatch(
+        job_id=name,
+        batch_id=name,
+        iteration=0,
+        purpose=purpose,
+        policy_version=0,
+        weights_digest="0" * 64,
+        group_size=len(groups[0].rollouts),
+        generator_id=name,
+        attempt=1,
+        timings=never,
+        groups=groups,
+    )
 
 
 def make_micro_batch(

@@ -8,11 +8,18 @@ import numpy as np
 import torch
 
 from consumer.gradient.log_probs import response_logprobs
-from consumer.gradient.micro_batch import check_fits, make_micro_batch, packing_of, rows_multiple_of, split_rows
+from consumer.gradient.micro_batch import (
+    check_fits,
+    made_up_batch,
+    make_micro_batch,
+    packing_of,
+    rows_multiple_of,
+    split_rows,
+)
 from consumer.model.policy import Policy
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.probes import LogProbs, ProbeRow
-from contracts.rollouts import BatchTimings, Completion, Rollout, RolloutBatch, RolloutGroup
+from contracts.rollouts import Completion, Rollout, RolloutBatch, RolloutGroup
 from contracts.spec.job import JobSpec
 from onbeat.base.routers import replay
 
@@ -61,7 +68,6 @@ def probe_logprobs(policy: Policy, rows: Sequence[ProbeRow], *, spec: JobSpec) -
 
 def _as_rollouts(rows: Sequence[ProbeRow]) -> RolloutBatch:
     """Returns the rows as a batch whose completions are the scored tokens, which is how passes are laid out."""
-    never = BatchTimings(generation_started_s=0.0, generation_ended_s=0.0, scoring_started_s=0.0, scoring_ended_s=0.0)
     groups = tuple(
         RolloutGroup(
             prompt_id=PROBE,
@@ -82,16 +88,4 @@ def _as_rollouts(rows: Sequence[ProbeRow]) -> RolloutBatch:
         )
         for number, row in enumerate(rows)
     )
-    return RolloutBatch(
-        job_id=PROBE,
-        batch_id=PROBE,
-        iteration=0,
-        purpose="evaluation",
-        policy_version=0,
-        weights_digest="0" * 64,
-        group_size=1,
-        generator_id=PROBE,
-        attempt=1,
-        timings=never,
-        groups=groups,
-    )
+    return made_up_batch(PROBE, groups, purpose="evaluation")

@@ -25,14 +25,21 @@ import torch
 from numpy.typing import NDArray
 
 from consumer.gradient.learner import Learner
-from consumer.gradient.micro_batch import MicroBatch, check_fits, micro_batch_maker, packing_of, split_rows
+from consumer.gradient.micro_batch import (
+    MicroBatch,
+    check_fits,
+    made_up_batch,
+    micro_batch_maker,
+    packing_of,
+    split_rows,
+)
 from consumer.gradient.micro_step import pass_without_gradient
 from consumer.model.memory import Peak, is_out_of_memory
 from consumer.model.policy import Policy
 from contracts.encoding.arrays import ITEM_BYTES, pack_int32
 from contracts.encoding.wire import Record, changed
 from contracts.errors import ContractViolation, TrainingDiverged, kind_and_text
-from contracts.rollouts import BatchTimings, Completion, Rollout, RolloutBatch, RolloutGroup
+from contracts.rollouts import Completion, Rollout, RolloutBatch, RolloutGroup
 from contracts.spec.job import JobSpec
 from onbeat.base.process.host_memory import resident_bytes, room_bytes
 from onbeat.base.telemetry.observing import observed
@@ -277,20 +284,7 @@ def _made_up_batch(spec: JobSpec, row: LongestRow, tokens: Sequence[int]) -> Rol
         RolloutGroup(prompt_id=DRY_PASS, prompt_index=number, prompt_token_ids=prompt, rollouts=(rollout,) * group_size)
         for number in range(num_groups)
     )
-    never = BatchTimings(generation_started_s=0.0, generation_ended_s=0.0, scoring_started_s=0.0, scoring_ended_s=0.0)
-    return RolloutBatch(
-        job_id=DRY_PASS,
-        batch_id=DRY_PASS,
-        iteration=0,
-        purpose="train",
-        policy_version=0,
-        weights_digest="0" * 64,
-        group_size=group_size,
-        generator_id=DRY_PASS,
-        attempt=1,
-        timings=never,
-        groups=groups,
-    )
+    return made_up_batch(DRY_PASS, groups, purpose="train")
 
 
 def _repeated(tokens: Sequence[int], length: int) -> bytes:
