@@ -65,6 +65,11 @@ def tell_fetch(text: str) -> None:
     console_for(json_output=True).print(text, soft_wrap=True)
 
 
+def tell_problem(text: str) -> None:
+    """Says on stderr, in one line, what a command leaves out while it goes on and ends as it would."""
+    console_for(json_output=True).print(Text(text), soft_wrap=True)
+
+
 def tell_page(console: Console, gateway_url: str, api_key: str, *, job_id: str = "") -> None:
     """Prints where the page is, on one line of its own so that it can be copied.
 

@@ -12,17 +12,21 @@ from rich.console import Console
 
 from contracts.answers import AuditVerdict
 from contracts.encoding.wire import Record, encode_json
+from contracts.errors import first_line
 from contracts.jobs import HealthProblem, JobState
 from contracts.run_folder import RunFolder
 from contracts.spec.job import JobSpec
 from onbeat.client.progress import JobProgress
 from onbeat.stack.options import StackOptions
-from onbeat.terminal.output import tell_page
+from onbeat.terminal.output import tell_page, tell_problem
 from onbeat.terminal.panel import view_for
 from onbeat.training.figures import draw_figures
 from onbeat.training.start import on_own_stack
 
 SUMMARY = "summary.json"
+NO_FIGURES = (
+    "the reward curve and the timeline are not drawn: {problem} (`pip install matplotlib` draws them next time)"
+)
 
 
 class DemoSummary(Record, frozen=True, kw_only=True):
@@ -85,7 +89,12 @@ def run_demo(spec: JobSpec, options: StackOptions, console: Console) -> DemoSumm
         with console.status("stopping every process"):  # an unfinished job's trainer writes a checkpoint first
             run.close()
     evaluations = list(progress.evaluations.values())
-    figures = draw_figures(run.folder, metrics=progress.in_order, evaluations=evaluations, title=spec.name)
+    try:
+        figures = draw_figures(run.folder, metrics=progress.in_order, evaluations=evaluations, title=spec.name)
+    except ImportError as error:
+        # The job has ended, and a picture of it is no reason to end in an error.
+        figures = []
+        tell_problem(NO_FIGURES.format(problem=first_line(error)))
     summary = summarise(spec, options, progress, run.verify(), folder=run.folder, figures=figures)
     (run.folder.path / SUMMARY).write_bytes(encode_json(summary) + b"\n")
     return summary

@@ -38,7 +38,12 @@ Window = Mapping[int, tuple[float, float, str]]
 def draw_figures(
     folder: RunFolder, *, metrics: Sequence[IterationMetrics], evaluations: Sequence[EvaluationScore], title: str
 ) -> list[Path]:
-    """Writes the figures for which there are data, and returns their paths. Raises OSError."""
+    """Writes the figures for which there are data, and returns their paths.
+
+    Raises:
+        ImportError: matplotlib isn't installed, or is broken.
+        OSError: A figure can't be written.
+    """
     # The import takes half a second, which only a finished run should pay.
     import matplotlib
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,6 +74,20 @@ def test_the_commands_to_try_next_name_the_folder_of_the_run(
         lines = [" ".join(line.strip("│ \n").split()) for line in shown.file.getvalue().splitlines()]
         assert f"try onbeat export {JOB} my-model{flag}" in lines
         assert f"try onbeat submit configs/demo.toml --wait{flag}" in lines
+
+
+def test_a_demo_without_matplotlib_succeeds_and_says_in_one_line_what_draws_its_pictures(
+    gateway: FakeGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # What Python finds here it imports no more: as in an environment without the package.
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    summary = run_demo(gateway.spec, stack_options(tmp_path), console())
+    assert (summary.succeeded, summary.figures) == (True, ())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("the reward curve and the timeline are not drawn: import of matplotlib halted; ")
+    assert line.endswith("(`pip install matplotlib` draws them next time)")
+    folder = RunFolder((tmp_path / "runs").resolve(), JOB)
+    assert (folder.path / "summary.json").read_bytes() == encode_json(summary) + b"\n"
 
 
 def test_a_failed_job_does_not_succeed_and_is_shown_with_its_reason(gateway: FakeGateway, tmp_path: Path) -> None:
