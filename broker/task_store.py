@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 def check_task_id(task_id: str) -> str:
     """Returns the id. Raises NotFound: another form is no task's, and would make another key."""
     if not TASK_ID.fullmatch(task_id):
-        raise NotFound(f"`{task_id[:80]!a}` is no task's id", field="task_id", cure="`onbeat tasks` lists them")
+        raise NotFound(f"`{task_id[:80]!a}` is no task's id", field="task_id", cure="`onbeat jobs --tasks` lists them")
     return task_id
 
 
@@ -140,7 +140,7 @@ class TaskStore:
             error = Unavailable(
                 f"{answer} tasks wait in the queue {queue or kind.queue.value}",
                 field=kind.value,
-                cure="wait until some are done, start another worker of tasks, or cancel some: `onbeat tasks`",
+                cure="wait until some are done, start another worker of tasks, or cancel some: `onbeat jobs --tasks`",
             )
             error.retry_after_s = RETRY_AFTER_S
             raise error
@@ -422,7 +422,7 @@ def _unknown(task_id: str) -> NotFound:
     return NotFound(
         f"there is no task {task_id}; of ended ones the newest {MAX_KEPT} are kept",
         field="task_id",
-        cure="`onbeat tasks` lists them",
+        cure="`onbeat jobs --tasks` lists them",
     )
 
 

@@ -130,7 +130,7 @@ def _init() -> Command:
 
 
 def _jobs() -> Command:
-    """List the jobs, newest first: when each was submitted, how long it took, and why it waits or has failed."""
+    """List the jobs, newest first, with times, results, and why one waits or has failed; --tasks lists tasks."""
     from onbeat.commands.job_list import jobs
 
     return jobs
@@ -206,13 +206,6 @@ def _sweep() -> Command:
     return sweep
 
 
-def _tasks() -> Command:
-    """List the tasks, newest first: what each does, for whom, how far it is, and why it waits or has failed."""
-    from onbeat.commands.tasks import tasks
-
-    return tasks
-
-
 def _verify() -> Command:
     """Re-check a job's audit chain and the weights on disk; exit code 1 on any gap."""
     from onbeat.commands.exports.verify_command import verify
@@ -246,7 +239,6 @@ COMMANDS: dict[str, Callable[[], Command]] = {
     "setup": _setup,
     "status": _status,
     "streams": _streams,
-    "tasks": _tasks,
     "verify": _verify,
 }
 """Name → the function that imports our command, with the line of `onbeat --help` as its docstring; in its order."""

@@ -262,7 +262,7 @@ def _cancel_for_gone(services: Services, task_id: str, who: str) -> None:
 
 def _verdict(status: TaskStatus) -> AuditVerdict:
     """Returns the verdict of a task that has ended. Raises Problem and Conflict for one that has none."""
-    cure = f"`onbeat tasks {status.task_id}` shows it"
+    cure = f"`onbeat jobs --tasks {status.task_id}` shows it"
     if status.state is TaskState.CANCELLED:
         raise Conflict(f"the check was cancelled: {status.reason}", field="state", cure=cure)
     if status.result is None or status.result.verdict is UNSET:

@@ -185,7 +185,7 @@ class GatewayClient:
                     raise DeadlineExceeded(
                         f"the check of {job_id} is not done after {within_s:.0f} s: {status.reason or 'it runs'}",
                         field=status.task_id,
-                        cure="`onbeat tasks` shows what it does",
+                        cure="`onbeat jobs --tasks` shows what it does",
                     )
                 time.sleep(TASK_EVERY_S)
                 status = self.task(status.task_id)
@@ -345,7 +345,7 @@ def _once_fetched(ask: Callable[[], Any], fetching: Callable[[str], None]) -> An
 
 def result_of(status: TaskStatus) -> TaskResult:
     """Returns what came of a task that has ended. Raises OnbeatError, with its reason, where nothing did."""
-    cure = f"`onbeat tasks {status.task_id}` shows it"
+    cure = f"`onbeat jobs --tasks {status.task_id}` shows it"
     if status.state is TaskState.CANCELLED:
         raise Conflict(f"the task was cancelled: {status.reason}", field=status.task_id, cure=cure)
     if status.state is not TaskState.DONE or status.result is None:
@@ -431,7 +431,7 @@ def _decode(text: str, kind: type[T]) -> T:
 
 def _task_path(task_id: str) -> str:
     if not TASK_ID.fullmatch(task_id):
-        raise InvalidInput(f"`{task_id}` is not a task's id", field="task", cure="`onbeat tasks` lists them")
+        raise InvalidInput(f"`{task_id}` is not a task's id", field="task", cure="`onbeat jobs --tasks` lists them")
     return f"/v1/tasks/{task_id}"
 
 

@@ -1,22 +1,26 @@
-"""`onbeat jobs`: the jobs of a stack."""
+"""`onbeat jobs`: the jobs of a stack, and by --tasks its tasks."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import Annotated
+from collections.abc import Collection, Iterable
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from contracts.errors import InvalidInput
 from contracts.jobs import JobState, JobStatus
+from contracts.tasks.kinds import TaskKind, TaskState
 from onbeat.commands import options
+from onbeat.commands.tasks import show_tasks
 from onbeat.terminal.job_view import STATE_STYLES, health_lines
 from onbeat.terminal.output import console_for, emit, tell_page
 from onbeat.terminal.words import UNKNOWN, ago, duration, one_line, score, short, size
 
+S = TypeVar("S", JobState, TaskState)
 COLUMNS = {
     "job": 0,
     "state": 0,
@@ -34,20 +38,56 @@ WHOLE = 4096
 
 
 def jobs(
+    task: Annotated[str, typer.Argument(metavar="[TASK]", help="With --tasks: show this one, whole.")] = "",
     state: Annotated[
-        list[JobState] | None, typer.Option("--state", help="Only jobs in this state; may be repeated.")
+        list[str] | None, typer.Option("--state", help="Only jobs, or tasks, in this state; may be repeated.")
     ] = None,
     name: Annotated[str, typer.Option("--name", metavar="TEXT", help="Only jobs with the text in their names.")] = "",
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many.")] = 100,
+    shows_tasks: Annotated[
+        bool,
+        typer.Option(
+            "--tasks",
+            help="List the tasks instead: checks, exports, backups and removals, how far each is, and why it waits or "
+            "has failed.",
+        ),
+    ] = False,
+    job: Annotated[str, typer.Option("--job", metavar="JOB", help="With --tasks: only the tasks of this job.")] = "",
+    kind: Annotated[
+        list[TaskKind] | None,
+        typer.Option("--kind", help="With --tasks: only tasks of this kind; may be repeated."),
+    ] = None,
+    cancel: Annotated[
+        str,
+        typer.Option(
+            "--cancel", metavar="TASK", help="With --tasks: end this one, at once where it waits, else within seconds."
+        ),
+    ] = "",
     json_output: options.Json = False,
     gateway: options.Gateway = None,
     api_key: options.ApiKey = None,
     run_dir: options.RunDir = None,
 ) -> None:
-    """List the jobs, newest first: when each was submitted, how long it took, and why it waits or has failed."""
+    """List the jobs, newest first, with times, results, and why one waits or has failed; --tasks lists tasks."""
     access = options.access_from(gateway, api_key, run_dir)
+    if shows_tasks:
+        if name:
+            raise InvalidInput("is of jobs", field="--name", cure="leave it out, or name a job by --job")
+        show_tasks(
+            access,
+            task=task,
+            cancel=cancel,
+            job=job,
+            states=_states_of(TaskState, state),
+            kinds=kind or (),
+            limit=limit,
+            json_output=json_output,
+        )
+        return
+    _refuse_flags_of_tasks(task=task, cancel=cancel, job=job, kinds=kind or ())
+    states = _states_of(JobState, state)
     with options.client_for(access) as client:
-        jobs = client.jobs(limit=limit, states=state or (), name=name)
+        jobs = client.jobs(limit=limit, states=states, name=name)
     console = console_for(json_output=False)
     if json_output:
         emit({"jobs": jobs})
@@ -62,6 +102,25 @@ def jobs(
     # A program that reads the list from a pipe asks for no page.
     if console.is_terminal:
         tell_page(console, access.url, access.key)
+
+
+def _states_of(kind: type[S], values: Iterable[str] | None) -> list[S]:
+    """Returns the states that --state names. Raises InvalidInput for one that jobs, or tasks, don't have."""
+    names = [state.value for state in kind]
+    for value in values or ():
+        if value not in names:
+            raise InvalidInput(f"`{one_line(value)}` is not one of {', '.join(names)}", field="--state")
+    return [kind(value) for value in values or ()]
+
+
+def _refuse_flags_of_tasks(*, task: str, cancel: str, job: str, kinds: Collection[TaskKind]) -> None:
+    """Raises InvalidInput for what has an effect with --tasks alone."""
+    if task:
+        cure = f"onbeat watch {task} shows a job, onbeat jobs --tasks {task} a task"
+        raise InvalidInput("lists all jobs, and takes the id of none", field="onbeat jobs", cure=cure)
+    for flag, is_set in (("--cancel", cancel), ("--job", job), ("--kind", kinds)):
+        if is_set:
+            raise InvalidInput("is a flag of --tasks", field=flag, cure="add --tasks, or leave it out")
 
 
 def show_jobs(jobs: Iterable[JobStatus], console: Console, *, now_s: float) -> None:

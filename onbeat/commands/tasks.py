@@ -1,12 +1,11 @@
-"""`onbeat tasks`: what the stack's workers of tasks do, have done and are to do."""
+"""`onbeat jobs --tasks`: what the stack's workers of tasks do, have done and are to do."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from datetime import UTC, datetime
-from typing import Annotated
 
-import typer
 from msgspec import UNSET
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -16,6 +15,7 @@ from contracts.errors import InvalidInput
 from contracts.tasks.kinds import TaskKind, TaskState
 from contracts.tasks.records import TaskStatus
 from onbeat.commands import options
+from onbeat.stack.access import GatewayAccess
 from onbeat.terminal.output import console_for, emit, tell
 from onbeat.terminal.task_view import TASK_STYLES, progress_in_words
 from onbeat.terminal.words import ago, duration, one_line, plural, short, size
@@ -25,29 +25,35 @@ WHOLE = 4096
 COLUMNS = ("task", "kind", "state", "job", "who", "asked", "took", "progress")
 
 
-def tasks(
-    task: Annotated[str, typer.Argument(metavar="[TASK]", help="Show this one, whole.")] = "",
-    cancel: Annotated[
-        str | None,
-        typer.Option("--cancel", metavar="TASK", help="End it: at once where it waits, else within seconds."),
-    ] = None,
-    job: Annotated[str, typer.Option("--job", metavar="JOB", help="Only the tasks of this job.")] = "",
-    state: Annotated[
-        list[TaskState] | None, typer.Option("--state", help="Only tasks in this state; may be repeated.")
-    ] = None,
-    kind: Annotated[
-        list[TaskKind] | None, typer.Option("--kind", help="Only tasks of this kind; may be repeated.")
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many.")] = 100,
-    json_output: options.Json = False,
-    gateway: options.Gateway = None,
-    api_key: options.ApiKey = None,
-    run_dir: options.RunDir = None,
+def show_tasks(
+    access: GatewayAccess,
+    *,
+    task: str,
+    cancel: str,
+    job: str,
+    states: Collection[TaskState],
+    kinds: Collection[TaskKind],
+    limit: int,
+    json_output: bool,
 ) -> None:
-    """List the tasks, newest first: what each does, for whom, how far it is, and why it waits or has failed."""
+    """Lists the tasks of a stack, newest first, shows one of them whole, or asks for its end.
+
+    Args:
+        access: The gateway to ask.
+        task: The task to show; "" lists them.
+        cancel: The task to end; "" ends none.
+        job: Lists only this job's; "" lists those of all.
+        states: Lists only tasks in one of these; empty lists all.
+        kinds: Lists only tasks of one of these; empty lists all.
+        limit: The most that are listed.
+        json_output: Prints one JSON object.
+
+    Raises:
+        InvalidInput: A task is to be shown and another one, or the same, to be ended.
+    """
     if cancel and task:
-        raise InvalidInput("takes the task itself", field="--cancel", cure=f"onbeat tasks --cancel {task}")
-    with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
+        raise InvalidInput("takes the task itself", field="--cancel", cure=f"onbeat jobs --tasks --cancel {task}")
+    with options.client_for(access) as client:
         if cancel:
             status = client.cancel_task(cancel)
             what = "asked to end, and ends within seconds"
@@ -59,16 +65,15 @@ def tasks(
             status = client.task(task)
             tell(status, task_table(status, now_s=time.time()), json_output=json_output)
             return
-        listed = client.tasks(limit=limit, job_id=job, states=state or (), kinds=kind or ())
+        listed = client.tasks(limit=limit, job_id=job, states=states, kinds=kinds)
     if json_output:
         emit({"tasks": listed})
         return
     console = console_for(json_output=False)
     if not console.is_terminal:
         console.width = WHOLE
-    is_filtered = bool(job or state or kind)
     nothing = "no tasks yet: onbeat verify JOB, onbeat export JOB DIR"
-    if is_filtered:
+    if job or states or kinds:
         nothing = "no task is like that"
     console.print(task_list(listed, now_s=time.time()) if listed else nothing)
 

@@ -1,8 +1,8 @@
 """`python -m onbeat.tasks.flower`: Flower, Celery's page, over the events of workers (extra `flower`).
 
 It shows workers that have ONBEAT_TASK_EVENTS, their tasks by the ids of Celery's messages, and how many messages wait.
-It only reads: what it could ask of workers is off, in Flower and in Redis. Nothing needs it: `onbeat tasks` and the
-page of Onbeat have the records of tasks, which are what is true.
+It only reads: what it could ask of workers is off, in Flower and in Redis. Nothing needs it: `onbeat jobs --tasks` and
+the page of Onbeat have the records of tasks, which are what is true.
 
 Options are Flower's, as FLOWER_… variables; FLOWER_BASIC_AUTH=NAME:PASSWORD must be among them.
 

@@ -88,7 +88,7 @@ ELSEWHERE = {
     "CONSUMERS=2 PRODUCERS=4 sbatch": ("tests/e2e/test_slurm.py", "onbeat.sbatch"),
     "sh deploy/own-redis.sh": ("tests/e2e/test_own_redis.py", "own-redis.sh"),
     "onbeat fetch": ("tests/rooms/hub/test_fetch_command.py", '"fetch"'),
-    "onbeat tasks": ("tests/rooms/tasks/test_task_commands.py", '"tasks"'),
+    "onbeat jobs --tasks": ("tests/rooms/tasks/test_task_commands.py", '"--tasks"'),
     "onbeat export JOB ./my-model": ("tests/rooms/tasks/test_task_commands.py", '"export"'),
     "export ONBEAT_GATEWAY_URL=http://127.0.0.1:8000": (
         "tests/rooms/tasks/test_task_commands.py",

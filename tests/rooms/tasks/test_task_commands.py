@@ -176,37 +176,45 @@ def test_tasks_are_listed_shown_and_cancelled(
     working_stack: TaskStack, http: httpx.Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job_id, digest = working_stack.trained_job()
-    assert run(["tasks", "--job", job_id]) == 0
+    assert run(["jobs", "--tasks", "--job", job_id]) == 0
     assert capsys.readouterr().out == "no task is like that\n"
     assert run(["export", job_id, "model", "--json"]) == 0
     done = only_object(capsys)["task_id"]
     failed = http.post(f"/v1/jobs/{job_id}/export", json={"version": 7}).json()["task_id"]
     working_stack.ended(failed)
-    assert run(["tasks", "--job", job_id]) == 0
+    assert run(["jobs", "--tasks", "--job", job_id]) == 0
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split() == ["task", "kind", "state", "job", "who", "asked", "took", "progress"]
     assert rows[0].startswith(f"{failed} export failed")
     assert rows[1].startswith(f"{done} export done")
     assert "1 of 1 file, " in rows[1]
     assert any(row.startswith(f"{failed}  failed: --version: there is no version 7") for row in rows)
-    assert run(["tasks", "--job", job_id, "--state", "done", "--kind", "export", "--json"]) == 0
+    assert run(["jobs", "--tasks", "--job", job_id, "--state", "done", "--kind", "export", "--json"]) == 0
     assert [task["task_id"] for task in only_object(capsys)["tasks"]] == [done]
-    assert run(["tasks", done]) == 0
+    assert run(["jobs", "--tasks", done]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"version 1, {digest[:12]}…, of {job_id}/weights/v000001" in shown
     assert "kept until" in shown
-    assert run(["tasks", "--cancel", done]) == 2
+    assert run(["jobs", "--tasks", "--cancel", done]) == 2
     assert "a task that is done cannot be cancelled" in capsys.readouterr().err
     # No worker takes from the queue of a host that there isn't.
     waits, _ = working_stack.tasks.create(
         TaskKind.EXPORT, TaskArguments(job_id=job_id), who="ann", queue="files@nowhere"
     )
-    assert run(["tasks", waits]) == 0
+    assert run(["jobs", "--tasks", waits]) == 0
     assert "waits for a worker of the queue files on nowhere, but none is running" in capsys.readouterr().out
-    assert run(["tasks", "--cancel", waits]) == 0
+    assert run(["jobs", "--tasks", "--cancel", waits]) == 0
     assert capsys.readouterr().out == f"{waits} is cancelled\n"
-    assert run(["tasks", waits, "--cancel", waits]) == 2
-    assert run(["tasks", "task-1"]) == 2
+    assert run(["jobs", "--tasks", waits, "--cancel", waits]) == 2
+    assert run(["jobs", "--tasks", "task-1"]) == 2
+    capsys.readouterr()
+    assert run(["jobs", "--tasks", "--state", "succeeded"]) == 2
+    assert "--state: `succeeded` is not one of queued, " in capsys.readouterr().err
+    for flags in (["--cancel", done], ["--job", job_id], ["--kind", "export"]):
+        assert run(["jobs", *flags]) == 2
+        assert f"{flags[0]}: is a flag of --tasks (add --tasks, or leave it out)" in capsys.readouterr().err
+    assert run(["jobs", done]) == 2
+    assert f"onbeat jobs --tasks {done} a task" in capsys.readouterr().err
     assert run(["watch", job_id]) == 0
     watched = capsys.readouterr().out
     assert f"task export {done} done" in watched
