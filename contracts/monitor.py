@@ -52,6 +52,9 @@ class ConsumerSeen(WorkerSeen, frozen=True, kw_only=True):
     lacks: tuple[str, ...] | UnsetType = UNSET
     """The extras (contracts/spec/extras.py) whose packages its trainers' environment lacks; left out where it doesn't
     say."""
+    offers: dict[str, tuple[str, ...]] | UnsetType = UNSET
+    """The losses, data sets and trackers of packages in that environment (contracts/spec/trainer_plugins.py): group of
+    entry points → names; left out where it doesn't say."""
 
 
 class TaskWorkerSeen(WorkerSeen, frozen=True, kw_only=True):

@@ -65,6 +65,7 @@ from contracts.spec.fork import fork_problem, unusable_fork
 from contracts.spec.job import JobSpec
 from contracts.spec.reading import spec_of_json
 from contracts.spec.serving import check_engines
+from contracts.spec.trainer_plugins import refusals_of_absent
 from gateway.hub_fetches import HubFetches
 from gateway.named_files import with_file_digests, with_fork_digest
 from onbeat.audit.folder import read_spec as read_spec_of
@@ -247,8 +248,7 @@ def ask_stack(
         check_fork(spec, settings, jobs)
     with _added_to(refusals):
         check_generators(spec, generators)
-    # Each consumer looks at its own environment. One that doesn't say what it lacks may have everything.
-    refusals += refusals_of_missing(spec, [consumer.lacks or () for consumer in consumers])
+    refusals += refusals_of_consumers(spec, consumers)
     if refusals:
         return spec
     with _added_to(refusals):
@@ -268,6 +268,38 @@ def ask_stack(
     with _added_to(refusals):
         spec = with_file_digests(spec, settings)
     return spec
+
+
+def refusals_of_consumers(spec: JobSpec, consumers: Sequence[ConsumerSeen]) -> list[Refusal]:
+    """Returns a refusal for each key that needs what no live consumer's trainers would have.
+
+    Each consumer looks at its own environment. One that doesn't say what it lacks, or has, may have everything.
+    """
+    lacks = [consumer.lacks or () for consumer in consumers]
+    offers = [consumer.offers for consumer in consumers]
+    return refusals_of_missing(spec, lacks) + refusals_of_absent(spec, offers)
+
+
+def check_environments(spec: JobSpec, settings: StackSettings, consumers: Sequence[ConsumerSeen]) -> None:
+    """Raises SpecRefused for what neither a trainer nor the reward service could do for a job that is to go on.
+
+    A submission has judged the same of the spec, but packages may be gone, or be others, since.
+
+    Args:
+        spec: The spec of the job.
+        settings: The gateway's.
+        consumers: The live ones.
+    """
+    refusals = refusals_of_consumers(spec, consumers)
+    with _added_to(refusals):
+        check_scorers(spec, settings)
+        # A resume may say what a completion without a number gets, so that is no reason to refuse it.
+        check_plugins(spec, settings, takes_no_number=True)
+        with_packages(spec, settings)
+    with _added_to(refusals):
+        check_environment(spec, settings)
+    if refusals:
+        raise SpecRefused(refusals)
 
 
 @contextmanager
@@ -579,12 +611,13 @@ def _check_in_cage(pattern: str, settings: StackSettings, *, field: str, ends_s:
         raise InvalidInput(problem, field=field, cure=PATTERN_CURE)
 
 
-def check_plugins(spec: JobSpec, settings: StackSettings) -> None:
+def check_plugins(spec: JobSpec, settings: StackSettings, *, takes_no_number: bool = False) -> None:
     """Raises InvalidInput for a plug-in that the reward service does not have, can't import or call, or that answers an
     empty completion with what is no number, where that would fail its batch.
 
     A module that the call itself imports, and that isn't there, counts as well. A reward service that is away is no
-    reason to refuse a job, which may wait for it: then its generators find out.
+    reason to refuse a job, which may wait for it: then its generators find out. takes_no_number: an answer that is no
+    number is no reason either.
     """
     components = spec.reward.components
     plugins = tuple(component for component in components if isinstance(component, PluginReward))
@@ -597,7 +630,7 @@ def check_plugins(spec: JobSpec, settings: StackSettings) -> None:
         return
     plugin = plugins[breakdown_names(plugins).index(failure.component)]
     is_no_number = failure.detail.endswith(NO_NUMBER) and plugin.on_unscorable == "fail"
-    if is_no_number or failure.reason == "unknown_entry_point":
+    if (is_no_number and not takes_no_number) or failure.reason == "unknown_entry_point":
         place = f"reward.components[{components.index(plugin)}].entry_point"
         raise InvalidInput(failure.detail.removeprefix("entry_point: "), field=place)
 

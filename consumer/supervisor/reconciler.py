@@ -31,6 +31,7 @@ from contracts.monitor import ConsumerSeen
 from contracts.settings import StackSettings
 from contracts.spec.extras import missing_extras
 from contracts.spec.trainer import TrainerSpec
+from contracts.spec.trainer_plugins import offered_plugins
 from onbeat.base.metrics.process_metrics import ProcessMetrics
 from onbeat.base.process.folders import make_missing
 
@@ -38,6 +39,8 @@ RESERVATION_S = 8.0
 """It is renewed while the trainer loads; other workers wait so long after the death of this one."""
 LOADING_GRACE_S = 3.0
 """Time for a trainer that is not needed any more, and its ranks, to end: they have nothing to save."""
+ENVIRONMENT_SEEN_S = 10.0
+"""Between two looks at what is installed, which take 10 ms."""
 LAPSE_GRACE_S = 2.0
 """After a lease has run out: time for its trainer to renew it, where Redis was away and is back."""
 
@@ -114,8 +117,7 @@ class Reconciler:
     def __post_init__(self) -> None:
         self._jobs = JobStore(self.broker)
         self._began_s = time.monotonic()
-        # Once: a package that is installed meanwhile counts from the next start on.
-        self._missing_extras = missing_extras()
+        self._look_at_environment()
         self._board = ConsumerPresence(self.broker)
         # A look forgets the dead. Each life of a worker has an id of its own: else they would fill the board.
         self._board.live()
@@ -129,13 +131,26 @@ class Reconciler:
             except (NotFound, ContractViolation) as error:
                 # A job that is lost or damaged keeps no other from a trainer.
                 log.warning("%s", error)
-        lives_s = time.monotonic() - self._began_s
+        now_s = time.monotonic()
+        # A package that is installed while the worker lives counts for the next trainer, and so for the next job.
+        if now_s - self._looked_s >= ENVIRONMENT_SEEN_S:
+            self._look_at_environment()
         self._board.beat(
             ConsumerSeen(
-                worker_id=self.worker_id, lives_s=lives_s, job_id=self.trainer.job_id, lacks=self._missing_extras
+                worker_id=self.worker_id,
+                lives_s=now_s - self._began_s,
+                job_id=self.trainer.job_id,
+                lacks=self._missing_extras,
+                offers=self._offered_plugins,
             )
         )
         self.metrics.set("reconciled", time.time())
+
+    def _look_at_environment(self) -> None:
+        """Looks which optional packages and plug-ins the environment has, which is that of this worker's trainers."""
+        self._missing_extras = missing_extras()
+        self._offered_plugins = offered_plugins()
+        self._looked_s = time.monotonic()
 
     def close(self) -> None:
         """Ends the trainer that runs here; its job goes on in another one."""

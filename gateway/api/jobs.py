@@ -188,9 +188,13 @@ def _checked(services: Services, spec: JobSpec, *, who: str, begins: bool = True
 
 
 def _resume(services: Services, job_id: str, change: ResumeRequest, who: str) -> JobStatus:
-    """Queues a job again and returns its status. Raises NotFound, Conflict, InvalidInput or Unavailable."""
+    """Queues a job again and returns its status.
+
+    Raises NotFound, Conflict, SpecRefused, InvalidInput or Unavailable.
+    """
     if services.jobs.state(job_id).is_final:
         spec = services.jobs.spec(job_id)
+        submission.check_environments(spec, services.settings, ConsumerPresence(services.broker).live())
         # Its names are at commits, so that what was removed meanwhile comes back as it was.
         submission.with_commits(spec, services.hub, who=who)
         check_named_files(spec, services.settings)

@@ -174,6 +174,7 @@ export interface ConsumerSeen {
   lives_s: number;
   job_id: string;
   lacks?: string[];
+  offers?: Record<string, string[]>;
 }
 
 export interface CurriculumSpec {

@@ -33,6 +33,7 @@ from contracts.monitor import ConsumerSeen, GeneratorSeen
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec.extras import missing_extras
+from contracts.spec.trainer_plugins import offered_plugins
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.pipeline import refusals
@@ -269,7 +270,7 @@ def test_a_consumer_says_that_it_lives_since_when_and_what_it_trains_until_it_en
         reconciler.reconcile()
         (idle,) = own()
         assert (idle.job_id, 0.0 <= idle.lives_s < 60.0) == ("", True)
-        assert idle.lacks == missing_extras(), "what the gateway refuses jobs by"
+        assert (idle.lacks, idle.offers) == (missing_extras(), offered_plugins()), "what the gateway refuses jobs by"
         job_id, _ = jobs.create(job_spec())
         reconciler.reconcile()
         (busy,) = own()
