@@ -149,8 +149,12 @@ class GatewayClient:
         on_unscorable: Mapping[str, OnUnscorable] = MappingProxyType({}),
         on_failure: Mapping[str, OnUnscorable] = MappingProxyType({}),
         wider_sums: int | None = None,
+        fetching: Callable[[str], None] = log.info,
     ) -> JobStatus:
-        """Queues a job again that failed or was cancelled. It may be repeated while the job is queued."""
+        """Queues a job again that failed or was cancelled. It may be repeated while the job is queued.
+
+        `fetching` is as for `submit`.
+        """
         headers = {"Content-Type": "application/json"}
         changes = ResumeRequest(
             iterations=iterations,
@@ -162,7 +166,7 @@ class GatewayClient:
         def ask() -> Any:
             return self.of_job("POST", job_id, "/resume", content=encode_json(changes), headers=headers)
 
-        return convert(_once_fetched(ask, log.info), JobStatus)
+        return convert(_once_fetched(ask, fetching), JobStatus)
 
     def verify(self, job_id: str, *, within_s: float) -> AuditVerdict:
         """Has a worker of tasks check the audit chain, and the weights that it sees, and waits for the verdict.

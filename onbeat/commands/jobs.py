@@ -147,7 +147,12 @@ def resume(
     of_others = options.stated_scores_from(on_failure or [], "--on-failure", e_g="environment=0")
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
         status = client.resume(
-            job, iterations=iterations, on_unscorable=of_components, on_failure=of_others, wider_sums=wider_sums
+            job,
+            iterations=iterations,
+            on_unscorable=of_components,
+            on_failure=of_others,
+            wider_sums=wider_sums,
+            fetching=tell_fetch,
         )
         follow_or_show(client, status, run_dir, wait=wait, json_output=json_output)
 
@@ -193,7 +198,7 @@ def _forked(
     renamed(values, settings)
     values = forking(values, job=job_id, version=version, iterations=max(1, whole - version))
     spec = options.with_local_paths(parse_spec(values, settings), [], access, left=theirs)
-    return client.submit(spec, idempotency_key=uuid.uuid4().hex), version
+    return client.submit(spec, idempotency_key=uuid.uuid4().hex, fetching=tell_fetch), version
 
 
 def newest_checkpoint(events: Iterable[JobEvent]) -> int:

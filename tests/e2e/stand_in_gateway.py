@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, parse_qsl
 import msgspec
 
 from contracts.answers import AuditVerdict, LogPart, StackState
+from contracts.errors import HubFetching
 from contracts.events import (
     AuditRecord,
     EvaluationFinished,
@@ -138,6 +139,8 @@ class FakeGateway(ThreadingHTTPServer):
         self.final = JobState.SUCCEEDED
         self.submitted: list[tuple[str, JobSpec]] = []
         self.resumed: list[ResumeRequest] = []
+        self.fetches: list[str] = []
+        """What it says of its fetches from the hub, one at a time, before it takes what is asked next."""
         self.listings: list[dict[str, list[str]]] = []
         """What was asked of each list of jobs."""
         self.log = b""
@@ -247,7 +250,9 @@ class Routes(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self._refused():
             return
-        if self.path == "/v1/jobs":
+        if self.server.fetches and self.path in ("/v1/jobs", f"/v1/jobs/{JOB}/resume"):
+            self._problem(HubFetching.status, detail=self.server.fetches.pop(0), field=HubFetching.FIELD)
+        elif self.path == "/v1/jobs":
             self.server.submitted.append((self.headers["Idempotency-Key"], msgspec.json.decode(body, type=JobSpec)))
             self._answer(201, self.server.status())
         elif self.path == f"/v1/jobs/{JOB}/resume":

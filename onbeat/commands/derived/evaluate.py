@@ -12,7 +12,7 @@ from onbeat.client.derived_specs import evaluating
 from onbeat.client.spec_file import parse_spec, read_toml
 from onbeat.commands import options
 from onbeat.commands.following import follow_to_end
-from onbeat.terminal.output import console_for
+from onbeat.terminal.output import console_for, tell_fetch
 from onbeat.terminal.scores import score_table
 
 
@@ -35,7 +35,7 @@ def evaluate(
     access = options.access_from(gateway, api_key, run_dir)
     job_spec = options.with_local_paths(job_spec, [spec.parent], access, typed=["model.path"])
     with options.client_for(access) as client:
-        status = client.submit(job_spec, idempotency_key=uuid.uuid4().hex)
+        status = client.submit(job_spec, idempotency_key=uuid.uuid4().hex, fetching=tell_fetch)
         status = follow_to_end(client, status.job_id, json_output=json_output)
     if not json_output and status.evaluation_latest is not None:
         console_for(json_output=False).print(score_table(status.evaluation_latest))

@@ -25,7 +25,7 @@ from onbeat.client.spec_file import parse_spec, read_toml
 from onbeat.commands import options
 from onbeat.commands.job_list import WHOLE
 from onbeat.terminal.job_view import STATE_STYLES
-from onbeat.terminal.output import FAILED, console_for, emit
+from onbeat.terminal.output import FAILED, console_for, emit, tell_fetch
 from onbeat.terminal.scores import with_error
 from onbeat.terminal.words import UNKNOWN, duration, one_line, score
 
@@ -120,7 +120,8 @@ def _submitted(client: GatewayClient, specs: Sequence[JobSpec]) -> list[str]:
     jobs: list[str] = []
     try:
         for spec in specs:
-            jobs.append(client.submit(spec, idempotency_key=uuid.uuid4().hex).job_id)
+            status = client.submit(spec, idempotency_key=uuid.uuid4().hex, fetching=tell_fetch)
+            jobs.append(status.job_id)
     except OnbeatError:
         for job_id in jobs:
             with contextlib.suppress(Conflict):

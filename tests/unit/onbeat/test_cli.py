@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from contracts.encoding.wire import encode_json
+from contracts.errors import HubFetching
 from contracts.events import (
     CheckpointWritten,
     HealthChanged,
@@ -357,6 +358,35 @@ def test_a_sweep_submits_each_combination_under_one_tag_and_shows_a_table(
     assert run(["sweep", str(spec_file), *flags, "--no-wait"]) == 0
     assert run(["sweep", str(spec_file), "--set", "seed=1"]) == 2
     assert "is no sweep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["submit", "SPEC"],
+        ["evaluate", "models/other", "SPEC"],
+        ["sweep", "SPEC", "--set", "iterations=5,6"],
+        ["resume", JOB],
+        ["resume", JOB, "--set", "optimizer.learning_rate=1e-5"],
+    ],
+    ids=" ".join,
+)
+def test_each_command_that_hands_in_a_job_shows_how_far_a_fetch_from_the_hub_is(
+    gateway: FakeGateway,
+    spec_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+) -> None:
+    monkeypatch.setattr(HubFetching, "retry_after_s", 0)
+    # For a fork, which begins at a checkpoint.
+    checkpoint = CheckpointWritten(at_s=0.5, iteration=0, directory="checkpoints/i000000", weights_digest="0" * 64)
+    gateway.earlier = [checkpoint]
+    gateway.fetches = ["fetches hub:people/model: 1 of 2 GB", "fetches hub:people/model: 2 of 2 GB"]
+    said = list(gateway.fetches)
+    assert run([str(spec_file) if word == "SPEC" else word for word in command]) == 0
+    assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("fetches")] == said
+    assert gateway.submitted or gateway.resumed
 
 
 def test_resume_with_other_keys_forks_the_job_at_its_newest_checkpoint(
