@@ -41,6 +41,7 @@ from contracts.encoding.wire import Record, changed
 from contracts.errors import ContractViolation, TrainingDiverged, kind_and_text
 from contracts.rollouts import Completion, Rollout, RolloutBatch, RolloutGroup
 from contracts.spec.job import JobSpec
+from onbeat.base.process.crash_points import reach
 from onbeat.base.process.host_memory import resident_bytes, room_bytes
 from onbeat.base.telemetry.observing import observed
 from onbeat.data.probe_rows import plain_tokens
@@ -170,6 +171,7 @@ def _passed(learner: Learner, row: LongestRow) -> DryPass:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             moments = torch.empty(to_come, dtype=torch.uint8, device=device)
             _go_through(learner, micro_batch)
+            reach("consumer.in_dry_pass")
             del moments
     except Exception as error:
         if not is_out_of_memory(error):

@@ -9,6 +9,9 @@ Waits for:    one pass of the ranks.
 Unblocked by: the ranks.
 Produces:     `MemoryMeasured`, or the job's end.
 
+A trainer that is killed meanwhile has committed nothing, so its successor makes the pass again. The one that was killed
+may hold its memory a moment longer, so that a successor without room tries once more before it says so.
+
 A trainer that goes on with a job which has committed an iteration makes none: the batches of the trainer before had
 room, and a takeover is to take no longer than it must. Memory that runs out there ends the trainer, and the job where
 the next one has no room either (repeated_fault.py).
@@ -28,6 +31,8 @@ from contracts.errors import InvalidInput, Unavailable
 from contracts.events import MemoryMeasured
 
 FIELD = "trainer.max_tokens_per_micro_batch"
+PREDECESSOR_GONE_S = 3.0
+"""By then the system has the memory back of a trainer that was killed, and of its ranks."""
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +58,10 @@ def dry_pass(job: HeldJob) -> None:
             raise
         # One of several ranks had no room, and they have lost step: none of them can try a smaller pass.
         raise _refusal(job, row, error.foreign, fitting=None) from error
+    if passed.problem and job.side.trainer_epoch > 1:
+        log.warning("the dry pass is made again: the trainer before may have held memory still: %s", passed.problem)
+        job.pause(PREDECESSOR_GONE_S)
+        passed = _passed(job, row)
     if passed.problem:
         fitting = _fitting(job, row)
         raise _refusal(job, row, passed.problem, fitting=fitting)

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from broker.monitor import job_status
 from contracts.errors import InvalidInput
+from contracts.events import MemoryMeasured, TrainerStarted
+from contracts.jobs import JobState
 from contracts.spec.job import JobSpec
 from onbeat.base.process.crash_points import CRASH_POINTS, arm
 from tests.chaos.short_job import LAG, assert_undisturbed, long_variant, running, sequential_digest, short_job, succeed
@@ -19,6 +22,8 @@ COPY_POINTS = ["consumer.keeping_files", "consumer.after_files_kept"]
 """Only trainers whose run folders are copied elsewhere get there: tests/chaos/test_lost_hosts.py."""
 ELSEWHERE = (*LAGGING_POINTS, *COPY_POINTS)
 TRAINER_POINTS = [name for name in CRASH_POINTS if name.startswith("consumer.") and name not in ELSEWHERE]
+DRY_PASS = "consumer.in_dry_pass"
+"""Only trainers of a job that has committed nothing get there."""
 LOADING, RECEIVING = "producer.loading_weights", "producer.receiving_weights"
 """Only generators of a job with a lag get there."""
 TURN_POINTS = ["producer.after_turn", "producer.after_step"]
@@ -48,8 +53,8 @@ def test_every_place_where_a_trainer_can_die_is_healed_by_its_successor(
     job_id, _ = pipeline.jobs.create(job)
     with running(pipeline, "producer-steady"):
         for point in TRAINER_POINTS + LAGGING_POINTS * (job is LAGGING):
-            # A trainer opens only its first iteration by itself, so that it gets to that point once.
-            nth = 1 if point == "consumer.after_opening" else 2
+            # A trainer opens only its first iteration by itself, and makes one dry pass.
+            nth = 1 if point in ("consumer.after_opening", DRY_PASS) else 2
             exit_code = pipeline.train_until_death(job_id, crash_at=f"{point}:{nth}")
             assert exit_code == -signal.SIGKILL, f"{point} was never reached: exit code {exit_code}"
         pipeline.train_to_the_end(job_id)
@@ -85,6 +90,24 @@ def test_a_generator_that_dies_while_it_receives_a_version_beside_a_batch_is_hea
     with running(pipeline, "producer-after"):
         succeed(trainer)
     assert_undisturbed(pipeline, job_id, sequential_digest(pipeline, lagging, tmp_path))
+
+
+def test_trainers_that_are_killed_in_the_dry_pass_again_and_again_cost_nothing_and_are_no_want_of_memory(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    brief = short_job(iterations=2, evaluation__num_prompts=0)
+    job_id, _ = pipeline.jobs.create(brief)
+    with running(pipeline, "producer-of-dry-passes"):
+        for _ in range(3):
+            assert pipeline.train_until_death(job_id, crash_at=DRY_PASS) == -signal.SIGKILL
+            status = job_status(pipeline.broker, job_id)
+            assert (status.state, "memory" in status.reason) == (JobState.RUNNING, False)
+        pipeline.train_to_the_end(job_id)
+    events = [event for _, event in pipeline.jobs.events_after(job_id, "0")]
+    assert len([event for event in events if isinstance(event, TrainerStarted)]) == 4
+    # Those that were killed didn't get to say what they had measured.
+    assert len([event for event in events if isinstance(event, MemoryMeasured)]) == 1
+    assert_undisturbed(pipeline, job_id, sequential_digest(pipeline, brief, tmp_path))
 
 
 def test_an_unknown_crash_point_is_refused() -> None:

@@ -16,6 +16,7 @@ from contracts.errors import InvalidInput
 
 CRASH_POINTS = {
     "consumer.after_opening": "an iteration is open, nothing is trained; of a window perhaps not all are open",
+    "consumer.in_dry_pass": "the made-up batch went through, its memory is not given back, nothing is trained",
     "consumer.after_micro_batch": "a gradient is in memory, its batch is claimed and unacknowledged",
     "consumer.recording": "some batches of an iteration are in its records, which no reader is shown yet",
     "consumer.after_step": "the weights moved in memory, their version has no name yet",

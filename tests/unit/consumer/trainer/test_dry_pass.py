@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from consumer.ranks.dry_pass import DryPass, LongestRow
-from consumer.trainer.dry_pass import dry_pass
+from consumer.trainer.dry_pass import PREDECESSOR_GONE_S, dry_pass
 from consumer.trainer.trainer import is_dry_pass_due
 from contracts.encoding.arrays import pack_int32
 from contracts.errors import Fault, InvalidInput, Unavailable
@@ -23,7 +23,7 @@ WORDS = "RuntimeError: can't allocate memory"
 class Job:
     """A held job whose ranks have room for so many tokens; `passes` has the bound of each pass."""
 
-    def __init__(self, *, room: int, error: Exception | None = None, **changes: Any) -> None:
+    def __init__(self, *, room: int, error: Exception | None = None, epoch: int = 1, **changes: Any) -> None:
         self.spec = job_spec(rollout__sampling={"max_new_tokens": 290}, **changes)
         self.room = room
         self.error = error
@@ -38,6 +38,7 @@ class Job:
             check=lambda: None, training=lambda longest_pass_s: contextlib.nullcontext(longest_pass_s)
         )
         self.tell = self.told.append
+        self.side = SimpleNamespace(trainer_epoch=epoch)
 
     def _pass(self, row: LongestRow) -> DryPass:
         assert (row.prompt_tokens, row.response_tokens) == (10, 290), "the longest prompt, the longest completion"
@@ -75,6 +76,25 @@ def test_a_job_without_room_fails_by_the_key_with_the_first_half_that_has_room()
     assert error.fault is Fault.JOB
     assert job.passes == [8192, 4096, 2048]
     assert job.told == []
+
+
+def test_a_successor_tries_once_more_before_it_says_that_there_is_no_room() -> None:
+    """The trainer before may have been killed a moment ago, and its memory not be free yet."""
+    job: Any = Job(room=3000, epoch=2)
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        job.room = 8192
+
+    job.pause = pause
+    dry_pass(job)
+    assert (job.passes, pauses, len(job.told)) == ([8192, 8192], [PREDECESSOR_GONE_S], 1)
+
+    job = Job(room=3000, epoch=2)
+    job.pause = pauses.append
+    assert "has room here" in str(refused(job).cure)
+    assert job.passes == [8192, 8192, 4096, 2048]
 
 
 def test_no_number_is_offered_where_one_row_has_no_room() -> None:
