@@ -2,13 +2,16 @@
 
 files ─▶ shapes, without memory ─▶ trials, on the loaded model or on a small twin ─▶ doors: shards, export, vLLM
                                                                                  └▶ bytes that a rank needs
+
+Of a folder without weights, as of a model that is yet to be made or fetched, config.json alone gives the shapes. Then
+nothing is tried, and all that follows from the shapes is answered.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -37,7 +40,7 @@ from onbeat.doctor.model.twin import MOST_ITEMS, Twin, same_kind, twin_of
 from onbeat.export.export import exported_names
 from onbeat.weights.adapter.matrices import matrix_names
 from onbeat.weights.base_model.checkpoint_names import names_of_family
-from onbeat.weights.base_model.folder_check import check_folder
+from onbeat.weights.base_model.folder_check import check_config, check_folder, has_weights
 from onbeat.weights.base_model.text_model import untrained_tensors
 from onbeat.weights.layout import total_bytes
 from onbeat.weights.model_folder import LOADING_ERRORS, context_tokens, load_tokenizer, model_config
@@ -66,7 +69,12 @@ def look(spec: JobSpec, settings: StackSettings, engine: Engine, *, load: bool |
     folder = Path(spec.model.path)
     try:
         folder = find_model(spec.model, settings.spec_root)
-        check_folder(folder)
+        # A person who asks for it to be loaded takes it to be there.
+        is_to_come = not load and not has_weights(folder)
+        if is_to_come:
+            check_config(folder)
+        else:
+            check_folder(folder)
         shape = shape_of(folder, getattr(torch, spec.model.dtype))
     except InvalidInput as error:
         return ModelReport(folder=str(folder), job=job, findings=(refused("files", error),))
@@ -75,16 +83,20 @@ def look(spec: JobSpec, settings: StackSettings, engine: Engine, *, load: bool |
         return ModelReport(
             folder=str(folder), job=job, findings=(bad("files", problem, "docs/models.md lists models"),)
         )
-    is_loaded = _is_small(shape) if load is None else load
-    tried = _tried(shape, spec, settings, engine, is_loaded=is_loaded)
+    if is_to_come:
+        tried = UNTRIED
+    else:
+        is_loaded = _is_small(shape) if load is None else load
+        tried = _tried(shape, spec, settings, engine, is_loaded=is_loaded)
     lora = spec.trainer.lora
     findings = [
         *_of_job(shape, spec),
         *_of_optimizer(shape, tried, spec),
-        _of_files(shape),
+        _of_files(shape, is_to_come=is_to_come),
         *tried.findings,
         *_of_shards(shape, spec),
-        *_of_export(shape),
+        # An export takes the names of the folder's own tensors.
+        *([] if is_to_come else _of_export(shape)),
         *_of_vllm(shape),
     ]
     num_adapted, adapts = _adapted(shape, tried, lora)
@@ -108,7 +120,7 @@ def look(spec: JobSpec, settings: StackSettings, engine: Engine, *, load: bool |
         packing=tried.packing,
         out_of_reach=tried.out_of_reach,
         num_adapted=num_adapted,
-        num_exported_tensors=_num_exported(shape),
+        num_exported_tensors=0 if is_to_come else _num_exported(shape),
         findings=tuple(sorted(findings, key=lambda finding: QUESTIONS.index(finding.subject))),
         kept_bytes=0 if memory is None else memory.kept_bytes,
         peak_bytes=0 if memory is None else memory.peak_bytes,
@@ -138,6 +150,10 @@ class _Tried:
     takes_adapters: bool
 
 
+UNTRIED = _Tried(findings=(), tried_on="", packing="", out_of_reach=(), takes_adapters=False)
+"""The outcome where there is nothing to try."""
+
+
 def _tried(shape: Shape, spec: JobSpec, settings: StackSettings, engine: Engine, *, is_loaded: bool) -> _Tried:
     twin: Twin | None = None
     findings: list[Finding] = []
@@ -148,7 +164,7 @@ def _tried(shape: Shape, spec: JobSpec, settings: StackSettings, engine: Engine,
     trials = Trials(spec=spec, settings=settings, engine=engine, twin=twin)
     if not is_loaded and twin is None:
         findings.append(warn("trains", f"was not tried: {tried_on}", "--load loads the model, where it has the memory"))
-        return _Tried(findings=findings, tried_on="", packing="", out_of_reach=(), takes_adapters=False)
+        return replace(UNTRIED, findings=findings)
     trials.make()
     unreached: list[str] = []
     if trials.unreached is not None:
@@ -187,11 +203,18 @@ def _twin(shape: Shape) -> tuple[Twin | None, str]:
     return twin, twin.says
 
 
-def _of_files(shape: Shape) -> Finding:
+def _of_files(shape: Shape, *, is_to_come: bool) -> Finding:
+    """Says what the model is. is_to_come: the folder has no weights."""
     name = type(shape.model).__name__
     says = f"{name}, {shape.num_parameters:,} parameters in {len(shape.layout)} tensors"
     if shape.chosen.is_multi_modal:
         says += "; of a multi-modal folder the text is trained"
+    if is_to_come:
+        return warn(
+            "files",
+            f"{says}, by config.json alone: the folder has no weights yet, so nothing is tried",
+            "a job needs its *.safetensors and its tokenizer's files there, as save_pretrained writes them",
+        )
     return ok("files", says)
 
 

@@ -123,6 +123,16 @@ def check_model_files(folder: Path) -> None:
     _check_weights(folder)
 
 
+def has_weights(folder: Path) -> bool:
+    """Returns True where a folder has files of weights, of any kind; a job may be refused for them all the same."""
+    return any(path for pattern in ("*.safetensors", "*.gguf", *PICKLED) for path in folder.glob(pattern))
+
+
+def check_config(folder: Path) -> None:
+    """Does what `check_folder` does for a folder that has a config.json alone, as of a model that is yet to come."""
+    _check_config(folder, _object_of(folder / "config.json", MOST_CONFIG_BYTES))
+
+
 def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
     if not config:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -383,14 +384,43 @@ def test_a_folder_that_no_trainer_could_load_is_one_line_with_the_cure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = family_folder(tmp_path, "llama")
-    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert run(["doctor", str(folder)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
-    assert "has no weights (it needs config.json, tokenizer files and model.safetensors)" in lines[1]
+    assert "are pickled (pytorch_model.bin), and to read them would run what they hold" in lines[1]
     assert run(["doctor", str(tmp_path / "nowhere")]) == 1
     nowhere = f"model.path: there is no {tmp_path / 'nowhere'} on this machine (name a path that is there)"
     assert nowhere in capsys.readouterr().out
+
+
+def test_of_a_folder_without_weights_the_shapes_of_config_json_are_answered_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = family_folder(tmp_path, "llama")
+    to_come = tmp_path / "to-come"
+    to_come.mkdir()
+    shutil.copyfile(whole / "config.json", to_come / "config.json")
+
+    def answer(folder: Path, *flags: str) -> dict[str, Any]:
+        run(["doctor", str(folder), *flags, "--set", "rollout.sampling.max_new_tokens=8", "--json"])
+        return json.loads(capsys.readouterr().out)
+
+    of_config = answer(to_come)
+    of_weights = answer(whole, "--no-load")
+    for key in ("architecture", "num_parameters", "num_adapted", "kept_bytes"):
+        assert of_config["model"][key] == of_weights["model"][key], key
+    assert of_config["healthy"] is True
+    findings = {finding["subject"]: finding for finding in of_config["model"]["findings"]}
+    assert (findings["files"]["level"], findings.keys() & {"loads", "trains", "samples", "exports"}) == ("warn", set())
+    assert "the folder has no weights yet, so nothing is tried" in findings["files"]["says"]
+    assert of_config["model"]["num_trained"] == of_weights["model"]["num_parameters"]
+
+    (refused,) = answer(to_come, "--load")["model"]["findings"]
+    assert "has no tokenizer files" in refused["says"], "a person who asks for a trial takes the model to be there"
+    (to_come / "config.json").write_text('{"model_type": "of-another-planet"}')
+    (unknown,) = answer(to_come)["model"]["findings"]
+    assert (unknown["level"], "makes no language model" in unknown["says"]) == ("bad", True)
 
 
 def test_flags_of_a_model_need_one(capsys: pytest.CaptureFixture[str]) -> None:
