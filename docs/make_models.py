@@ -70,9 +70,9 @@ few of its layers, experts and tokens. The line `loads` says which. Where no twi
 that nothing was tried. A twin doesn't tell whether batches share steps, which depends on all shapes of the model; a
 generator finds it out when it has loaded the model.
 
-A folder that has a config.json and no weights, as of a model that you are yet to fetch or to make, is answered for by its
-shapes: size, adapters, sharding and memory. The line `files` says so, by `warn`, and nothing is tried. A job needs the
-weights and the tokenizer's files.
+A folder that has a config.json and no weights, as of a model that you are yet to fetch or to make, is answered for by
+its shapes: size, adapters, sharding and memory. The line `files` says so, by `warn`, and nothing is tried. A job needs
+the weights and the tokenizer's files.
 
 ## Folders with pictures or sound
 

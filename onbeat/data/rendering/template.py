@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from contracts.environments.messages import Message, Tool
+from contracts.environments.messages import Message, Tool, ToolCall
 from contracts.errors import InvalidInput, PrefixBroken
 from contracts.spec.datasets import no_chat_template
 from onbeat.data.rendering import tool_calls
@@ -143,6 +143,8 @@ def _without_tool_role(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return written
 
 
+CALL = ToolCall(name="look_up", arguments="{}")
+"""A call that each model has to be able to write, if its job has tools."""
 ANSWERS = ("Let me see.", "<think>\nIt is seven.\n</think>\n\nSeven.")
 """Many templates drop the thoughts of earlier answers, which the model's later turns then never see."""
 REPLY = Message(role="user", content="No.\nTry again, please.")
@@ -171,12 +173,8 @@ def prove(
             field="model.path",
             cure="set eos_token_id in generation_config.json",
         )
-    if tools and not _keeps(tokenizer, tool_calls.OPEN):
-        raise InvalidInput(
-            f"{tool_calls.OPEN} is a special token of the model, and so in no text",
-            field="model.path",
-            cure=FORMAT_CURE,
-        )
+    if tools:
+        _check_calls(tokenizer)
     for reply in ((REPLY,), TOOL_REPLIES):
         for answer in ANSWERS:
             _compare(renderer, tokenizer, plain(tokenizer, messages), tools, answer=answer, reply=reply)
@@ -216,6 +214,36 @@ def _first_difference(token_ids: Sequence[int], whole: Sequence[int]) -> int:
     return 1 + next((place for place, is_same in enumerate(same) if not is_same), min(len(token_ids), len(whole)))
 
 
-def _keeps(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
+def _check_calls(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises InvalidInput that names model.path where a call that the model writes can't be read from its tokens."""
+    written = tool_calls.write(CALL)
+    text = _decoded(tokenizer, written)
+    if _is_read(text):
+        return
+    if _is_read(_decoded(tokenizer, written, skips_special=False)):
+        raise InvalidInput(
+            f"{tool_calls.OPEN} is a special token of the model, and so in no text",
+            field="model.path",
+            cure=FORMAT_CURE,
+        )
+    # What the tokenizer has no token for it drops, or replaces by its token for the unknown.
+    lacks = [sign for sign in dict.fromkeys(written) if not sign.isspace() and sign not in _decoded(tokenizer, sign)]
+    problem = f"it makes {text!r} of it"
+    if lacks:
+        problem = f"it has no token for {' '.join(lacks)}"
+    raise InvalidInput(
+        f"the model's tokenizer can't write a call of a tool, {' '.join(written.split())}: {problem}",
+        field="model.path",
+        cure="choose a model whose tokenizer has them, as those of chat models do, or an environment without tools",
+    )
+
+
+def _is_read(text: str) -> bool:
+    """Returns True where the call is read from the text as it was written."""
+    return [call.name for call in tool_calls.read(text).tool_calls] == [CALL.name]
+
+
+def _decoded(tokenizer: PreTrainedTokenizerBase, text: str, *, skips_special: bool = True) -> str:
+    """Returns a text as it is after it was tokens."""
     ids = tokenizer(text, add_special_tokens=False).input_ids
-    return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) == text
+    return str(tokenizer.decode(ids, skip_special_tokens=skips_special, clean_up_tokenization_spaces=False))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +20,7 @@ from onbeat.data.rendering.base import WORD_JOINER, Renderer
 from onbeat.data.rendering.factory import check_renderer, make_renderer
 from onbeat.data.rendering.template import TemplateRenderer
 from onbeat.data.rendering.tool_calls import read, write
-from tests.builders import char_tokenizer
+from tests.builders import CHARACTERS, char_tokenizer
 from tests.chaos.short_job import long_variant
 from tests.refusals import refusal_of
 from tests.unit.onbeat.data.rendering.chat_models import CHATML, COUNTING, FORGETFUL, WITH_TOOLS, chat_tokenizer
@@ -227,6 +229,43 @@ def test_a_renderer_that_keeps_history_passes(name: str) -> None:
         tools=tools,
         end_ids=[tokenizer.eos_token_id],
     )
+
+
+def test_a_model_whose_tokenizer_has_no_tokens_for_a_call_is_refused_by_the_characters_that_it_lacks() -> None:
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '<eos>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    renderer = TemplateRenderer(tokenizer)
+
+    def check(tools: Sequence[Tool]) -> None:
+        messages = [Message(role="user", content="6*7=")]
+        check_renderer(renderer, tokenizer, messages=messages, tools=tools, end_ids=[tokenizer.eos_token_id])
+
+    written = '<tool_call> {"name": "look_up", "arguments": {}} </tool_call>'
+    problem = f"the model's tokenizer can't write a call of a tool, {written}: it has no token for "
+    with refusal_of("model.path", match=re.escape(problem)) as error:
+        check((TOOL,))
+    lacks = error.value.problem.removeprefix(problem).split()
+    assert lacks == ["_", "{", '"', "}"]
+    assert not set(lacks) & set(CHARACTERS), "those that it has"
+    assert "choose a model whose tokenizer has them" in str(error.value.cure)
+
+
+def test_a_model_to_which_the_tag_of_a_call_is_a_special_token_is_refused_by_that() -> None:
+    # A copy: the tests share the tables of tokens.
+    tokenizer = copy.deepcopy(chat_tokenizer(CHATML))
+    renderer = TemplateRenderer(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "<tool_call>"]})
+    with refusal_of("model.path", match="<tool_call> is a special token of the model, and so in no text"):
+        check_renderer(
+            renderer,
+            tokenizer,
+            messages=[Message(role="user", content="?")],
+            tools=(TOOL,),
+            end_ids=[tokenizer.eos_token_id],
+        )
 
 
 def test_a_turn_that_ended_by_another_token_is_closed_and_kept() -> None:
