@@ -204,6 +204,30 @@ def test_modules_next_to_a_rewards_file_go_along_and_errors_have_the_lines_of_bo
     assert "at helpers.py:6 in gold: return SCALE * math.sqrt(float(completion))" in failed.detail
 
 
+def test_two_files_in_different_folders_each_get_their_own_helper_of_one_name(project: StackSettings) -> None:
+    """Both are in one process, and come to their imports when they are called: at the top, late, and in a helper."""
+    components = []
+    for place, side in enumerate(("left", "right")):
+        folder = Path(project.model_root) / side
+        folder.mkdir()
+        (folder / "score.py").write_text(
+            f"import scale\n\n\ndef {side}(completion):\n"
+            "    import helpers\n    from scale import SCALE\n\n    assert helpers.scale() == scale.SCALE == SCALE\n"
+            "    return helpers.scale()\n"
+        )
+        (folder / "helpers.py").write_text("def scale():\n    from scale import SCALE\n\n    return SCALE\n")
+        (folder / "scale.py").write_text(f"SCALE = {place + 1}.0\n")
+        components.append(PluginReward(entry_point=side, file=f"{side}/score.py"))
+    spec = with_sources(job_spec(reward__components=tuple(components)), project)
+    items = (RewardItem(prompt="", completion="4", reference=""),) * 2
+    request = encode_json(RewardRequest(components=spec.reward.components, items=items))
+    headers = {"Authorization": f"Bearer {project.reward_key}", "Content-Type": "application/json"}
+    answer = httpx.post(f"{project.reward_url}/v1/score", content=request, headers=headers, timeout=60)
+    for scored in decode_json(answer.content, RewardResponse).results:
+        assert isinstance(scored, Scored), scored
+        assert scored.breakdown == {"left": 1.0, "right": 2.0}
+
+
 def test_modules_next_to_an_environments_file_go_along(project: StackSettings) -> None:
     text = "import helpers\n\n\nclass Game:\n    gold = helpers.gold('4')\n"
     (Path(project.model_root) / "project" / "game.py").write_text(text)

@@ -3,6 +3,9 @@
 a file and its helpers ─▶ one text ─▶ the cage: `import helpers` finds it there, tracebacks have the lines of both files
 
 The text is Python that anyone can read: it makes each module, then runs the file's own text under its own name.
+
+Rewards of one job run in one process, and the helpers of two files in different folders may have one name. So a text
+imports its own helpers by its own `__import__`, also when a function comes to the import only later.
 """
 
 from __future__ import annotations
@@ -16,16 +19,35 @@ from importlib.util import find_spec
 
 HELPER_CURE = "put the helper into the same file, or install it where the reward service runs"
 TAKE_ALONG = """
+import builtins as _builtins
 import linecache as _linecache
 import os as _os
 import sys as _sys
 import types as _types
 
 
+def _own_imports():
+    helpers = {}
+    usual_import = _builtins.__import__
+
+    def own_import(name, globals=None, locals=None, fromlist=(), level=0):
+        if level == 0 and name in helpers:
+            return helpers[name]
+        return usual_import(name, globals, locals, fromlist, level)
+
+    return helpers, {**vars(_builtins), "__import__": own_import}
+
+
+# Import statements of code with these builtins, here and in the helpers, find the helpers of this text first.
+_own_helpers, __builtins__ = _own_imports()
+
+
 def _take_along(name, text):
     file = _os.path.join(_os.path.dirname(globals().get("__file__", "")), name + ".py")
     module = _types.ModuleType(name)
     module.__file__ = file
+    module.__builtins__ = __builtins__
+    _own_helpers[name] = module
     _sys.modules[name] = module
     _linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     exec(compile(text, file, "exec", dont_inherit=True), vars(module))
