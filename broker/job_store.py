@@ -506,8 +506,12 @@ class JobStore:
         self._write_field(job_id, "HSETNX", "evaluation_before", encode(score))
         self._write_field(job_id, "HSET", "evaluation_latest", encode(score))
 
-    def record_health(self, job_id: str, problems: tuple[HealthProblem, ...]) -> None:
+    def record_health(
+        self, job_id: str, problems: tuple[HealthProblem, ...], past: tuple[HealthProblem, ...] = ()
+    ) -> None:
+        """Keeps what is wrong with a job's numbers. past: what was, of each rule the newest."""
         self._write_field(job_id, "HSET", "health", encode(problems))
+        self._write_field(job_id, "HSET", "health_past", encode(past))
 
     def tell(self, job_id: str, event: JobEvent) -> None:
         """Appends an event; a job that was removed gets none."""
@@ -570,7 +574,7 @@ def health_of(fields: Mapping[str, bytes], name: str = "health") -> tuple[Health
 
     Args:
         fields: The job hash.
-        name: Its field: `health`, or `health_at_resume`, as it stood at the last resume.
+        name: Its field: `health`; `health_past`, what is gone; or `health_at_resume`, as it stood at the last resume.
     """
     if not fields.get(name):
         return ()

@@ -120,6 +120,7 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorSee
             evaluation_before=_score(values.get("evaluation_before")),
             evaluation_latest=_score(values.get("evaluation_latest")),
             health=health_of(values),
+            health_past=health_of(values, "health_past"),
             **counted(JobStatus, fence, last_audit, with_lost(counters, missing, seconds(clock))),
         )
 

@@ -261,6 +261,8 @@ class HealthProblem(Record, frozen=True, kw_only=True):
     problem: str
     """What is seen, in numbers."""
     cure: str
+    until: int | UnsetType = UNSET
+    """The iteration after which it was gone; left out while it is there."""
 
     @property
     def name(self) -> str:
@@ -268,8 +270,12 @@ class HealthProblem(Record, frozen=True, kw_only=True):
 
     @property
     def in_words(self) -> str:
-        """`reward collapsed since iteration 10: 0 on average over 10 iterations, after 0.432 up to iteration 0`"""
-        return f"{self.name} since iteration {self.since}: {self.problem}"
+        """`reward collapsed since iteration 10: 0 on average over 10 iterations, after 0.432 up to iteration 0`; of one
+        that is gone `mismatch is unusual from iteration 0 until 2: …`."""
+        when = f"since iteration {self.since}"
+        if self.until is not UNSET:
+            when = f"from iteration {self.since} until {self.until}"
+        return f"{self.name} {when}: {self.problem}"
 
 
 class WindowIteration(Record, frozen=True, kw_only=True):
@@ -344,6 +350,8 @@ class JobStatus(JobCounts, frozen=True, kw_only=True):
     evaluation_latest: EvaluationScore | None = None
     health: tuple[HealthProblem, ...] = ()
     """What its numbers say is wrong; () where all is well, or too few iterations are committed to tell."""
+    health_past: tuple[HealthProblem, ...] = ()
+    """What they said was wrong, and say no more: of each rule the newest."""
     disk_bytes: int | None = None
     """Size of its run folder with its versions, of an ended job an hour ago at most; None where it isn't known yet."""
     tags: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from contracts.jobs import JobState, JobStatus
 from onbeat.client.gateway import GatewayClient
 from onbeat.stack.access import run_dir_flag, run_root_from
 from onbeat.terminal.follow import follow
-from onbeat.terminal.job_view import NoView, dead_letter_table, health_lines
+from onbeat.terminal.job_view import NoView, dead_letter_table, health_lines, past_health_lines
 from onbeat.terminal.output import FAILED, console_for, emit, tell
 from onbeat.terminal.panel import view_for
 from onbeat.terminal.words import UNKNOWN, one_line, plural
@@ -57,7 +57,8 @@ def follow_to_end(client: GatewayClient, job_id: str, *, json_output: bool, is_q
     else:
         digest = f"version {status.policy_version}   weights digest {status.weights_digest or UNKNOWN}"
         console.print(f"{status.job_id}  {status.state.value}   {one_line(status.reason) or digest}", soft_wrap=True)
-        console.print(*health_lines(status), sep="\n", end="\n" * bool(status.health), soft_wrap=True)
+        for line in (*health_lines(status), *past_health_lines(status)):
+            console.print(line, soft_wrap=True)
         if letters:
             console.print(Text(f"\n{plural(status.batches_dead, 'batch')} given up; the newest:\n"))
         for letter in letters:

@@ -81,6 +81,11 @@ def health_lines(status: JobStatus) -> list[Text]:
     return [Text(one_line(f"! {problem.in_words}; {problem.cure}"), "red") for problem in status.health]
 
 
+def past_health_lines(status: JobStatus) -> list[Text]:
+    """A line for each thing that was wrong for a time, with the cure: a job that ends well may have begun otherwise."""
+    return [Text(one_line(f"! was {problem.in_words}; {problem.cure}"), "yellow") for problem in status.health_past]
+
+
 def dead_letter_table(letter: DeadLetter) -> Table:
     """Returns what is known of a batch that was given up: why, its prompts, and whether it can be sampled again."""
     table = Table.grid(padding=(0, 2))

@@ -81,6 +81,8 @@ def summary_panel(summary: DemoSummary) -> Panel:
     table.add_row("reward", f"{score(summary.reward_first)} → {score(summary.reward_last)}")
     for problem in summary.health:
         table.add_row("health", Text(f"{problem.in_words}; {problem.cure}", "red"))
+    for problem in summary.health_past:
+        table.add_row("health was", Text(f"{problem.in_words}; {problem.cure}", "yellow"))
     table.add_row("policy", f"version {summary.final_policy_version}")
     table.add_row("weights digest", summary.final_weights_digest)
     batches = f"{summary.batches_trained} trained   {by_reason(summary.batches_rejected)} rejected"

@@ -63,6 +63,8 @@ class DemoSummary(Record, frozen=True, kw_only=True):
     verified: bool
     health: tuple[HealthProblem, ...] = ()
     """What the numbers of the run say is wrong."""
+    health_past: tuple[HealthProblem, ...] = ()
+    """What they said for a time."""
     gaps: tuple[str, ...]
     """What verify found missing or changed."""
     run_dir: str
@@ -138,6 +140,7 @@ def summarise(
         tokens_per_s=round(sum(entry.num_tokens for entry in metrics) / busy_s, 1) if busy_s else 0.0,
         verified=verdict.verified,
         health=status.health,
+        health_past=status.health_past,
         gaps=verdict.gaps,
         run_dir=str(folder.path),
         figures=tuple(str(path) for path in figures),

@@ -437,6 +437,7 @@ export interface HealthProblem {
   since: number;
   problem: string;
   cure: string;
+  until?: number;
 }
 
 export interface HostsSpec {
@@ -598,6 +599,7 @@ export interface JobStatus {
   evaluation_before: (EvaluationScore | null);
   evaluation_latest: (EvaluationScore | null);
   health: HealthProblem[];
+  health_past: HealthProblem[];
   disk_bytes: (number | null);
   tags: string[];
   owner: string;

@@ -208,6 +208,22 @@ def test_a_job_that_ended_unwell_is_no_green_one_and_says_what_to_do(gateway: Ga
         expect(page.locator(".of-events")).to_contain_text("Alarms only (1)")
 
 
+def test_a_job_that_ended_well_says_what_was_wrong_for_a_time(gateway: Gateway, browser: Browser) -> None:
+    job_id, _ = gateway.jobs.create(job_spec(name="well in the end"))
+    gateway.jobs.move(job_id, JobState.RUNNING)
+    gateway.trained(job_id, range(3))
+    past = HealthProblem(
+        rule="mismatch_unusual", since=0, until=2, problem=f"K3 of {HOSTILE}", cure="compare the folders"
+    )
+    gateway.jobs.record_health(job_id, (), (past,))
+    gateway.jobs.move(job_id, JobState.SUCCEEDED)
+    with at(browser, gateway, f"jobs/{job_id}") as page:
+        expect(page.locator(".health")).to_have_text(
+            f"mismatch unusual from iteration 0 until 2: K3 of {HOSTILE} — compare the folders"
+        )
+        expect(page.locator(".health")).not_to_have_class(re.compile("warn"))
+
+
 def test_a_job_that_ended_before_its_first_iteration_is_said_to_have_none(gateway: Gateway, browser: Browser) -> None:
     job_id, _ = gateway.jobs.create(job_spec(name="none"))
     with at(browser, gateway, f"jobs/{job_id}") as page:

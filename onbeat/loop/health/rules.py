@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore, HealthProblem
 from contracts.spec.job import JobSpec
@@ -234,6 +236,13 @@ class Health:
     def __init__(self, spec: JobSpec) -> None:
         self._history = History(spec)
         self._problems: dict[str, HealthProblem] = {}
+        self._past: dict[str, HealthProblem] = {}
+        """Rule that is kept → the problem that was the last one by it."""
+
+    @property
+    def past(self) -> tuple[HealthProblem, ...]:
+        """The problems that are gone: of each rule that is kept the newest, in the order in which they went."""
+        return tuple(self._past.values())
 
     def score(self, score: EvaluationScore) -> None:
         """Takes a held-out score, before the metrics of its iteration."""
@@ -244,12 +253,18 @@ class Health:
         self._history.add(metrics)
         history = self._history
         problems = {rule: self._sees(rule) for rule in RULES}
+        before = self._problems
         self._problems = {
-            rule.name: self._problems.get(rule.name)
+            rule.name: before.get(rule.name)
             or HealthProblem(rule=rule.name, since=metrics.iteration, problem=problem, cure=rule.cure_for(history))
             for rule, problem in problems.items()
             if problem
         }
+        for name in self._problems:
+            self._past.pop(name, None)
+        for name, problem in before.items():
+            if name not in self._problems:
+                self._past[name] = replace(problem, until=metrics.iteration)
         return tuple(self._problems.values())
 
     def _sees(self, rule: Rule) -> str:

@@ -36,6 +36,7 @@ class HealthWatch:
         self._accepted: frozenset[str] = frozenset()
         """Rules that were broken at the last resume. A trainer that was replaced breaks none anew, and accepts none."""
         self._told: tuple[HealthProblem, ...] = ()
+        self._told_past: tuple[HealthProblem, ...] = ()
 
     def begin(self, first: int) -> None:
         """Takes the iterations before the first one: what was wrong at the last resume ends nothing any more."""
@@ -48,6 +49,7 @@ class HealthWatch:
         fields = self._jobs.fields(self._folder.job_id)
         self._accepted = frozenset(problem.rule for problem in health_of(fields, "health_at_resume"))
         self._told = health_of(fields)
+        self._told_past = health_of(fields, "health_past")
         self._tell(problems, first - 1)
 
     def scored(self, score: EvaluationScore) -> None:
@@ -65,13 +67,19 @@ class HealthWatch:
                 raise Unhealthy(problem.in_words, field="trainer.stop_on", cure=problem.cure)
 
     def _tell(self, problems: tuple[HealthProblem, ...], iteration: int) -> None:
-        if problems == self._told:
+        past = self._health.past
+        if (problems, past) == (self._told, self._told_past):
             return
         for problem in problems:
             if problem not in self._told:
                 log.warning("%s; %s", problem.in_words, problem.cure)
+        is_news = problems != self._told
         self._told = problems
-        self._jobs.record_health(self._folder.job_id, problems)
+        self._told_past = past
+        self._jobs.record_health(self._folder.job_id, problems, past)
+        if not is_news:
+            # A replay from an earlier checkpoint may forget what was gone.
+            return
         event = HealthChanged(at_s=time.time(), iteration=iteration, problems=problems)
         self._jobs.tell(self._folder.job_id, event)
 

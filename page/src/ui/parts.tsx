@@ -24,14 +24,17 @@ export function StateBadge({ status }: { status: Pick<JobStatus, "state" | "heal
   );
 }
 
-/** What is wrong since when, and what to do about it; nothing while all is well. */
+/** What is wrong since when, what was wrong for a time, and what to do about it; nothing where all is and was well. */
 export function Health({ status }: { status: JobStatus }): JSX.Element | null {
-  if (!status.health.length) return null;
+  const past = status.health_past ?? [];
+  if (!status.health.length && !past.length) return null;
   return (
-    <ul class="note warn health" role="status">
-      {status.health.map((one) => (
-        <li key={one.rule}>
-          <strong>{spoken(one.rule)}</strong> since iteration {one.since}: {one.problem} <span class="quiet">— {one.cure}</span>
+    <ul class={`note health ${status.health.length ? "warn" : ""}`} role="status">
+      {[...status.health, ...past].map((problem) => (
+        <li key={`${problem.rule} ${problem.since}`}>
+          <strong>{spoken(problem.rule)}</strong>{" "}
+          {problem.until === undefined ? `since iteration ${problem.since}` : `from iteration ${problem.since} until ${problem.until}`}
+          : {problem.problem} <span class="quiet">— {problem.cure}</span>
         </li>
       ))}
     </ul>

@@ -269,5 +269,11 @@ def test_a_mismatch_that_float32_can_not_have_is_told_after_the_first_iteration(
         assert found[0].problem == "K3 of 0.02 a token, where engines that round to 16 bits have at most 1e-3"
         quantized = {"trainer__mismatch_alarm": 0.1}
         assert begun(1, mismatch_k3=2e-2).told(**SHORT | rounded | quantized) == ({}, ()), "the spec expects so much"
+    short = Health(_spec(**SHORT))
+    for iteration, k3 in enumerate((2e-5, 1e-13, 1e-13)):
+        short.iteration(iteration_metrics(iteration=iteration, mismatch_k3=k3))
+    (past,) = short.past
+    assert (past.rule, past.since, past.until) == ("mismatch_unusual", 0, 2), "a short job's end still names it"
+    assert past.in_words.startswith("mismatch is unusual from iteration 0 until 2: K3 of 2e-05 a token, ")
     once = Run.of("healthy").changed(mismatch_k3=lambda row: 2e-5 if row.iteration == 7 else 1e-13)
     assert once.told() == ({}, ()), "a token that takes another expert once is no fault"

@@ -20,6 +20,7 @@ from contracts.settings import StackSettings
 from contracts.spec.job import JobSpec
 from onbeat.loop.health import watch as watching
 from onbeat.loop.health.watch import HealthWatch
+from onbeat.terminal.job_view import past_health_lines
 from tests.builders import job_spec
 from tests.contract.golden_files import iteration_metrics
 
@@ -31,6 +32,7 @@ class BelowHalf:
     spec: JobSpec
     seen: list[object] = field(default_factory=list)
     since: int | None = None
+    past: tuple[HealthProblem, ...] = ()
 
     def score(self, score: EvaluationScore) -> None:
         self.seen.append(score.iteration)
@@ -38,10 +40,16 @@ class BelowHalf:
     def iteration(self, metrics: IterationMetrics) -> tuple[HealthProblem, ...]:
         self.seen.append(metrics.reward_mean)
         if metrics.reward_mean >= 0.5:
+            if self.since is not None:
+                self.past = (self._problem(self.since, until=metrics.iteration),)
             self.since = None
             return ()
         self.since = metrics.iteration if self.since is None else self.since
-        return (HealthProblem(rule="reward_collapsed", since=self.since, problem="it is low", cure="wait"),)
+        self.past = ()
+        return (self._problem(self.since),)
+
+    def _problem(self, since: int, **until: int) -> HealthProblem:
+        return HealthProblem(rule="reward_collapsed", since=since, problem="it is low", cure="wait", **until)
 
 
 @pytest.fixture
@@ -81,7 +89,31 @@ def test_a_change_is_told_once_and_stands_in_the_jobs_status(watch: Callable[...
     assert (problem.rule, problem.cure) == ("reward_collapsed", "wait")
     made.committed(numbers(3, 0.9))
     assert told(made)[-1] == (3, [])
-    assert job_status(broker, made._folder.job_id).health == ()
+    status = job_status(broker, made._folder.job_id)
+    assert status.health == ()
+    assert [problem.in_words for problem in status.health_past] == [
+        "reward collapsed from iteration 1 until 3: it is low"
+    ]
+    assert [line.plain for line in past_health_lines(status)] == [
+        "! was reward collapsed from iteration 1 until 3: it is low; wait"
+    ]
+
+
+def test_what_was_wrong_for_a_time_stays_in_the_status_also_after_the_next_trainer_and_until_it_comes_again(
+    watch: Callable[..., HealthWatch], broker: Broker
+) -> None:
+    first = watch()
+    rows = [numbers(iteration, reward) for iteration, reward in enumerate([0.1, 0.9, 0.9])]
+    append_json_lines(first._folder.metrics, rows)
+    first.begin(3)
+    second = watch()
+    second.begin(3)
+    (past,) = job_status(broker, first._folder.job_id).health_past
+    assert (past.since, past.until) == (0, 1)
+    assert told(second) == [], "it was gone before these trainers, and is no news"
+    second.committed(numbers(3, 0.1))
+    status = job_status(broker, first._folder.job_id)
+    assert ([problem.since for problem in status.health], status.health_past) == ([3], ())
 
 
 def test_the_next_trainer_judges_what_was_before_it_and_says_nothing_twice(watch: Callable[..., HealthWatch]) -> None:

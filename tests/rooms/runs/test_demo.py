@@ -15,7 +15,7 @@ from rich.console import Console
 
 from contracts.encoding.wire import encode_json
 from contracts.errors import InvalidInput, Unavailable
-from contracts.jobs import JobState
+from contracts.jobs import HealthProblem, JobState
 from contracts.run_folder import RunFolder
 from onbeat.commands.stack import _stack_panel
 from onbeat.stack.options import StackOptions
@@ -145,6 +145,7 @@ def test_what_others_wrote_is_text_in_the_summary() -> None:
         "batches_rejected": {},
         "figures": (),
         "health": (),
+        "health_past": (HealthProblem(rule="mismatch_unusual", since=0, until=2, problem=HOSTILE, cure=HOSTILE),),
         "verified": False,
         "job_id": "job-1",
     }
