@@ -30,7 +30,7 @@ MAX_ROWS = 256
 MAX_TOKENS = 256
 
 LIMITS = {"float64": 1e-3, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
-"""torch name of a dtype → `rollout.probe.max_gap` where the spec leaves it out (docs/promises.md has the reasons)."""
+"""torch name of a dtype → `rollout.probe.max_gap` where the spec leaves it out (docs/proofs.md has the reasons)."""
 FLOORS = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 """torch name of a dtype → a gap that rounding alone may make: eight roundings of a number of 16 bits, and some hundred
 of one of float32, whose sums go through as many terms in an order of each engine's own."""

@@ -240,10 +240,10 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Bearer key that opens `/metrics` of every process, and nothing else. Without one, an HTTP service's own key opens
     its own, and other processes serve metrics on loopback alone."""
     crash_at: str = ""
-    """Crash point (docs/promises.md) at which a trainer, a generator, a stage worker or the environment
+    """Crash point (docs/evidence.md) at which a trainer, a generator, a stage worker or the environment
     service kills itself; for tests."""
     wrong_numbers: str = ""
-    """Fault (docs/promises.md) with which a generator's transformers engine computes other numbers than its weights
+    """Fault (docs/proofs.md) with which a generator's transformers engine computes other numbers than its weights
     give: `attention`, `layer` or `stale`, `NAME:N` from the Nth load on, `NAME:N:once` until the engine is made anew;
     for tests."""
 

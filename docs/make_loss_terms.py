@@ -22,7 +22,7 @@ This page is generated from the terms: `python -m docs.make_loss_terms > docs/lo
 
 The loss of a job is a sum of terms. Each term gives every sampled token a loss; the terms that are means over samples
 are multiplied by the correction's weight, the others are added to them, and the [normaliser](losses.md#losses) of
-`algorithm.loss` makes one number of the tokens. [Extend](extend.md#a-term-of-the-loss) says how to add a term.
+`algorithm.loss` makes one number of the tokens. [Change Onbeat](change.md#a-term-of-the-loss) says how to add a term.
 
 A term reports *metrics*. They stand in `loss_metrics` of each line of `metrics.jsonl` and of each update of it, on the
 page, in Prometheus as `onbeat_job_NAME`, and in the trackers. Each is a mean over those of the iteration's optimizer

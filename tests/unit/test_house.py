@@ -378,7 +378,7 @@ def test_the_key_table_names_each_key_once_and_every_key_of_a_job() -> None:
 
 
 def test_every_crash_point_is_explained() -> None:
-    page = (ROOT / "docs" / "promises.md").read_text()
+    page = (ROOT / "docs" / "evidence.md").read_text()
     explained = re.findall(r"^`((?:consumer|hosts|producer|environment|stage|tasks)\.\w+)` \|", page, re.MULTILINE)
     assert set(explained) == set(CRASH_POINTS)
 
@@ -390,8 +390,22 @@ def test_each_test_that_the_docs_name_exists() -> None:
             assert f"def {name}(" in (ROOT / path).read_text(), f"{page.name} names {path}::{name}"
 
 
+def test_each_fault_has_a_message_and_a_cure_on_one_page_and_its_tests_on_the_other() -> None:
+    def first_cells(page: str, level: str) -> list[tuple[str, list[str]]]:
+        """Returns (section, first cells of its table) of each section of a page that has a table of faults."""
+        sections = re.split(rf"^{level} ", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE)[1:]
+        tables = [
+            (text.split("\n", 1)[0], re.search(r"^fault \|.*\n---.*\n((?:.+\n)+)", text, re.M)) for text in sections
+        ]
+        return [(name, [row.split(" | ")[0] for row in table[1].splitlines()]) for name, table in tables if table]
+
+    faults = first_cells("faults.md", "##")
+    assert faults == first_cells("evidence.md", "###")
+    assert sum(len(rows) for _, rows in faults) > 100
+
+
 def test_each_sentence_that_the_invariants_name_is_a_test() -> None:
-    page = (ROOT / "docs" / "promises.md").read_text().partition("\n## Processes")[0]
+    page = (ROOT / "docs" / "evidence.md").read_text().partition("\n## Faults")[0]
     sentences = set(re.findall(r"`([a-z][a-z0-9]*(?:_[a-z0-9]+){3,})`", page))
     tests = "".join(path.read_text() for path in tracked("tests/*.py"))
     assert len(sentences) > 20

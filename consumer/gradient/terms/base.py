@@ -165,7 +165,7 @@ class LossSpec:
 class LossTerm(Protocol):
     """A term of a job's loss. `terms_of_job` makes the terms of a job from its spec; they never change.
 
-    docs/extend.md says what a new term has to keep, and has an example.
+    docs/change.md says what a new term has to keep, and has an example.
     """
 
     name: ClassVar[str]

@@ -4,7 +4,7 @@
 
 kills the process with SIGKILL the third time that it gets there; `:3:group` kills its process group, as the ranks and
 the launcher of a host that is lost. Unset, `reach` compares two strings and does nothing.
-docs/promises.md says what each death leaves behind and how it heals.
+docs/evidence.md says what each death leaves behind and how it heals.
 """
 
 from __future__ import annotations

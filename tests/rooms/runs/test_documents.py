@@ -252,6 +252,7 @@ RUN = {
 """Page → what tells its Python blocks apart that this module runs; tests/rooms/runs/test_train_process.py runs
 README's."""
 PARTS = {
+    "change.md": {"class ConfidenceTerm": "tests/unit/consumer/gradient/terms/test_a_new_term.py"},
     "environments.md": {"episode.base_url": "tests/rooms/environments/test_agents.py"},
     "extend.md": {
         "async def serve_and_train": "tests/integration/test_client.py",
@@ -259,7 +260,6 @@ PARTS = {
         "as stage:\n    for rows in stage:": "examples/stage.py",
         "producer.make_model()": "examples/generator.py",
         "consumer.begin(model)": "examples/trainer.py",
-        "class ConfidenceTerm": "tests/unit/consumer/gradient/terms/test_a_new_term.py",
         "class Drawing": "tests/rooms/trackers/test_trackers.py",
     },
     "from-trl.md": {"# TRL\ntrainer =": "tests/contract/test_trl_job.py"},

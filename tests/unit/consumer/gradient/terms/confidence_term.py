@@ -1,4 +1,4 @@
-"""A term of a loss in one file, as an engineer who has read docs/extend.md would write it."""
+"""A term of a loss in one file, as an engineer who has read docs/change.md would write it."""
 
 from __future__ import annotations
 

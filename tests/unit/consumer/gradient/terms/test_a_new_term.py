@@ -104,7 +104,7 @@ def test_its_docstring_and_the_meaning_of_its_metric_are_the_documentation(spec:
 
 
 def test_the_example_of_the_docs_is_this_term() -> None:
-    assert f"```python\n{inspect.getsource(ConfidenceTerm)}```" in (ROOT / "docs" / "extend.md").read_text()
+    assert f"```python\n{inspect.getsource(ConfidenceTerm)}```" in (ROOT / "docs" / "change.md").read_text()
 
 
 def test_the_committed_page_is_the_generated_one() -> None:
