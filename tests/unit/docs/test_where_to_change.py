@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "change.md"
 PATH = re.compile(r"`((?:[\w.<>-]+/)+[\w.<>-]+)`")
 PLACE = re.compile(r"`([\w.]+)`(?: and `([\w.]+)`)? in `((?:[\w.-]+/)+[\w.-]+)`")
+EXCERPT = re.compile(r"^```python (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = "<name>"
 """What the page writes for the name of a new kind."""
 
@@ -74,3 +75,13 @@ def test_the_page_answers_the_questions_of_a_new_engineer() -> None:
     ):
         assert any(words in question for question in questions), words
     assert all(places(answer) for (answer,) in questions.values())
+
+
+def test_each_excerpt_of_the_page_stands_in_its_file() -> None:
+    def lines(text: str) -> str:
+        return "\n".join(line.strip() for line in text.strip().splitlines())
+
+    excerpts = EXCERPT.findall(PAGE.read_text())
+    assert len(excerpts) == 2
+    for path, text in excerpts:
+        assert lines(text) in lines((ROOT / path).read_text()), path
