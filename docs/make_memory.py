@@ -22,7 +22,8 @@ This page is generated: `python -m docs.make_memory > docs/memory.md`. `onbeat d
 The table has what a trainer needs on a GPU at its peak, in GiB: in bfloat16, with AdamW and exact sums, in passes of
 8,192 tokens. Each column has the keys of those before it. **No key changes a bit of the weights**, but for adapters,
 which are another job. The numbers are counted from shapes. Activations are an estimate that is right within a factor
-of two, and nothing above 1.5 B has been run.
+of two, and nothing above 1.5 B has been run. For a model of 7 B take the rows of Qwen3-8B;
+[choose](choose.md#memory) goes through them, and says which combinations of keys are refused.
 
 """
 KEYS: dict[str, tuple[str, str]] = {
@@ -42,12 +43,12 @@ KEYS: dict[str, tuple[str, str]] = {
     ),
     'optimizer.offload = "disk"': (
         "The same, in a file of the run root without a name, which ends with its process. It is the form for a CPU, "
-        'whose memory is the host\'s: `"host"` has no effect there, and the log says so.',
+        'whose memory is the host\'s: `"host"` has no effect there, and the log has a line about it.',
         "for each step, the disk's time to read and write 12 bytes a parameter",
     ),
     "trainer.offload_activations = true": (
         "What a pass saves for its backward pass waits in page-locked memory of the host, but for pieces below 1 MiB "
-        'and those with gaps. It has no effect on a CPU, and the log says so. `sharding = "fsdp"` refuses it.',
+        'and those with gaps. It has no effect on a CPU, and the log has a line about it. `sharding = "fsdp"` refuses it.',
         "the copies, which the pass waits for",
     ),
     "trainer.lora.rank = 16": (
@@ -57,7 +58,7 @@ KEYS: dict[str, tuple[str, str]] = {
 }
 """A key → what it does, and what it costs."""
 END = """
-A generator comes on top where it shares the card: the weights once more, and its cache. With `schedule = "colocated"`
+If a generator shares the card, its weights and its cache come on top. With `schedule = "colocated"`
 the trainer gives the memory of its sums, 8 bytes a parameter, back while generators sample. Any key can be set on the
 command line, too: `onbeat submit my-job.toml --set optimizer.offload=host`.
 
