@@ -48,7 +48,8 @@ KEYS: dict[str, tuple[str, str]] = {
     ),
     "trainer.offload_activations = true": (
         "What a pass saves for its backward pass waits in page-locked memory of the host, but for pieces below 1 MiB "
-        'and those with gaps. It has no effect on a CPU, and the log has a line about it. `sharding = "fsdp"` refuses it.',
+        "and those with gaps. It has no effect on a CPU, and the log has a line about it. "
+        '`sharding = "fsdp"` refuses it.',
         "the copies, which the pass waits for",
     ),
     "trainer.lora.rank = 16": (
