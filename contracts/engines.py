@@ -97,48 +97,50 @@ class TransformersOptions(EngineOptions, tag="transformers", frozen=True, kw_onl
         return True
 
     shared_sequences: Sequences = 32
-    """Batches are claimed while fewer completions than this are sampled, where batches may share steps and keep their
-    bytes (the log says so); 1: one at a time."""
+    """The generator claims batches while it samples fewer completions than this, if batches may share steps and keep
+    their bytes (its log has the outcome). 1: one batch at a time."""
     shared_cache_mb: Megabytes = 1024
-    """Memory of the key-value cache that several batches share; a batch that needs more is sampled by itself."""
+    """The memory of the key-value cache that several batches share. A batch that needs more is sampled by itself."""
     turns_cache_mb: Megabytes = 1024
-    """Memory of keys and values that trajectories keep between turns; those beyond it go through the model again, which
-    changes no byte."""
+    """The memory of keys and values that trajectories keep between turns. Those that don't fit go through the model
+    again, which changes no byte."""
     packed_weights_mb: Megabytes = 1024
-    """Memory of a second copy of layers' weights, in the order in which products read them; others are packed at each
-    product, which changes no byte."""
+    """The memory of a second copy of layers' weights, in the order in which products read them. Other layers are packed
+    at each product, which changes no byte."""
 
 
 class BatchingOptions(EngineOptions, frozen=True, kw_only=True):
     """Options of every engine that samples several batches beside each other."""
 
     max_sequences: Sequences = 256
-    """Batches are claimed while fewer completions than this are being sampled."""
+    """The generator claims batches while it samples fewer completions than this."""
     timeout_s: Patience = 600.0
-    """Longest time for one batch, or one load of weights; the generator ends with an error past it."""
+    """The longest time for one batch, or for one load of weights. After it the generator ends with an error."""
 
 
 class VllmOptions(BatchingOptions, tag="vllm", frozen=True, kw_only=True):
     """vLLM, in an engine process that the generator starts and ends."""
 
     tensor_parallel_size: Workers = 1
-    """Processes that share each layer of the model, each with a device of its own; on a CPU they talk by gloo."""
+    """The number of processes that share each layer of the model. Each has a device of its own; on a CPU they talk by
+    gloo."""
     data_parallel_size: Workers = 1
-    """Copies of the model, each with tensor_parallel_size processes; requests go to the copy that has the fewest."""
+    """The number of copies of the model, each with tensor_parallel_size processes. A request goes to the copy that has
+    the fewest."""
     quantization: Quantization = ""
-    """How vLLM quantizes each version as it loads it; "" computes in the model's dtype. It refuses what its device
+    """How vLLM quantizes each version as it loads it. "" computes in the model's dtype. vLLM refuses what its device
     can't do."""
     max_model_len: Annotated[int, Meta(ge=0, le=2**24)] = 0
-    """Most tokens of a prompt with its completion, for which its cache has room; 0: as the job needs that it starts
-    for, and anew for a job that needs more."""
+    """The most tokens of a prompt with its completion, for which the cache has room. 0: as many as the job needs for
+    which vLLM starts; it starts again for a job that needs more."""
     kv_cache_mb: Megabytes = 0
-    """Memory of its key-value cache; 0 takes 1024 on a CPU, and on a GPU what the model leaves."""
+    """The memory of the key-value cache. 0 takes 1024 on a CPU, and on a GPU what the model leaves."""
     sleep_mode: bool = False
-    """Whether a colocated job's trainer has the GPU's memory in its turn, by vLLM's sleep mode and its own allocator;
+    """Gives the trainer of a colocated job the GPU's memory in its turn, by vLLM's sleep mode and its own allocator.
     CUDA only."""
     batch_invariant: bool = False
-    """Whether vLLM computes with batch-invariant kernels (VLLM_BATCH_INVARIANT=1), and may serve deterministic jobs: a
-    GPU of compute capability ≥ 8.0; slower."""
+    """Makes vLLM compute with batch-invariant kernels (VLLM_BATCH_INVARIANT=1), so that it may serve deterministic
+    jobs. It needs a GPU of compute capability 8.0 or more, and is slower."""
 
     @property
     def is_reproducible(self) -> bool:
@@ -153,7 +155,7 @@ class OpenaiOptions(BatchingOptions, tag="openai", frozen=True, kw_only=True):
     url: str = ""
     """Base URL of the server, e.g. http://127.0.0.1:8200. A server belongs to one generator."""
     api_key: str = ""
-    """Bearer key of the server; "" where it wants none."""
+    """The bearer key of the server. "" if the server needs none."""
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):

@@ -35,14 +35,15 @@ class Component(Record, tag_field="type", frozen=True, kw_only=True):
     """A scorer of a rubric. The reward is the sum of weight x score over the components."""
 
     weight: Weight = 1.0
-    """Factor of this score in the reward; negative for a penalty."""
+    """The factor of this score in the reward. A negative number makes it a penalty."""
     on_unscorable: OnUnscorable = "fail"
-    """What happens when this component raises, times out or crashes at a completion. fail: the batch, and in the end
-    the job, fails. A number: the completion gets this score, which is counted and audited; after a time-out or a crash
-    only in the last attempt. A resume may change it."""
+    """What happens if this component raises an error, times out or crashes at a completion. fail: the batch fails, and
+    in the end the job. A number: the completion gets this score, which is counted and audited; after a time-out or a
+    crash it is given in the last attempt only. A resume may change it."""
 
     sources: Annotated[tuple[Line, ...], Meta(min_length=1, max_length=16)] | UnsetType = UNSET
-    """Sources of a mixture, and sets of the evaluation, that it scores; left out: all."""
+    """The sources of a mixture, and the sets of the evaluation, whose completions this component scores. Left out:
+    all."""
 
     def scores(self, source: str | UnsetType) -> bool:
         """Returns True where it scores completions of a source."""
@@ -88,8 +89,8 @@ class RegexReward(Component, tag="regex", frozen=True, kw_only=True):
     """Python regular expression, searched anywhere in the completion. Patterns without look-around and back-references
     are matched in linear time."""
     compare: Literal["text", "number"] | UnsetType = UNSET
-    """How the group `answer` is compared: "text", or "number", by which 1058 equals 1,058 as under `numeric`; left out:
-    as text."""
+    """How the group `answer` is compared with the reference: as "text", or as "number", so that 1058 equals 1,058 as
+    under `numeric`. Left out: as text."""
 
     @property
     def patterns(self) -> dict[str, str]:
@@ -185,18 +186,19 @@ class PluginReward(Component, tag="plugin", frozen=True, kw_only=True):
     """
 
     entry_point: Line
-    """Name of the function in group `onbeat.rewards`, or in the file."""
+    """The name of the function in group `onbeat.rewards`, or in the file."""
     file: FilePathOrNone = ""
-    """File of Python that defines the function; a relative path starts as that of `model.path`. "" takes an installed
-    package's."""
+    """A file of Python that defines the function. A relative path starts as that of `model.path`. With "" the function
+    is of an installed package."""
     source: Text = ""
-    """The file's text. The gateway reads it when the job is submitted, and what the file says later changes nothing."""
+    """The text of the file. The gateway reads it when the job is submitted; a later edit of the file changes
+    nothing."""
     arguments: Annotated[tuple[Line, ...], Meta(max_length=64)] | UnsetType = UNSET
-    """Arguments that the file's function needs. The gateway reads them from the text; those that are no names of ours
-    are columns of the data set."""
+    """The arguments that the function of the file needs. The gateway reads them from the text. Names that Onbeat
+    doesn't have are columns of the data set."""
     package: Line | UnsetType = UNSET
-    """Name and version of the installed package that has the function, as "brief 1.0". The gateway asks the reward
-    service when the job is submitted; a reward service with another version refuses to score."""
+    """Name and version of the installed package that has the function, such as "brief 1.0". The gateway asks the reward
+    service for them when the job is submitted. A reward service with another version refuses to score."""
 
     @property
     def name(self) -> str:

@@ -20,28 +20,30 @@ class SamplingParams(Record, frozen=True, kw_only=True):
     """How completions are drawn. The reported log-probs are those of the distribution that these define."""
 
     max_new_tokens: Tokens
-    """Longest completion, the end-of-sequence token included."""
+    """The most tokens of a completion, with the end-of-sequence token."""
     temperature: Annotated[float, Meta(ge=0.0, le=10.0)] = 1.0
-    """0.0 is greedy: the arg-max token, whose log-prob is reported at temperature 1."""
+    """The temperature. 0.0 is greedy: the likeliest token is taken, and its log-prob is reported at temperature 1."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    """Draws from the fewest most likely tokens whose mass reaches this. Log-probs are normalised over what top_p, top_k
-    and min_p keep."""
+    """Draws from the fewest most likely tokens whose probabilities add up to this number. Log-probs are normalised over
+    what top_p, top_k and min_p keep."""
     top_k: Annotated[int, Meta(ge=0, le=2**24)] = 0
-    """Draws from so many most likely tokens; 0 keeps the whole vocabulary."""
+    """Draws from this number of most likely tokens. 0 keeps the whole vocabulary."""
     min_p: Annotated[float, Meta(gt=0.0, le=1.0)] | UnsetType = UNSET
-    """Draws from the tokens whose probability is at least this share of the most likely one's; left out: from all."""
+    """Draws from the tokens whose probability is at least this share of the most likely token's. Left out: from all."""
 
     min_new_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | UnsetType = UNSET
-    """Tokens before a completion or turn may end: earlier no end is drawn, and no text of `stop` counts."""
+    """The fewest tokens of a completion or turn. Before that no end is drawn, and no text of `stop` counts."""
     logit_bias: Annotated[dict[TokenNumber, Bias], Meta(min_length=1, max_length=1024)] | UnsetType = UNSET
-    """Token id = what is added to its logit: -100 all but forbids it, 100 all but forces it."""
+    """Token id = number that is added to the token's logit: -100 nearly forbids the token, 100 nearly forces it."""
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | UnsetType = UNSET
-    """Divides positive logits of tokens in prompt or completion so far, multiplies negative ones."""
+    """Changes the logits of tokens that are in the prompt or in the completion so far: positive logits are divided by
+    it, negative ones multiplied."""
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=64)] | UnsetType = UNSET
-    """Tokens that end a completion in addition to the model's own; each is sampled, trained and part of it."""
+    """Tokens that end a completion in addition to the model's own. Such a token is sampled, trained and part of the
+    completion."""
     stop: Annotated[tuple[StopText, ...], Meta(min_length=1, max_length=16)] | UnsetType = UNSET
-    """Texts that end a completion with the token that completes one, which is part of it: trained, and seen by rewards.
-    Special tokens have no text."""
+    """Texts that end a completion. The token that completes such a text is part of the completion: it is trained, and
+    rewards see it. Special tokens have no text."""
 
     def __hash__(self) -> int:
         return hash((self.max_new_tokens, self.temperature))  # a map has no hash

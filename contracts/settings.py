@@ -62,20 +62,20 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Field `redis_url` is read from ONBEAT_REDIS_URL, and so on."""
 
     name: Annotated[str, Meta(max_length=MAX_NAME, pattern=r"^[A-Za-z0-9._-]*$(?![\s\S])")] = ""
-    """What this process is called in its log, on the page and, with random characters behind it, in ids; "": in a
-    container of Docker or podman the container's name, else host and process number."""
+    """The name of this process in its log, on the page and, with random characters behind it, in ids. With "" it is the
+    container's name in a container of Docker or podman, and otherwise host and process number."""
     redis_url: str = ""
     """redis://user:password@host:port/0, rediss:// by TLS, unix://user:password@/path?db=0 for a socket file, or
     redis+sentinel://user:password@host:port,host:port/NAME/0 for a primary that sentinels watch; "" without a broker.
     The user is the role's (docs/redis.md); ONBEAT_REDIS_PASSWORD, or its file, may have the password."""
     redis_replicas: Annotated[int, Meta(ge=0, le=100)] = 0
-    """Replicas that hold a commit, and what comes before a deletion, before a process goes on; with 0 a failover may
-    lose what the primary confirmed."""
+    """The number of replicas that must have a commit, and what comes before a deletion, before a process goes on. With
+    0 a failover may lose what the primary confirmed."""
     celery_url: str = ""
-    """The same server for the messages of Celery, as a user of their own, for gateways, workers of tasks and the clock;
-    "" takes redis_url."""
+    """The address of the same server for the messages of Celery, with a user of their own. Gateways, workers of tasks
+    and the clock need it. With "" it is redis_url."""
     task_events: bool = False
-    """True: a worker of tasks says what it does over Celery's events, which Flower shows."""
+    """Makes a worker of tasks report what it does over Celery's events, which Flower shows."""
     reward_url: str = "http://127.0.0.1:8100"
     """Base URL of the reward service, which scores and plays."""
     reward_key: str = ""
@@ -86,159 +86,171 @@ class StackSettings(Record, frozen=True, kw_only=True):
     api_key: str = ""
     """Bearer key of the gateway, which doesn't start without one."""
     keys_file: str = ""
-    """File of more keys of the gateway, a line each: NAME SCOPE SHA-256, read again when it changes. "": none."""
+    """A file of more keys of the gateway, with a line for each: NAME SCOPE SHA-256. It is read again when it changes.
+    "": none."""
     run_root: str = "runs"
     """Folder of run folders: weights, checkpoints, metrics. Shared by trainers and generators."""
     weight_root: str = ""
-    """Folder of the published versions, shared by trainers and generators, e.g. below /dev/shm of one host; "": the run
-    root. Elsewhere a job's versions are removed when it ends."""
+    """The folder of the published versions, which trainers and generators share, for example below /dev/shm of one
+    host. With "" it is the run root. If it is another folder, a job's versions are removed when the job ends."""
     objects: str = ""
-    """Object store of jobs whose hosts share no folder: s3://bucket/prefix, gs://, az://, or file:///folder; accounts
-    and endpoints by the provider's own variables. "": none."""
+    """The object store of jobs whose hosts share no folder: s3://bucket/prefix, gs://, az://, or file:///folder.
+    Accounts and endpoints come from the provider's own variables. "": none."""
     cache: str = ""
-    """Folder of this host where its processes keep what they read from the object store, each byte once; "": none."""
+    """A folder of this host in which its processes keep what they read from the object store, each byte once. "":
+    none."""
     cache_mb: Annotated[int, Meta(ge=1, le=2**30)] = 65536
-    """MiB that this folder may take; what was used longest ago makes room."""
+    """The MiB that this folder may take. What was used longest ago is removed first."""
     cache_hosts: str = ""
-    """Base URLs of other hosts that serve their caches, with commas between them: asked before the object store."""
+    """Base URLs of other hosts that serve their caches, with commas between them. They are asked before the object
+    store."""
     cache_key: str = ""
     """Bearer key of these services, which don't start without one."""
     model_root: str = "."
-    """Folder where relative model and data paths of a spec start; what a spec names lies below it, links followed."""
+    """The folder in which relative model and data paths of a spec start. What a spec names has to be below it, also
+    behind links."""
     extra_roots: str = ""
     """More folders below which specs may name models and data by absolute paths, separated as in PATH. Run root, weight
-    root and what is hidden stay closed."""
+    root and hidden files stay closed."""
     hub_root: str = ""
-    """Folder of the models and data sets that were fetched from the Hugging Face hub; "": `onbeat` in HF_HOME, which is
-    ~/.cache/huggingface unless it is set. Hosts that share it fetch once."""
+    """The folder of the models and data sets that were fetched from the Hugging Face hub. With "" it is `onbeat` in
+    HF_HOME, which is ~/.cache/huggingface unless it is set. Hosts that share the folder fetch once."""
     hub_fetch: Literal["", "none", "operator", "all"] = ""
-    """The keys for which the gateway fetches a name of the hub that a spec has and its host hasn't. none: no key, only
-    `onbeat fetch` does. operator: ONBEAT_API_KEY alone. all: those of ONBEAT_KEYS_FILE, too. "": operator, or none
-    where HF_HUB_OFFLINE is set, as in the images."""
+    """The keys for which the gateway fetches a name of the hub that its host doesn't have. none: no key, only `onbeat
+    fetch` fetches. operator: ONBEAT_API_KEY only. all: the keys of ONBEAT_KEYS_FILE, too. "": operator, or none if
+    HF_HUB_OFFLINE is set, as in the images."""
     hub_mb: Annotated[int, Meta(ge=1, le=2**30)] = 262_144
-    """MiB that this folder may take; what doesn't fit isn't fetched."""
+    """The MiB that this folder may take. What doesn't fit isn't fetched."""
     hub_token: str = ""
-    """Token of the hub, for models and data sets that are gated or private; "": HF_TOKEN, or that of `hf auth login`.
-    It stands in no spec, no log and no error."""
+    """The token of the hub, for models and data sets that are gated or private. With "" it is HF_TOKEN, or that of `hf
+    auth login`. It is in no spec, no log and no error."""
     dataset_mb: Annotated[int, Meta(ge=1, le=2**24)] = DATASET_MB
-    """MiB that the rows of a job's data files may take in a trainer's memory, counted while they are read: their texts,
-    and 1 KiB a row. A job beyond it is refused by the file's key."""
+    """The MiB that the rows of a job's data files may take in a trainer's memory: their texts, and 1 KiB for each row.
+    They are counted while they are read, and a job with more is refused by the file's key."""
     host: str = "127.0.0.1"
     """Address that an HTTP service listens on."""
     allowed_hosts: str = ""
-    """Names, separated by commas, that a request's `Host` may have in addition to localhost, ONBEAT_HOST and numeric
-    addresses; others are refused."""
+    """More names that a request's `Host` may have, with commas between them. localhost, ONBEAT_HOST and numeric
+    addresses are always allowed; other names are refused."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """Port that an HTTP service listens on; 0 takes the service's default."""
+    """The port that an HTTP service listens on. 0 takes the service's default."""
     threads: Annotated[int, Meta(ge=1, le=4096)] = 1
-    """Compute threads of a process: OMP_NUM_THREADS, set by the launcher before torch is imported."""
+    """The compute threads of a process: OMP_NUM_THREADS, which the launcher sets before torch is imported."""
     colocated_threads: Annotated[int, Meta(ge=0, le=4096)] = 0
-    """Compute threads of a process in its turn of a colocated job; 0: all its cores, which a trainer's ranks share."""
+    """The compute threads of a process in its turn of a colocated job. 0: all its cores, which the ranks of a trainer
+    share."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Device on which trainers and the transformers engine of generators compute. Where it is left out, `onbeat up`,
-    `demo` and `onbeat.train` take cuda if torch sees a GPU, and say so; a service started by itself takes cpu."""
+    """The device on which trainers and the transformers engine of generators compute. If it is left out, `onbeat up`,
+    `demo` and `onbeat.train` take cuda if torch sees a GPU, and print which device they took; a service that is started
+    by itself takes cpu."""
     matmul: Literal["measured", "torch", "onednn"] = "measured"
-    """By which library the gateway has float32 jobs multiply that leave model.matmul out: the faster one of its
-    machine, measured once; or always torch's or oneDNN, as where trainers run on machines of another kind."""
+    """The library by which the gateway lets float32 jobs multiply that leave out model.matmul. measured: the one that
+    is faster on its machine, which it measures once. torch or onednn: always that one, for trainers on machines of
+    another kind."""
     held_weights_mb: Annotated[int, Meta(ge=0, le=2**30)] = 16384
-    """MiB of a transformers generator's memory for versions that come in the background under a lag; less than a
-    version: they are loaded between two batches."""
+    """The MiB of a transformers generator's memory for versions that arrive in the background under a lag. If a version
+    doesn't fit, it is loaded between two batches."""
     peak_flops: Annotated[float, Meta(ge=0.0, le=1e21)] = 0.0
-    """Floating-point operations a second that one trainer rank could do at best, for the metric mfu; 0: unknown."""
+    """The floating-point operations a second that one trainer rank could do at best, for the metric mfu. 0: unknown."""
     network: str = ""
-    """Interface or range (10.0.0.0/8; none that is public) over which ranks of several hosts talk; with it a consumer
-    offers its host to jobs with trainer.hosts. "": it leaves such jobs alone."""
+    """The interface or the range of addresses (such as 10.0.0.0/8, but no public one) over which ranks of several hosts
+    talk. A consumer that has it offers its host to jobs with trainer.hosts. With "" the consumer leaves such jobs
+    alone."""
     max_ranks: Annotated[int, Meta(ge=0, le=4096)] = 0
-    """Most ranks of a trainer here, of a job that asks for more; 0: as many as this process may use cores."""
+    """The most ranks of a trainer here, for a job that asks for more. 0: as many as this process may use cores."""
     max_passes: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Most batches that one trainer process trains at a time, each in a thread; 0: one, and two once an iteration is
-    sampled, where it has two cores and a pass one thread."""
+    """The most batches that one trainer process trains at a time, each in a thread. 0: one, and two once an iteration
+    is sampled, if the process has two cores and a pass takes one thread."""
     max_jobs: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
-    """How many jobs the gateway keeps; at that number a new one is refused until an ended one is removed."""
+    """The most jobs that the gateway keeps. At that number a new one is refused until an ended one is removed."""
     max_specs_mb: Annotated[int, Meta(ge=1, le=2**20)] = 64
-    """MiB that all specs may take in Redis, at most 1 MiB each; a job without room is refused until an ended one is
-    removed."""
+    """The MiB that all specs together may take in Redis, at most 1 MiB each. A job without room is refused until an
+    ended one is removed."""
     max_key_jobs: Annotated[int, Meta(ge=1, le=1_000_000)] = 250
-    """How many jobs the gateway keeps of one key of ONBEAT_KEYS_FILE; the key of ONBEAT_API_KEY has max_jobs alone."""
+    """The most jobs that the gateway keeps for one key of ONBEAT_KEYS_FILE. For the key of ONBEAT_API_KEY only max_jobs
+    counts."""
     max_key_specs_mb: Annotated[int, Meta(ge=1, le=2**20)] = 16
-    """MiB that the specs of one such key may take in Redis."""
+    """The MiB that the specs of one such key may take in Redis."""
     max_key_streams: Annotated[int, Meta(ge=1, le=1000)] = 25
-    """Event streams that one such key may have open, of 100 in all."""
+    """The most event streams that one such key may have open. All keys together may have 100."""
     keep_ended_days: Age = 36500.0
-    """Days after its end at which a job goes as by `onbeat delete`, with its run folder and its trained weights; 36500,
-    a hundred years: none goes by age."""
+    """How many days after its end a job is removed as by `onbeat delete`, with its run folder and its trained weights.
+    With 36500, a hundred years, none is removed by age."""
     verify_timeout_s: Patience = 600.0
-    """How long one check of an audit chain may take, which hashes all weights of a job that a worker of tasks sees."""
+    """The longest time of one check of an audit chain. The check hashes all weights of the job that the worker of tasks
+    can read."""
     verify_kept_days: Annotated[float, Meta(ge=0.0, le=36500.0)] = 0.0
-    """Days after which the clock has every ended job whose run folder is kept verified again, some at a time; 0:
-    never."""
+    """After this number of days the clock has every ended job verified again whose run folder is kept, some at a time.
+    0: never."""
     backup_root: str = ""
-    """Folder in which the clock has a backup made each night at 3:00 UTC, by a worker of tasks; "": none is made."""
+    """The folder in which a worker of tasks makes a backup each night at 3:00 UTC. "": none is made."""
     backups_kept: Annotated[int, Meta(ge=1, le=10_000)] = 7
-    """Backups that stay there, the newest ones; older ones are removed when another is made."""
+    """The number of newest backups that stay there. Older ones are removed when another is made."""
     redis_folder: str = ""
-    """Folder of Redis' data, with the append-only file and the seal, for the backups of a stack whose Redis isn't in
-    the run root; "": `redis` in the run root, where there is one."""
+    """The folder of Redis' data, with the append-only file and the seal, for the backups of a stack whose Redis isn't
+    in the run root. With "" it is `redis` in the run root, if that is there."""
     log_format: Literal["human", "json"] = "human"
-    """human, or json: one object a line."""
+    """human: lines for people. json: one object a line."""
     broker_timeout_s: Patience = 30.0
     """How long a process keeps trying to reach Redis before it ends with an error."""
     broker_full_timeout_s: Patience = 3600.0
     """How long a generator holds a finished batch while Redis is at maxmemory, before it ends with an error."""
     trainer_start_s: Start = 180.0
-    """How long a trainer may take from its start until it holds its job, mostly imports; then its consumer kills it and
-    starts another."""
+    """The longest time from a trainer's start until it holds its job, which is mostly imports. After it the consumer
+    kills the trainer and starts another one."""
     scorer_start_s: Start = 120.0
-    """How long a scorer's process may take to start, or to import a scorer; then its items are errors. One that loads a
-    model may need more, and more reward.request_timeout_s."""
+    """The longest time in which a scorer's process starts, or imports a scorer. After it its items are errors. A scorer
+    that loads a model may need more, and more reward.request_timeout_s."""
     scorer_memory_mb: Annotated[int, Meta(ge=256, le=2**24)] = 4096
-    """Address space of a scorer's process in MiB, more than it uses: torch on a CPU takes 2048, with CUDA several times
-    that."""
+    """The address space of a scorer's process in MiB, which is more than it uses: torch on a CPU takes 2048, and with
+    CUDA several times that."""
     scorer_network: Literal["none", "host"] = "none"
-    """none: no scorer can open a connection; host: every one can, as a plug-in that asks a judge over HTTP needs: then
-    a completion that finds a hole in a scorer can, too."""
+    """none: no scorer can open a connection. host: every scorer can, as a plug-in that asks a judge over HTTP needs. A
+    completion that breaks out of a scorer can connect then, too."""
     cage_readable: str = ""
-    """Files and folders, with a `:` between them, that scorers and environments may read in addition to the
-    interpreter, installed packages and the system's libraries: data of a plug-in, a tokenizer, the program of an MCP
-    server."""
+    """Files and folders, with a `:` between them, that scorers and environments may read, such as data of a plug-in, a
+    tokenizer, or the program of an MCP server. They may always read the interpreter, installed packages and the
+    system's libraries."""
     environment_children: Annotated[int, Meta(ge=0, le=200)] = 0
-    """Processes that play the sessions of one environment of one job; 0: as many as the service may use cores."""
+    """The number of processes that play the sessions of one environment of one job. 0: as many as the service may use
+    cores."""
     environment_sessions: Annotated[int, Meta(ge=1, le=2**20)] = 16384
-    """Most sessions that the reward service holds at a time; beyond them it refuses new ones."""
+    """The most sessions of the reward service at a time. It refuses new ones beyond that."""
     environment_reply_kb: Annotated[int, Meta(ge=1, le=2**14)] = 256
-    """Longest initial observation or reply of an environment in KiB; a longer one fails its session."""
+    """The longest initial observation or reply of an environment, in KiB. A longer one fails its session."""
     environment_kept_mb: Annotated[int, Meta(ge=1, le=2**20)] = 2048
-    """Memory in MiB for the histories of all sessions, from which they are played again; beyond it sessions fail."""
+    """The memory in MiB for the histories of all sessions, from which they are played again. Sessions fail beyond
+    it."""
     environment_start_s: Start = 120.0
-    """How long an environment's process may take to start and to import what it needs."""
+    """The longest time in which an environment's process starts and imports what it needs."""
     environment_memory_mb: Annotated[int, Meta(ge=256, le=2**24)] = 4096
-    """Address space of one environment's process in MiB, which is more than it uses."""
+    """The address space of one environment's process in MiB, which is more than it uses."""
     environment_network: Literal["none", "host"] = "none"
-    """none: no environment can open a connection; host: every one can, and what models make it do can, too."""
+    """none: no environment can open a connection. host: every environment can, and so can what a model makes it do."""
     mcp_servers: str = ""
     """Programs whose tools specs may name, for environment `mcp`: JSON {"name": {"command": …, "args": […], "env":
-    {…}}}, or its file. The reward service alone is told."""
+    {…}}}, or a file of it. Only the reward service gets this setting."""
     trl_modules: str = ""
     """Modules, with commas between them, whose classes specs may name as `module:Class` for environment `trl`, in
     addition to the entry points of group `onbeat.trl_environments`."""
     judge_url: str = ""
-    """Base URL, without /v1, of the OpenAI-compatible server that stages of type `llm_judge` ask; "": this stage worker
-    leaves such stages alone."""
+    """The base URL, without /v1, of the OpenAI-compatible server that stages of type `llm_judge` ask. With "" this
+    stage worker leaves such stages alone."""
     judge_key: str = ""
-    """Bearer key of that server; "" sends none. It stands in no spec, no log and no error."""
+    """The bearer key of that server. With "" no key is sent. It is in no spec, no log and no error."""
     judge_questions: Annotated[int, Meta(ge=1, le=1024)] = 8
-    """Questions that a stage worker has at the judge's server at a time."""
+    """The most questions that a stage worker has at the judge's server at a time."""
     judge_timeout_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 60.0
-    """Longest that one request to the judge's server may take, the whole answer included."""
+    """The longest time of one request to the judge's server, with the whole answer."""
     stage_models: Annotated[int, Meta(ge=1, le=1024)] = 4
-    """Models that a stage worker keeps in memory; beyond them the one that was used longest ago is let go."""
+    """The most models that a stage worker keeps in memory. Beyond that the one that was used longest ago is removed."""
     metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """Port on which a process that is no HTTP service serves `/metrics`, at ONBEAT_HOST; 0: it doesn't."""
+    """The port on which a process that is no HTTP service serves `/metrics`, at ONBEAT_HOST. 0: it serves none."""
     trainer_metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """The metrics_port of the trainers that a consumer's worker starts, one at a time."""
+    """The metrics_port of the trainers that a consumer starts, one at a time."""
     metrics_key: str = ""
-    """Bearer key that opens `/metrics` of every process, and nothing else. Without one, an HTTP service's own key opens
-    its own, and other processes serve metrics on loopback alone."""
+    """A bearer key that opens `/metrics` of every process, and nothing else. Without it, an HTTP service's own key
+    opens its own metrics, and other processes serve metrics on loopback only."""
     crash_at: str = ""
     """Crash point (docs/evidence.md) at which a trainer, a generator, a stage worker or the environment
     service kills itself; for tests."""

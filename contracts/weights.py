@@ -38,7 +38,7 @@ class DeltaWeights(Transport, tag="delta", frozen=True, kw_only=True):
 
     takes_deltas: ClassVar[bool] = True
     snapshot_every_versions: Annotated[int, Meta(ge=2, le=1000)] = 10
-    """A whole version is written this often; a generator that joins reads it and the deltas since."""
+    """After each so many versions a whole one is written. A generator that joins reads it and the deltas since."""
 
 
 class RedisWeights(Transport, tag="redis", frozen=True, kw_only=True):
@@ -55,8 +55,8 @@ class ObjectWeights(Transport, tag="object", frozen=True, kw_only=True):
     elsewhere: ClassVar[str] = "the object store"
     takes_deltas: ClassVar[bool] = True
     snapshot_every_versions: Annotated[int, Meta(ge=1, le=1000)] = 1
-    """A whole version is written this often, and between them what changed since the version before, as with "delta";
-    1: whole versions alone."""
+    """After each so many versions a whole one is written; between them only what changed since the version before, as
+    with "delta". 1: every version is whole."""
 
 
 WeightsSpec = FileWeights | DeltaWeights | RedisWeights | ObjectWeights

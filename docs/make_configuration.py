@@ -135,7 +135,7 @@ def _spec_sections(heading: str, struct: types.StructType, *, path: str, seen: d
     (base,) = struct.cls.__bases__
     if (of := seen.setdefault(base, heading)) != heading and base is not Record:
         rows = rows[len(base.__struct_fields__) :]
-        like = f"Beside the keys of {of} up to `{base.__struct_fields__[-1]}`:\n\n"
+        like = f"In addition to the keys of {of} up to `{base.__struct_fields__[-1]}`:\n\n"
     yield f"## {heading}\n\n{_summary(struct.cls)}\n\n{like}{_table(rows)}"
     for field in struct.fields:
         yield from _below(field, f"{path}.{field.name}".lstrip("."), seen)

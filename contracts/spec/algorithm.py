@@ -36,93 +36,105 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Advantage and loss; docs/losses.md has the equations."""
 
     loss: LossName | PluginLoss = "dapo"
-    """The objective and its normaliser: response means (grpo, gspo: biased by length), a constant (dr_grpo), the
-    iteration's tokens (dapo, cispo; sft, which learns the data set's completions), batches' token means (bnpo). Or a
-    table: the loss of an installed package."""
+    """The loss, which also chooses by what the sum over tokens is divided: by each response's tokens (grpo, gspo;
+    biased by length), by a constant (dr_grpo), by the iteration's tokens (dapo, cispo, and sft, which learns the
+    completions of the data set), or by each batch's tokens (bnpo). A table names the loss of an installed package."""
     advantage: AdvantageName = "grpo"
-    """What a reward is compared with (docs/losses.md): its group (grpo, dr_grpo, rloo, gdpo, lite_ppo,
-    reinforce++_baseline), at each token a critic (gae, PPO's), nothing (none: a teacher or the data teach)."""
+    """What a reward is compared with (docs/losses.md): the rewards of its group (grpo, dr_grpo, rloo, gdpo, lite_ppo,
+    reinforce++_baseline), a critic at each token (gae, PPO's), or nothing (none: only a teacher or the data set
+    teaches)."""
     gae_lambda: Annotated[float, Meta(ge=0.0, le=1.0)] | UnsetType = UNSET
-    """GAE's lambda; left out: 1."""
+    """The lambda of GAE. Left out: 1."""
     discount: Annotated[float, Meta(gt=0.0, le=1.0)] | UnsetType = UNSET
-    """GAE's gamma, a token; left out: 1."""
+    """The gamma of GAE, for each token. Left out: 1."""
     value_coefficient: Annotated[float, Meta(gt=0.0, le=1e3)] | UnsetType = UNSET
-    """Weight of the critic's loss; left out: 0.1. Its learning rate: optimizer.critic_learning_rate_factor."""
+    """The weight of the critic's loss. Left out: 0.1. optimizer.critic_learning_rate_factor sets the critic's learning
+    rate."""
     whiten_advantages: bool | UnsetType = UNSET
-    """Takes the mean of their rollout batch off GAE's advantages, and divides by its deviation; left out: true."""
+    """Subtracts the mean of their rollout batch from GAE's advantages, and divides them by its deviation. Left out:
+    true."""
     value_clip: Annotated[float, Meta(gt=0.0, le=1e6)] | UnsetType = UNSET
-    """How far a value may move in an iteration's later steps until it has no gradient; left out: any. Refused with one
-    step."""
+    """How far a value may move in the later steps of an iteration before it has no gradient. Left out: there is no
+    bound. It is refused if an iteration has one step."""
     reward_clip: Annotated[float, Meta(gt=0.0, le=1e6)] | UnsetType = UNSET
-    """The most that a reward, or with gdpo a component's score, counts, either way; left out: no bound."""
+    """The bound of each reward on both sides, or with gdpo of each component's score. Left out: there is no bound."""
     credit: Literal["trajectory", "turn"] = "trajectory"
-    """With an environment: one advantage for a trajectory, from its whole reward, or one for each turn, from its
-    rewards since, against the same turn of the group's others."""
+    """For jobs with an environment. trajectory: a trajectory has one advantage, from its whole reward. turn: each turn
+    has one, from the rewards since that turn, compared with the same turn of the group's other trajectories."""
     advantage_epsilon: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1e-4
     """Added to each unbiased standard deviation that an advantage divides by."""
     updates_per_iteration: Annotated[int, Meta(ge=1, le=64)] = 1
-    """Passes over the same rollouts (GRPO's μ), an optimizer step each, or one for each of its mini-batches."""
+    """The number of passes over the same rollouts (GRPO's μ). Each pass makes an optimizer step, or one for each of its
+    mini-batches."""
     mini_batches: Annotated[int, Meta(ge=1, le=64)] | UnsetType = UNSET
-    """Equal parts of an iteration's batches, by their numbers, with an optimizer step each; left out: 1."""
+    """The number of equal parts into which the batches of an iteration are divided, by their numbers. Each part has an
+    optimizer step. Left out: 1."""
     old_policy: Literal["trainer", "generator"] = "trainer"
-    """Whose log-probs the policy ratio is taken against: the trainer's before the iteration's first step, where no clip
-    acts, or the generator's."""
+    """Whose log-probs the policy ratio is taken against. trainer: the trainer's before the iteration's first step, in
+    which no clip acts. generator: the generator's."""
     clip_low: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    """Lower clip of the policy ratio: 1 - clip_low; none: 0.2, gspo 0.0003, cispo 1.0 (no bound). Refused where it
-    can't act: with old_policy = "trainer" and one update an iteration the ratio is exactly 1."""
+    """The lower clip of the policy ratio is 1 - clip_low. none: 0.2, for gspo 0.0003, for cispo 1.0 (no bound). A clip
+    that can't act is refused: with old_policy = "trainer" and one update an iteration the ratio is exactly 1."""
     clip_high: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
-    """Upper clip of the policy ratio: 1 + clip_high; none: 0.2, dapo 0.28, gspo 0.0004, cispo 4.0. Only with
-    several updates an iteration, or old_policy = "generator": otherwise no clip acts."""
+    """The upper clip of the policy ratio is 1 + clip_high. none: 0.2, for dapo 0.28, for gspo 0.0004, for cispo 4.0. It
+    needs several updates an iteration, or old_policy = "generator": otherwise no clip acts."""
     clip_max: Annotated[float, Meta(gt=1.0, le=1e6)] | UnsetType = UNSET
-    """Dual clip: the most that the policy ratio counts for a negative advantage, above 1 + clip_high; left out: 3.0
-    under a lag with old_policy = "generator", as in verl, unless 1 + clip_high is as much, else no bound. Only with
-    several updates an iteration, or old_policy = "generator"."""
+    """Dual clip: the most that the policy ratio counts if the advantage is negative, above 1 + clip_high. Left out: 3.0
+    under a lag with old_policy = "generator", as in verl, unless 1 + clip_high is as much; otherwise there is no bound.
+    It needs several updates an iteration, or old_policy = "generator"."""
     kl_coefficient: Factor = 0.0
-    """Weight of the KL to the initial model; 0 keeps no reference model."""
+    """The weight of the KL to the initial model. With 0 there is no reference model."""
     ref_model_sync_iterations: Iterations | UnsetType = UNSET
-    """After each so many iterations the model of that KL becomes the policy; left out: it stays the initial one."""
+    """After each so many iterations the reference model of the KL becomes the policy. Left out: it stays the initial
+    model."""
     ref_model_mixup_alpha: Annotated[float, Meta(gt=0.0, le=1.0)] | UnsetType = UNSET
-    """Share of the policy in it then, next to what it was (TR-DPO, arXiv 2404.09656); left out: 1. Below 1 a bfloat16
-    model's average is kept in float32, 4 bytes a parameter more."""
+    """The share of the policy in the new reference model; the rest is the old one (TR-DPO, arXiv 2404.09656). Left out:
+    1. Below 1 the average of a bfloat16 model is kept in float32, 4 bytes a parameter more."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimate of that KL from the sampled tokens."""
+    """The formula that estimates the KL from the sampled tokens (docs/kl.md)."""
     use_bias_correction_kl: bool | UnsetType = UNSET
-    """Weighs the KL in the loss by policy ratio and correction, like the surrogate, which gives it the gradient of
-    KL(policy || reference) under each schedule (docs/kl.md); left out: true, as in TRL."""
+    """Multiplies the KL in the loss by policy ratio and correction, as the policy's loss is. Its gradient is then that
+    of KL(policy || reference) under each schedule (docs/kl.md). Left out: true, as in TRL."""
     kl_placement: Literal["loss", "reward"] = "loss"
-    """loss: added to each token's; reward: taken off the reward, before advantages (docs/kl.md)."""
+    """Where the KL is used (docs/kl.md). loss: it is added to the loss of each token. reward: it is subtracted from the
+    reward, before advantages are computed."""
     entropy_coefficient: Factor = 0.0
-    """Weight of the entropy bonus: the entropy of the distribution at each sampled token, normalised like the loss."""
+    """The weight of the entropy bonus. The entropy is that of the whole distribution at each sampled token, and is
+    normalised like the loss."""
     distillation_coefficient: Factor = 0.0
-    """Weight of the divergence from a teacher, whose log-probs a stage of type "teacher" makes, or another with the
-    column `teacher_logprobs`."""
+    """The weight of the divergence from a teacher. A stage of type "teacher" makes the teacher's log-probs, or another
+    stage with the column `teacher_logprobs`."""
     distillation_beta: Annotated[float, Meta(ge=0.0, le=1.0)] | UnsetType = UNSET
-    """Takes it of whole distributions (GKD): forward KL (0), reverse KL (1), Jensen-Shannon between. Left out: reverse
-    KL, by the sampled token."""
+    """Compares whole distributions with the teacher's (GKD): 0 is the forward KL, 1 the reverse KL, and a number
+    between a Jensen-Shannon divergence. Left out: the reverse KL, estimated by the sampled token."""
     correction: CorrectionName | None = None
-    """Weighs stale samples: truncated (tis), dropped out of range (icepop) or above a cap (decoupled_ppo, which needs a
-    lag). Under a lag "none" has to be named, too."""
+    """How samples of an older version are weighed. tis: the weight is truncated. icepop: tokens whose weight is outside
+    the bounds are dropped. decoupled_ppo: tokens whose weight is above a cap are dropped; it needs a lag. Under a lag
+    "none" has to be written out."""
     correction_level: Literal["token", "sequence", "geometric"] = "token"
-    """Whether each token has its weight, or a response one, the product over its tokens. geometric weighs nothing: with
-    icepop it leaves out the responses whose geometric mean is beyond the bounds, as verl's rejection does."""
+    """token: each token has a weight. sequence: a response has one weight, the product over its tokens. geometric:
+    nothing is weighed; with icepop responses are left out whose geometric mean is outside the bounds, as verl's
+    rejection does."""
     correction_low: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    """Lower bound of icepop's weight; none: 0.5, with geometric 1 / correction_high."""
+    """The lower bound of icepop's weight. none: 0.5, with geometric 1 / correction_high."""
     correction_high: Annotated[float, Meta(ge=1.0, le=1e6)] | None = None
-    """Upper bound of the weight; none: tis 2.0, icepop 5.0, decoupled_ppo 5.0. With geometric it is set near 1."""
+    """The upper bound of the weight. none: 2.0 for tis, 5.0 for icepop and decoupled_ppo. With geometric it has to be
+    set, near 1."""
     off_policy_mask_threshold: Annotated[float, Meta(gt=0.0, le=1e3)] | UnsetType = UNSET
-    """A response of negative advantage whose mean log(mu / pi) a token is above this has no surrogate: the policy has
-    left it."""
+    """Leaves out the policy's loss of a response that the policy has left: one with a negative advantage whose mean
+    log(mu / pi) a token is above this number."""
     routing_replay: bool | UnsetType = UNSET
-    """With a mixture of experts: each token goes through the experts, at the trainer, that it went through at the
-    generator (R3, arXiv 2510.11370), with the weights that the trainer's router gives them; left out: false. Batches
-    are larger by a byte for each token, layer and expert. Needs a generator with transformers."""
+    """For a mixture of experts: the trainer sends each token through the experts that it went through at the generator
+    (R3, arXiv 2510.11370). The trainer's own router gives their weights. Batches are larger by a byte for each token,
+    layer and expert. It needs a generator with the transformers engine. Left out: false."""
     on_truncated: Literal["score", "mask", "penalise"] | UnsetType = UNSET
-    """What a completion teaches that was cut: what its reward says (score, also where left out), nothing (mask: it
-    keeps its place in group and divisor), or what truncated_reward says (penalise)."""
+    """What a completion teaches that was cut. score: what its reward says; this also holds if the key is left out.
+    mask: nothing, but it keeps its place in group and divisor. penalise: what truncated_reward says."""
     truncated_reward: Annotated[float, Meta(ge=-1e6, le=1e6)] | UnsetType = UNSET
-    """With "penalise" its reward, in place of the one that it earned; left out: 0. Evaluations keep theirs."""
+    """With "penalise" the reward of a completion that was cut, in place of the reward that it earned. Left out: 0. In
+    evaluations completions keep their rewards."""
     shuffle_rewards: bool = False
-    """Negative control: rewards are permuted inside each group, so that nothing can be learnt."""
+    """A negative control: rewards are permuted inside each group, so that nothing can be learnt."""
 
     @property
     def clip_range(self) -> tuple[float, float]:

@@ -21,9 +21,10 @@ class ChatSpec(Record, frozen=True, kw_only=True):
     """How a question becomes a prompt through the tokenizer's own chat template."""
 
     system_prompt: Text = ""
-    """"" leaves the system turn out (the template may have a default of its own)."""
+    """The text of a system message. With "" there is none, unless the template has one of its own."""
     chat_template_kwargs: Params | UnsetType = UNSET
-    """Variables of the model's chat template, as `enable_thinking`; one that the template doesn't read is refused."""
+    """Variables of the model's chat template, such as `enable_thinking`. A variable that the template doesn't read is
+    refused."""
 
 
 def no_chat_template(field: str, cure: str = "") -> InvalidInput:
@@ -49,15 +50,15 @@ class DifficultyPools(Record, frozen=True, kw_only=True):
     easy_threshold: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
     """A prompt of this pass rate or more is easy."""
     hard_threshold: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
-    """One of this rate or less is hard; others are normal, untried ones too."""
+    """A prompt of this pass rate or less is hard. All other prompts are normal, also those that were not tried yet."""
     easy_fraction: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
-    """The easy pool's share."""
+    """The share of an iteration's prompts that comes from the easy pool."""
     hard_fraction: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
-    """The hard pool's."""
+    """The share that comes from the hard pool."""
     pass_reward: Annotated[float, Meta(ge=-1e9, le=1e9)] = 1.0
-    """The reward from which a completion passes."""
+    """The reward from which a completion counts as passed."""
     newest_weight: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    """Weight of the newest group; the rate before has the rest."""
+    """The weight of the newest group in a prompt's pass rate. The rate before has the rest."""
 
 
 class DrawnTable(DatasetTable, frozen=True, kw_only=True):
@@ -86,13 +87,13 @@ class ReasoningGymDataset(DrawnTable, tag="reasoning_gym", frozen=True, kw_only=
 
     has_completions: ClassVar[bool] = False
     task: Line
-    """Name in reasoning-gym, e.g. "chain_sum"."""
+    """The name of the task in reasoning-gym, such as "chain_sum"."""
     params: Params = field(default_factory=dict)
     """Parameters of the task's generator."""
     num_train_prompts: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
-    """Size of the training pool; iterations walk through shuffled passes of it."""
+    """The number of training prompts. Iterations go through them in shuffled passes."""
     question_suffix: Text = ""
-    """Text after each question, e.g. how to mark the answer."""
+    """A text after each question, for example how the answer has to be marked."""
     chat: ChatSpec | None = None
     """Renders the question by the chat template; without it the question text is the prompt."""
 
@@ -101,7 +102,7 @@ class CurriculumSpec(Record, frozen=True, kw_only=True):
     """Begins with the lowest rows, a share that grows linearly (arXiv 1903.09848); then all come in shuffled passes."""
 
     column: Line
-    """A number in each training row; the lowest come first."""
+    """A column with a number in each training row. The rows with the lowest numbers come first."""
     iterations: Iterations
     """From this iteration on all rows are drawn."""
     begins_with: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.1
@@ -114,16 +115,17 @@ class RowColumns(Record, frozen=True, kw_only=True):
     prompt: Line = "prompt"
     """The prompt: a text, or messages."""
     messages: Line = "messages"
-    """A conversation, where there is no prompt; if its last message is the assistant's, that is the completion."""
+    """A conversation, for rows without a prompt. If its last message is the assistant's, that message is the
+    completion."""
     reference: Line = "reference"
     """The reference answer: a text, or a number."""
     reference_after: Line | UnsetType = UNSET
-    """A marker in the column of the reference, as GSM8K's `####`: what follows the last one is the reference. A row
-    without it is refused."""
+    """A marker in the column of the reference, such as GSM8K's `####`. What follows the last marker is the reference. A
+    row without a marker is refused."""
     completion: Line = "completion"
-    """What loss = "sft" learns: a text, or the assistant's message."""
+    """The completion that loss = "sft" learns: a text, or the assistant's message."""
     task_entry: Line = "task_entry"
-    """JSON that reasoning-gym's tasks are scored from."""
+    """JSON by which tasks of reasoning-gym are scored."""
 
 
 class RowsTable(DrawnTable, frozen=True, kw_only=True):
@@ -132,19 +134,19 @@ class RowsTable(DrawnTable, frozen=True, kw_only=True):
     train_path: FilePath
     """Training prompts; a relative path starts as that of `model.path`."""
     evaluation_path: FilePathOrNone = ""
-    """Held-out prompts; "": the last `evaluation.num_prompts` training rows."""
+    """Held-out prompts. With "" the last `evaluation.num_prompts` training rows are held out."""
     chat: ChatSpec | None = None
-    """Renders the prompt by the chat template; without it a text stays as it is. Messages are always rendered; a system
-    message of theirs replaces chat.system_prompt."""
+    """Renders the prompt by the model's chat template. Without this table a text stays as it is. Messages are always
+    rendered; a system message among them replaces chat.system_prompt."""
     columns: RowColumns | UnsetType = UNSET
-    """Names of columns; no other column is read."""
+    """Names of columns. No other column is read."""
     prompt_template: Text | UnsetType = UNSET
     """A prompt made of several columns, in place of `columns.prompt`: "Question: {question}\\nAnswer:" puts the row's
     column `question` in; `{{` and `}}` are braces."""
     metadata_columns: Annotated[tuple[Line, ...], Meta(max_length=64)] | UnsetType = UNSET
-    """Further columns, which rewards of type "plugin" get as `metadata`: 64 KiB of JSON a row."""
+    """More columns, which rewards of type "plugin" get as `metadata`: at most 64 KiB of JSON a row."""
     curriculum: CurriculumSpec | UnsetType = UNSET
-    """An order of the training rows; left out: shuffled passes."""
+    """An order of the training rows. Left out: shuffled passes."""
     file_digests: FileDigests | UnsetType = UNSET
     """Digest of each file that the paths name. The gateway reads them when the job is submitted; a trainer that finds
     other bytes refuses the file by name."""
@@ -176,13 +178,13 @@ class HuggingFaceDataset(RowsTable, tag="huggingface", frozen=True, kw_only=True
     """Training prompts; a relative path starts as that of `model.path`. Left out where `path` names them."""
     path: FilePath | UnsetType = UNSET
     """A data set of the hub, in place of `train_path`: "hub:openai/gsm8k", or "hub:openai/gsm8k@REVISION" for another
-    revision than main. The job's record has the commit that it stands for."""
+    revision than main. The job's record has the commit of that revision."""
     config: HubPart | UnsetType = UNSET
-    """The configuration of `path`; left out: the only one, or the one called default."""
+    """The configuration of `path`. Left out: the only one, or the one that is called default."""
     split: HubPart | UnsetType = UNSET
-    """The split of `path` that is trained; left out: train."""
+    """The split of `path` that is trained. Left out: train."""
     evaluation_split: HubPart | UnsetType = UNSET
-    """The split of `path` that is held out; left out: the last `evaluation.num_prompts` rows of `split`."""
+    """The split of `path` that is held out. Left out: the last `evaluation.num_prompts` rows of `split`."""
 
     @property
     def hub_splits(self) -> tuple[str, ...]:
@@ -209,8 +211,8 @@ class EnvironmentDataset(DrawnTable, tag="environment", frozen=True, kw_only=Tru
     has_completions: ClassVar[bool] = False
     has_task_entries: ClassVar[bool] = False
     num_train_prompts: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
-    """Size of the training pool: tasks 0, 1, … of split "train", all opened when the job starts; iterations walk
-    through shuffled passes."""
+    """The number of training prompts: tasks 0, 1, … of split "train", which are all opened when the job starts.
+    Iterations go through them in shuffled passes."""
 
     chat: ClassVar[None] = None
     """The environment says what the messages are, and its renderer what becomes of them."""
@@ -239,13 +241,13 @@ class MixtureSource(Record, frozen=True, kw_only=True):
     """A data set of a mixture."""
 
     name: SourceName
-    """In metrics, in prompts' names and in a reward component's `sources`."""
+    """The name of the source in metrics, in names of prompts, and in `sources` of a reward component."""
     weight: Annotated[float, Meta(gt=0.0, le=1e6)] = 1.0
-    """Its share of each iteration's prompts, among the weights of all."""
+    """The weight of the source. Its share of each iteration's prompts is this number over the sum of all weights."""
     dataset: SourceDataset
-    """Any but a mixture."""
+    """The data set of the source: any type but a mixture."""
     environment: EnvironmentSpec | UnsetType = UNSET
-    """What answers the model at its prompts, where the job has no `environment` for all."""
+    """The environment that plays the prompts of this source, if the job has no `environment` for all."""
 
 
 class MixtureDataset(DatasetTable, tag="mixture", frozen=True, kw_only=True):

@@ -30,39 +30,41 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     """Many turns: after each of the model's, an environment replies, until one of them ends the trajectory."""
 
     name: Line
-    """An entry point of group `onbeat.environments` where the reward service runs, Onbeat's or another's; or a class of
-    the file. "agent" with a file: the function there that params.agent names."""
+    """The name of the environment: an entry point of group `onbeat.environments` where the reward service runs, or a
+    class of the file. With "agent" and a file, params.agent names a function of that file."""
     file: FilePathOrNone = ""
-    """File of Python that defines the class, or the agent's function; a relative path starts as that of `model.path`.
-    "" takes an entry point."""
+    """A file of Python that defines the class, or the agent's function. A relative path starts as that of `model.path`.
+    With "" the name is an entry point."""
     source: Text = ""
-    """The file's text. The gateway reads it when the job is submitted, and what the file says later changes nothing."""
+    """The text of the file. The gateway reads it when the job is submitted; a later edit of the file changes
+    nothing."""
     params: Params = field(default_factory=dict)
-    """Parameters that it gets."""
+    """Parameters of the environment."""
     max_turns: Annotated[int, Meta(ge=1, le=MAX_TURNS)] = 8
-    """Turns of the model; the trajectory ends with the last one, whatever the environment says to it."""
+    """The most turns of the model. The trajectory ends with the last one, whatever the environment answers to it."""
     max_tokens: Tokens = 4096
-    """Longest trajectory: sampled tokens and the environment's, without the prompt. It ends with the turn after which
-    rollout.sampling.max_new_tokens don't fit in."""
+    """The most tokens of a trajectory: sampled tokens and the environment's, without the prompt. If another turn of
+    rollout.sampling.max_new_tokens doesn't fit in, the trajectory ends."""
     max_context_tokens: Tokens | UnsetType = UNSET
-    """Most of them that the model sees at a time, where the environment begins anew; left out: max_tokens."""
+    """The most of these tokens that the model sees at a time, for environments that begin a context anew. Left out:
+    max_tokens."""
     renderer: RendererKind = "chat"
-    """How messages become tokens: chat by the model's chat template; text writes their contents one after the other,
-    for models without one."""
+    """How messages become tokens. chat: by the model's chat template. text: the contents of the messages follow each
+    other, for models without a template."""
     chat_format: Annotated[str, Meta(max_length=64, pattern=NO_CONTROL_CHARACTERS)] = ""
-    """Name of a chat format in the package `renderers`, as "qwen3"; "" takes the model's own chat template, which must
-    leave earlier turns as they are."""
+    """The name of a chat format of the package `renderers`, such as "qwen3". With "" the model's own chat template is
+    used, which must leave earlier turns as they are."""
     step_timeout_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 30.0
-    """Hard deadline of one reset or step of the environment; its process is killed past it."""
+    """The deadline of one reset or step of the environment. After it the environment's process is killed."""
     request_timeout_s: Seconds = 300.0
-    """Deadline of one request to the reward service, with a step of each trajectory of a batch; a failed one is
-    repeated, in all for twice as long."""
+    """The deadline of one request to the reward service, which has a step of each trajectory of a batch. A failed
+    request is repeated, for twice as long in all."""
     max_attempts: Attempts = 3
-    """Times that a trajectory is begun before its batch fails, where its environment hangs, dies or raises."""
+    """How often a trajectory is begun before its batch fails, if its environment hangs, dies or raises an error."""
     on_failure: OnUnscorable = "fail"
-    """What happens when the environment fails at the same message in each attempt. fail: the batch, and in the end the
-    job, fails. A number: the trajectory ends, and this score is the environment's whole reward, counted and audited;
-    after a time-out or a crash only in the last attempt. A resume may change it."""
+    """What happens if the environment fails at the same message in each attempt. fail: the batch fails, and in the end
+    the job. A number: the trajectory ends, and this number is the environment's whole reward. It is counted and
+    audited, and after a time-out or a crash it is given in the last attempt only. A resume may change it."""
 
     @property
     def seen_bound(self) -> tuple[str, int]:

@@ -49,15 +49,15 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     """Folder with config.json, tokenizer files and safetensors. A relative path starts at the folder of the spec's file
     or of the program, else at the stack's model root; at a gateway of another machine always at its model root."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the parameters. Of bfloat16 the optimizer steps float32 masters, 4 bytes each more; on a CPU without
-    bf16 units float32 is 2-4 times faster."""
+    """The dtype of the parameters. With bfloat16 the optimizer keeps float32 copies of them, 4 bytes a parameter more.
+    On a CPU without units for bfloat16, float32 is 2-4 times faster."""
     cast_lm_head_to_fp32: bool | UnsetType = UNSET
-    """Computes a bfloat16 model's logits in float32, in trainer, stages and generators, whose gap falls (arXiv
-    2506.13585, 2510.13786). Not by vLLM. Left out: false."""
+    """Computes a bfloat16 model's logits in float32, in trainer, stages and generators, so that their log-probs are
+    nearer to each other (arXiv 2506.13585, 2510.13786). vLLM doesn't do this. Left out: false."""
     matmul: Literal["torch", "onednn"] | UnsetType = UNSET
     """The library that multiplies a float32 model's linear layers on a CPU, in trainer, stages and the transformers
-    engine: torch's own, or oneDNN, up to 2.2 times as fast on AMD, to other bits. Left out: the faster one of the
-    machine that takes the job, which stands here in the job's spec from then on."""
+    engine: torch's own, or oneDNN, which is up to 2.2 times as fast on AMD and gives other bits. If the key is left
+    out, the gateway writes here which of them is faster on the machine that takes the job."""
     file_digests: FileDigests | UnsetType = UNSET
     """Digest of each file that is read of the folder: weights, config, tokenizer, chat template, end tokens. The
     gateway reads them when the job is submitted; a process that finds other bytes refuses the folder by name."""
@@ -72,12 +72,14 @@ class ForkSpec(Record, frozen=True, kw_only=True):
     """Begins with a version of another job of this stack, and with the optimizer state of its checkpoint."""
 
     job: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$(?!\n)")]
-    """Its id. Its model, adapters and type of optimizer are this job's too; all else may be another."""
+    """The id of the other job. Its model, adapters and type of optimizer are this job's, too; all other keys may
+    differ."""
     version: Annotated[int, Meta(ge=1, le=MAX_ITERATIONS)]
-    """The version, of which a checkpoint is there until this job has one of its own; it is this job's version 0."""
+    """The version of the other job that this job begins with, as its own version 0. The other job keeps the checkpoint
+    of it until this job has a checkpoint of its own."""
     weights_digest: Digest | UnsetType = UNSET
-    """Digest of that version, by the other job's audit chain when this one is submitted; a checkpoint of another is
-    refused."""
+    """The digest of that version by the other job's audit chain, when this job is submitted. A checkpoint with other
+    weights is refused."""
 
 
 Tag = Annotated[str, Meta(min_length=1, max_length=40, pattern=NO_CONTROL_CHARACTERS)]
@@ -87,51 +89,54 @@ class JobSpec(Record, frozen=True, kw_only=True):
     """A job."""
 
     name: Annotated[str, Meta(min_length=1, max_length=120, pattern=NO_CONTROL_CHARACTERS)]
-    """For people."""
+    """A name for people to read. Two jobs may have the same one."""
     tags: Annotated[tuple[Tag, ...], Meta(max_length=8)] = ()
-    """For people: what groups jobs on the page, as the seeds of one setting."""
+    """Words for people. The page groups jobs by them, for example the seeds of one setting."""
     iterations: IterationsOrNone
-    """Iteration t trains version t and makes version t + 1, in algorithm.updates_per_iteration
-    passes of algorithm.mini_batches optimizer steps. 0: the job evaluates the model, and trains nothing."""
+    """The number of iterations. Iteration t trains version t and makes version t + 1, in
+    algorithm.updates_per_iteration passes of algorithm.mini_batches optimizer steps. With 0 the job evaluates the model
+    and trains nothing."""
     model: ModelSpec
     """The model that is trained."""
     fork: ForkSpec | UnsetType = UNSET
-    """Another job's version that the model begins with; left out: the model as it is. A KL is to the model as it is."""
+    """A version of another job that this job begins with. Left out: the job begins with the model as it is. A KL is to
+    the model as it is in both cases."""
     dataset: DatasetSpec
     """Where prompts come from."""
     reward: RewardSpec = field(default_factory=RewardSpec)
     """How completions are scored."""
     environment: EnvironmentSpec | None = None
-    """What answers the model, turn by turn; none: a completion is one turn."""
+    """The environment that answers the model, turn by turn. none: a completion is one turn."""
     seed: Annotated[int, Meta(ge=0, le=2**53)] = 0
     """Seeds the prompt order and every sample."""
     schedule: ScheduleName = "periodic"
-    """Which version samples iteration t, and when it is trained: a table of docs/schedules.md."""
+    """Which version samples iteration t, and when iteration t is trained: see the table of docs/schedules.md."""
     max_policy_lag: Annotated[int, Meta(ge=0, le=MAX_POLICY_LAG)] = 0
-    """K: how many versions older than iteration t its sampling version may be; 1 or more for delayed and bounded, else
-    0."""
+    """K, the number of versions by which the version that samples iteration t may be older than version t. It is 1 or
+    more for delayed and bounded, and 0 for the other schedules."""
     deterministic: bool = True
-    """Same spec, same seed, same digest (I7); needs exact accumulation and turns on torch's deterministic kernels."""
+    """Makes the run repeatable: the same spec with the same seed ends with the same digest (I7). This needs exact
+    accumulation, and turns on torch's deterministic kernels."""
     rollout: RolloutSpec = field(default_factory=RolloutSpec)
     """What one iteration samples."""
     algorithm: AlgorithmSpec = field(default_factory=AlgorithmSpec)
-    """Advantage and loss."""
+    """The advantage and the loss."""
     trackers: Annotated[tuple[TrackerName | PluginTracker, ...], Meta(max_length=8)] = ()
-    """Experiment trackers that get each iteration's numbers: an extra of Onbeat by its name, or a package's by a
-    table."""
+    """Experiment trackers that get the numbers of each iteration. A name is one of Onbeat's, which needs the extra of
+    that name; a table is a tracker of a package."""
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     """The optimizer."""
     trainer: TrainerSpec = field(default_factory=TrainerSpec)
-    """Accumulation and checkpoints."""
+    """How gradients are accumulated, how checkpoints are written, and how much memory a trainer takes."""
     weights: WeightsSpec = field(default_factory=FileWeights)
     """How each version gets to the generators."""
     stages: Annotated[tuple[StageSpec, ...], Meta(max_length=MAX_STAGES)] = ()
-    """What stage workers make of training rollouts before they are trained; evaluations pass none."""
+    """Models and programs that work on training rollouts before they are trained. Evaluations skip them."""
     evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
     """Held-out evaluation."""
     recording: RecordingSpec | UnsetType | None = UNSET
-    """Which batches stay on disk to be looked at and sampled again; left out: one of each iteration and those of
-    evaluations, without their versions. null: none."""
+    """Which batches stay on disk, so that they can be looked at and sampled again. Left out: one training batch of each
+    iteration and the batches of evaluations stay, without their versions. null: no batch stays."""
     timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
     """Deadlines."""
     limits: LimitSpec = field(default_factory=LimitSpec)

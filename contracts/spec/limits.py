@@ -44,39 +44,41 @@ class TimeoutSpec(Record, frozen=True, kw_only=True):
     """Deadlines: nothing waits without one (I8)."""
 
     generator_lease_s: Lease = 10.0
-    """A claimed batch without a heartbeat for this long goes to another generator."""
+    """If a generator that has claimed a batch gives no sign of life for this long, another generator gets the batch."""
     trainer_lease_s: Lease = 10.0
-    """A trainer without a heartbeat for this long may be replaced."""
+    """If a trainer gives no sign of life for this long, another one may replace it."""
     generation_s: Seconds = 1800.0
-    """Longest that a generator samples a batch (with an environment, a turn of it) or loads a version, or a stage
-    worker computes an item; past it the process ends, and another takes its work."""
+    """The longest time in which a generator samples a batch (with an environment, a turn of it) or loads a version, or
+    in which a stage worker computes an item. After that the process ends, and another one takes its work."""
     iteration_s: Seconds = 3600.0
-    """An iteration that takes longer fails the job and names the missing batches; so does one batch that trains for so
-    long. A trainer that hangs in anything else ends `dependency_s` later (as it loads not before an hour), and another
-    goes on."""
+    """An iteration that takes longer fails the job, which names the missing batches. So does one batch that trains for
+    so long. A trainer that hangs in something else is ended `dependency_s` later, and another goes on; while it loads,
+    it has an hour at least."""
     no_generator_s: Seconds = 120.0
-    """The job fails after so long without a live generator that can serve it."""
+    """If no live generator can serve the job for this long, the job fails."""
     no_stage_worker_s: Seconds = 120.0
-    """The job fails after this long without any live worker that can serve a stage that has work waiting."""
+    """If work waits at a stage and no live worker can serve the stage for this long, the job fails."""
     dependency_s: Seconds = 600.0
-    """Longest wait for a service that no process of the job reaches (the reward service, a judge), which costs a batch
-    no attempt. Past it the job fails and names the service."""
+    """The longest wait for a service that no process of the job reaches, such as the reward service or a judge. The
+    wait costs a batch no attempt. After it the job fails and names the service."""
     ranks_s: Seconds = 600.0
-    """Longest that a rank of the trainer waits for the others in what all do together; then another trainer starts."""
+    """The longest time that a rank of the trainer waits for the others at what all ranks do together. After it another
+    trainer starts."""
     max_trainer_starts: Attempts = 5
-    """Trainer processes that may start without progress in between: the commit of an iteration that wasn't committed
-    before. The second is the last where an exception of foreign code repeats word for word, numbers aside."""
+    """How many trainers may start without progress between them. Progress is the commit of an iteration that wasn't
+    committed before. If an exception of code that isn't Onbeat's repeats word for word, numbers aside, the second start
+    is the last."""
 
 
 class LimitSpec(Record, frozen=True, kw_only=True):
     """Sizes that bound the memory of a job in Redis."""
 
     max_batch_bytes: Annotated[int, Meta(ge=1024, le=536870912)] = 16 * 1024 * 1024
-    """Encoded rollout batch; a larger one is refused as oversize. Redis holds at most the batches of
+    """The most bytes of an encoded rollout batch; a larger one is refused as oversize. Redis has at most the batches of
     max_policy_lag + 1 iterations."""
     max_waiting_rows: Annotated[int, Meta(ge=1, le=2**20)] = 65536
-    """Published completions that wait for columns of `stages`: a batch beyond it stays with its generator until stages
-    catch up. One batch always goes."""
+    """The most published completions that may wait for columns of `stages`. A batch beyond it stays with its generator
+    until the stages catch up. One batch is always taken."""
 
 
 def products(

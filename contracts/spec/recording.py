@@ -15,18 +15,18 @@ class RecordingSpec(Record, frozen=True, kw_only=True):
     """Chooses the trained batches that stay on disk, for the rollout browser and to be sampled again."""
 
     share: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
-    """Part of each iteration's training batches that is recorded, at least one; each run of the job records the same
-    ones, by its seed. 0: none."""
+    """The part of each iteration's training batches that is recorded, but at least one batch. Each run of the job
+    records the same ones, which its seed chooses. 0: no batch."""
     evaluations: bool = True
     """Records the batches of evaluations, too."""
     keep_iterations: Annotated[int, Meta(ge=1, le=MAX_ITERATIONS)] = 20
-    """Newest recorded iterations that stay on disk."""
+    """The number of newest recorded iterations that stay on disk."""
     max_bytes: Annotated[int, Meta(ge=65536, le=2**50)] = 256 * 1024 * 1024
-    """Bytes of all records together: the oldest iterations go first, and a batch that alone is larger is not
-    recorded."""
+    """The most bytes of all records together. The oldest iterations are removed first, and a batch that alone is larger
+    isn't recorded."""
     max_version_bytes: Annotated[int, Meta(ge=0, le=2**50)] = 1024 * 1024 * 1024
-    """Bytes of versions that stay on disk so that recorded batches can be sampled again, the newest first. Transport
-    "redis" keeps none."""
+    """The most bytes of versions that stay on disk so that recorded batches can be sampled again. The newest ones stay.
+    With transport "redis" no version stays."""
 
     def takes(self, batch_id: str, *, purpose: str, seed: int, num_batches: int) -> bool:
         """Returns True where a batch is recorded.

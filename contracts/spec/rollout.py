@@ -26,15 +26,17 @@ class ProbeSpec(Record, frozen=True, kw_only=True):
     """The probe of each version: log-probs that a generator's engine shows before it samples with the version (I11)."""
 
     rows: Annotated[int, Meta(ge=0, le=MAX_ROWS)] | UnsetType = UNSET
-    """Rows of tokens; 0: versions have no probe, and a generator's digest of what it loaded is believed. Left out:
-    16; for a dense model in float32 one for each 3,200 tokens that an iteration samples at most, 4 to 16."""
+    """The number of rows of tokens. Left out: 16, or for a dense model in float32 one row for each 3,200 tokens that an
+    iteration samples at most, from 4 to 16. With 0 versions have no probe, and a generator's digest of what it loaded
+    is believed."""
     tokens: Annotated[int, Meta(ge=2, le=MAX_TOKENS)] = 32
-    """Tokens of a row, at most one less than the job's longest: the beginning of a prompt, then random ones. The last
-    4 are compared, at most half of the row; for a dense model in float32 half of max_new_tokens, where that is fewer,
-    and at least 2."""
+    """The number of tokens of a row, at most one less than the job's longest row: the beginning of a prompt, then
+    random tokens. The last 4 of them are compared, but never more than half of the row. For a dense model in float32
+    they are at most half of max_new_tokens, and at least 2."""
     max_gap: Annotated[float, Meta(ge=0.0, le=100.0)] | UnsetType = UNSET
-    """The largest gap of a log-prob, divided by one plus its size. Left out: 0.001 in float32, 0.02 in float16, 0.1 in
-    bfloat16, 0.5 for a mixture of experts in either of the last two. An engine that quantizes needs more."""
+    """The largest gap that a log-prob may have, divided by one plus its size. Left out: 0.001 in float32, 0.02 in
+    float16, 0.1 in bfloat16, and 0.5 for a mixture of experts in either of the last two. An engine that quantizes needs
+    a larger one."""
 
 
 class ProbeShape(NamedTuple):
@@ -50,30 +52,34 @@ class RolloutSpec(Record, frozen=True, kw_only=True):
     """The batches that an iteration samples."""
 
     batches_per_iteration: Batches = 8
-    """Rollout batches of an iteration: the unit of dispatch, lease and publication."""
+    """The number of rollout batches of an iteration. A batch is what a generator claims, samples and publishes as a
+    whole."""
     prompts_per_batch: Prompts = 4
-    """k: prompts of a batch. 1 suits continuous batching; a small model on a CPU wants 4-16."""
+    """k, the number of prompts of a batch. 1 suits an engine with continuous batching; for a small model on a CPU take
+    4-16."""
     group_size: Annotated[int, Meta(ge=1, le=4096)] = 8
-    """G: completions per prompt."""
+    """G, the number of completions of each prompt."""
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_new_tokens=128))
     """How completions are drawn."""
     max_prompt_tokens: Tokens = 1024
-    """A longer prompt fails the job at its start, unless it is filtered."""
+    """The longest prompt. A longer one fails the job at its start, unless it is filtered."""
     filter_overlong_prompts: bool | UnsetType = UNSET
-    """Leaves out longer training prompts, and with loss = "sft" completions longer than sampling.max_new_tokens; the
+    """Leaves out longer training prompts, and with loss = "sft" completions longer than sampling.max_new_tokens. The
     trainer's log counts them. Left out: false."""
     max_resamples: Annotated[int, Meta(ge=0, le=16)] = 0
-    """DAPO's dynamic sampling: how often a prompt of equal rewards gives its place to a fresh one, under the same
-    version; what is equal after the last stays."""
+    """DAPO's dynamic sampling: how often a prompt whose completions all have the same reward is replaced by a fresh
+    one, under the same version. A group that is still equal after the last time stays."""
     max_attempts: Attempts = 3
-    """Times that a batch is tried before it is dead-lettered; the second is the last where an exception of foreign code
-    repeats word for word, numbers aside."""
+    """How often a batch is tried before it is dead. If an exception of code that isn't Onbeat's repeats word for word,
+    numbers aside, the second attempt is the last."""
     on_failed_batch: Literal["fail", "abandon"] = "fail"
-    """What a dead-lettered batch does to the job: fail it, or go on without the batch, counted and audited."""
+    """What a dead batch does to the job. fail: the job fails. abandon: the job goes on without the batch, which is
+    counted and audited."""
     hedge: bool = True
-    """Whether an idle generator of a deterministic job samples a copy of a late batch; the first one counts."""
+    """Lets an idle generator of a deterministic job sample a copy of a late batch. The copy that is published first
+    counts."""
     probe: ProbeSpec | UnsetType = UNSET
-    """The log-probs that an engine has to show of each version; left out: 4 to 16 rows of at most 32 tokens."""
+    """The log-probs that an engine has to show of each version. Left out: 4 to 16 rows of at most 32 tokens."""
 
     @property
     def version_probe(self) -> ProbeSpec:
@@ -114,17 +120,18 @@ class HeldOutSpec(Record, frozen=True, kw_only=True):
     """How some held-out prompts are sampled."""
 
     num_prompts: Annotated[int, Meta(ge=0, le=2**18)] = 64
-    """Held-out prompts of an evaluation; 0: none, whatever else is said."""
+    """The number of held-out prompts of an evaluation. With 0 there are none, whatever other keys have."""
     prompts_per_batch: Prompts = 32
     """Prompts of one evaluation batch."""
     greedy: bool = True
-    """Also evaluates greedy decoding, next to sampling."""
+    """Also evaluates greedy decoding, in addition to sampling."""
     group_size: Annotated[int, Meta(ge=1, le=4096)] | UnsetType = UNSET
-    """Samples a prompt, of which mean and pass@k have standard errors; left out: 1."""
+    """The number of samples of each held-out prompt, from which mean, pass@k and their standard errors are computed.
+    Left out: 1."""
     sampling: SamplingParams | UnsetType = UNSET
-    """How they are drawn; left out: as training samples are (rollout.sampling)."""
+    """How held-out prompts are sampled. Left out: as training samples are (rollout.sampling)."""
     pass_reward: Annotated[float, Meta(ge=-1e6, le=1e6)] | UnsetType = UNSET
-    """The reward from which a completion passes, for pass@k; left out: 1.0."""
+    """The reward from which a completion counts as passed, for pass@k. Left out: 1.0."""
 
     def sampled_as(self, rollout: RolloutSpec) -> SamplingParams:
         """Returns how held-out prompts are sampled, greedy decoding apart."""
@@ -145,33 +152,34 @@ class EvaluationSet(HeldOutSpec, frozen=True, kw_only=True):
     """Held-out prompts in addition to those of `dataset`; the job's `environment` plays them, too."""
 
     name: SourceName
-    """In scores, and in a reward component's `sources`."""
+    """The name of the set in scores, and in `sources` of a reward component."""
     dataset: SourceDataset
-    """Any but a mixture. What it holds out is evaluated, a file whole where num_prompts says so, and never trained."""
+    """The data set of the set: any type but a mixture. Only the rows that it holds out are used: they are evaluated and
+    never trained. If num_prompts is as large as a file, the whole file is held out."""
 
 
 class StopSpec(Record, frozen=True, kw_only=True):
     """Ends a job early, as succeeded, with the version that was evaluated last; contracts/stopping.py decides."""
 
     held_out: Annotated[float, Meta(ge=-1e9, le=1e9)] | UnsetType = UNSET
-    """The job ends once the mean held-out reward is this high; left out: no value is high enough."""
+    """The job ends once the mean held-out reward is this high. Left out: no reward ends it."""
     patience: Annotated[int, Meta(ge=1, le=MAX_ITERATIONS)] | UnsetType = UNSET
-    """The job ends after so many evaluations in a row that are no better than the best one before them; left out: it
-    waits however long."""
+    """The job ends after this number of evaluations in a row that are no better than the best one before them. Left
+    out: it never ends so."""
 
 
 class EvaluationSpec(HeldOutSpec, frozen=True, kw_only=True):
     """Held-out prompts, generated by the same generators under the same version; always before and after training."""
 
     every_iterations: IterationsOrNone = 0
-    """Also every N iterations; 0: only before and after."""
+    """Evaluates every N iterations, too. With 0 the job evaluates only before and after training."""
     stop_when: StopSpec | UnsetType = UNSET
-    """Ends the job before its last iteration by its evaluations; left out: it trains all iterations."""
+    """Ends the job before its last iteration, depending on its evaluations. Left out: it trains all iterations."""
     sets: Annotated[tuple[EvaluationSet, ...], Meta(min_length=1, max_length=16)] | UnsetType = UNSET
     """Further held-out prompts, with scores of their own."""
     best: SourceName | UnsetType = UNSET
-    """The set that says which checkpoint is best, whether a score collapses, and when stop_when ends the job; left out:
-    what `dataset` holds out."""
+    """The set that decides which checkpoint is best, whether a score collapses, and when stop_when ends the job. Left
+    out: the prompts that `dataset` holds out."""
 
     @property
     def each(self) -> dict[str, HeldOutSpec]:

@@ -43,9 +43,9 @@ class StageTable(Table, frozen=True, kw_only=True):
     """Base of the tables of all kinds of stages."""
 
     max_attempts: Attempts = 4
-    """Times that an item is tried before its batch is dead-lettered."""
+    """How often an item is tried before its batch is dead."""
     lease_s: Lease = 30.0
-    """An item without a heartbeat for this long goes to another worker of the stage."""
+    """If the worker of an item gives no sign of life for this long, another worker of the stage gets the item."""
 
 
 class LogProbStage(StageTable, frozen=True, kw_only=True):
@@ -72,14 +72,15 @@ class TeacherStage(LogProbStage, tag="teacher", frozen=True, kw_only=True):
     model: FilePath | UnsetType = UNSET
     """Folder of a causal LM with the job's vocabulary; a relative path starts as that of `model.path`."""
     models: Annotated[dict[SourceName, FilePath], Meta(min_length=1, max_length=16)] | UnsetType = UNSET
-    """In place of `model`: one for each source of a mixture."""
+    """Folders of teachers in place of `model`, one for each source of a mixture."""
     top_k: Annotated[int, Meta(ge=1, le=2**12)] | UnsetType = UNSET
-    """Its likeliest tokens, 8 bytes each, sent with each token for `algorithm.distillation_beta`; left out: none."""
+    """How many of the teacher's likeliest tokens are sent with each token, 8 bytes each, for
+    `algorithm.distillation_beta`. Left out: none."""
     hidden_size: Annotated[int, Meta(ge=1, le=2**14)] | UnsetType = UNSET
-    """In place of `top_k`, as its config.json has it: sends last hidden states, of which its head, at the trainer,
-    makes the whole vocabulary."""
+    """In place of `top_k`: the `hidden_size` of the teacher's config.json. The teacher's last hidden states are sent,
+    and its head, at the trainer, makes the distribution over the whole vocabulary of them."""
     file_digests: FileDigests | UnsetType = UNSET
-    """As `model.file_digests`, of its models' folders."""
+    """As `model.file_digests`, for the folders of the teachers."""
     name: ColumnName = "teacher"
     """The name of the stage, in messages, metrics and streams."""
 
@@ -106,11 +107,11 @@ class JudgingStage(StageTable, frozen=True, kw_only=True):
 
     unit: ClassVar[Unit] = "row"
     weight: Weight = 1.0
-    """What a score of 1.0 adds to the reward."""
+    """A score of 1.0 adds this number to the reward."""
     on_failure: OnUnscorable = "fail"
-    """What happens when the stage can't judge a completion. fail: the batch, and in the end the job, fails. A number:
-    the completion gets this score, which is counted and audited. An error that the completion didn't cause always
-    fails. A resume may change it."""
+    """What happens if the stage can't judge a completion. fail: the batch fails, and in the end the job. A number: the
+    completion gets this score, which is counted and audited. An error that the completion didn't cause always fails the
+    batch. A resume may change it."""
     name: ColumnName
     """The name of the stage and of its column."""
 
@@ -144,10 +145,10 @@ class RewardModelStage(JudgingStage, tag="reward_model", frozen=True, kw_only=Tr
     model: FilePath
     """Folder of a transformers sequence classifier; a relative path starts as that of `model.path`."""
     truncate: Truncation = "never"
-    """What is cut of a text beyond the model's context: prompt_start reads the prompt's end, completion_end the
-    completion's beginning; never: it can't be judged."""
+    """What is cut off a text that exceeds the model's context. prompt_start: the beginning of the prompt.
+    completion_end: the end of the completion. never: nothing, and the completion can't be judged."""
     file_digests: FileDigests | UnsetType = UNSET
-    """As `model.file_digests`, of its model's folder."""
+    """As `model.file_digests`, for the folder of this model."""
     name: ColumnName = "reward_model"
     """The name of the stage and of its column."""
 
@@ -164,26 +165,27 @@ class LlmJudgeStage(JudgingStage, tag="llm_judge", frozen=True, kw_only=True):
 
     inputs: ClassVar[tuple[str, ...]] = ("prompt", "text", "reference")
     model: Line
-    """Name of the model at the server."""
+    """The name of the model at the server."""
     prompt: Text
-    """The question, with {prompt}, {completion} and {reference} in it."""
+    """The question to the judge, with {prompt}, {completion} and {reference} in it."""
     system: Text | UnsetType = UNSET
-    """What the judge is told before it, as the system's message; left out: nothing."""
+    """A system message in front of the question. Left out: none."""
     answer: Annotated[str, Meta(min_length=1, max_length=200)] = "number"
-    """How the number is read. number: the answer's one plain number. json: `score` of its JSON object. Else a pattern
-    with {number} in it, as "{number}/10", whose last place counts."""
+    """How the number is read. number: the one plain number of the answer. json: `score` of a JSON object in the answer.
+    Any other text is a pattern with {number} in it, such as "{number}/10"; its last match counts."""
     criteria: (
         Annotated[dict[ColumnName, Annotated[float, Meta(gt=0.0, le=1e3)]], Meta(min_length=1, max_length=32)]
         | UnsetType
     ) = UNSET
-    """With answer = "json": the keys of its numbers, and what each weighs in their mean; left out: `score` alone. Each
-    has a column, NAME_KEY, and a metric, and is a component of gdpo."""
+    """With answer = "json": the keys of the numbers, and the weight of each in their mean. Each has a column, NAME_KEY,
+    and a metric, and is a component of gdpo. Left out: `score` alone."""
     lowest: Score = 0.0
-    """A number below it, or none, can't be taken, and so can't one above the highest (I6)."""
+    """The lowest number that the judge may answer. An answer outside of the bounds, or without a number, can't be used
+    (I6)."""
     highest: Score = 10.0
     """The highest number that the judge may answer."""
     name: ColumnName = "llm_judge"
-    """The name of the stage and of its column, or its columns' beginning."""
+    """The name of the stage and of its column. With criteria, the names of its columns begin with it."""
 
     @property
     def reward_weights(self) -> dict[str, float]:
@@ -197,17 +199,17 @@ class ExternalStage(StageTable, tag="external", frozen=True, kw_only=True):
     """A process of one's own, by `onbeat.client`: docs/extend.md."""
 
     name: ColumnName
-    """The name of the stage, which the process asks for."""
+    """The name of the stage, by which the process asks for it."""
     inputs: Annotated[tuple[ColumnName, ...], Meta(min_length=1, max_length=32)]
     """Columns that a row has before the stage gets it."""
     outputs: Annotated[tuple[Column, ...], Meta(min_length=1, max_length=16)]
-    """Columns that it makes."""
+    """Columns that the stage makes."""
     unit: Unit = "row"
     """What is leased and put together: a row, the G rows of a prompt, or a batch."""
     reward_column: Annotated[str, Meta(max_length=64)] = ""
-    """The output, a float32 per rollout, that joins the reward; "" for none."""
+    """The output that joins the reward, a float32 for each rollout. "": none."""
     weight: Weight = 1.0
-    """What 1.0 of that column adds to the reward."""
+    """1.0 in that column adds this number to the reward."""
 
 
 StageSpec = ReferenceStage | TeacherStage | RewardModelStage | LlmJudgeStage | ExternalStage

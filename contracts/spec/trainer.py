@@ -37,26 +37,29 @@ class LoraSpec(Record, frozen=True, kw_only=True):
     """Trains low-rank adapters next to the model's own weights, which stay as they are (arXiv 2106.09685)."""
 
     rank: Annotated[int, Meta(ge=1, le=1024)] = 16
-    """r: rows of A and columns of B in W + alpha / r · B A."""
+    """r, the number of rows of A and of columns of B in W + alpha / r · B A."""
     alpha: Annotated[float, Meta(gt=0.0, le=1e6)] = 32.0
-    """The product counts alpha / rank."""
+    """The product B A is multiplied by alpha / rank."""
     target_modules: Annotated[tuple[Line, ...], Meta(min_length=1, max_length=256)] = (ALL_LINEAR,)
-    """Ends of the names of the linear layers that get an adapter, such as "q_proj"; "all-linear": all but the head."""
+    """The layers that get an adapter: linear layers whose names end so, such as "q_proj". "all-linear" means all linear
+    layers but the head."""
 
     publish: Literal["merged", "adapter"] = "merged"
-    """What a version brings the generators. merged: whole weights; adapter: A and B, which they merge into the base, to
-    the same weights and digest."""
+    """What a version brings to the generators. merged: whole weights. adapter: A and B, which the generators merge into
+    the base, to the same weights and digest."""
 
 
 class ParameterGroup(Record, frozen=True, kw_only=True):
     """Parameters with a learning rate or a weight decay of their own."""
 
     parameters: Annotated[tuple[Line, ...], Meta(min_length=1, max_length=64)]
-    """Patterns of names, as "*.mlp.*"; the first group that names a parameter has it."""
+    """Patterns of parameters' names, such as "*.mlp.*". A parameter belongs to the first group whose pattern fits its
+    name."""
     learning_rate_factor: Annotated[float, Meta(ge=0.0, le=1000.0)] = 1.0
-    """Times the learning rate."""
+    """The learning rate of these parameters is multiplied by this number; 0 freezes them."""
     weight_decay: Factor | UnsetType = UNSET
-    """Theirs, norms' and embeddings' too; left out: optimizer.weight_decay, on what that acts on."""
+    """The weight decay of these parameters, also of norms and embeddings among them. Left out: optimizer.weight_decay,
+    on the matrices that it acts on."""
 
 
 class PluginTracker(Record, tag_field="type", tag="plugin", frozen=True, kw_only=True):
@@ -73,39 +76,40 @@ class OptimizerSpec(Record, frozen=True, kw_only=True):
     """AdamW or Muon; the learning rate is a function of the iteration, the same for all of its updates."""
 
     type: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
-    """adamw: moments in float32, 8 bytes a parameter; adamw_8bit: quantised to 2 bytes by blocks of 256 (bitsandbytes,
-    arXiv 2110.02861), by the extra `adamw8bit`; muon: torch's Muon, at AdamW's learning rates (arXiv 2502.16982), for
-    the matrices of hidden layers, and adamw for all else."""
+    """The optimizer. adamw: its moments are in float32, 8 bytes a parameter. adamw_8bit: its moments are quantised to 2
+    bytes a parameter, by blocks of 256 (bitsandbytes, arXiv 2110.02861); it needs the extra `adamw8bit`. muon: torch's
+    Muon, at AdamW's learning rates (arXiv 2502.16982), for the matrices of hidden layers, and adamw for all other
+    parameters."""
     groups: Annotated[tuple[ParameterGroup, ...], Meta(min_length=1, max_length=32)] | UnsetType = UNSET
-    """Parameters by their names."""
+    """Groups of parameters with a learning rate or a weight decay of their own."""
     learning_rate: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-6
-    """Peak learning rate."""
+    """The peak of the learning rate."""
     critic_learning_rate_factor: Annotated[float, Meta(gt=0.0, le=1000.0)] | UnsetType = UNSET
-    """Times the learning rate for a critic's parameters (algorithm.advantage = "gae"), before the factor of a group;
-    left out: 10."""
+    """The learning rate of a critic's parameters (algorithm.advantage = "gae") is multiplied by this number, before the
+    factor of a group. Left out: 10."""
     beta1: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
-    """Decay of the first moment."""
+    """The decay of the first moment."""
     beta2: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.99
-    """Decay of the second moment."""
+    """The decay of the second moment."""
     epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-8
-    """Added to the root of the second moment."""
+    """The number that is added to the root of the second moment."""
     weight_decay: Factor = 0.0
-    """Decoupled weight decay of matrices: linear layers, an untied head, LoRA's A and B."""
+    """Decoupled weight decay. It acts on matrices: linear layers, a head that isn't tied, and LoRA's A and B."""
     max_grad_norm: Annotated[float, Meta(gt=0.0, le=1e12)] = 1.0
-    """Global gradient norm is clipped to this."""
+    """The bound to which the global norm of the gradient is clipped."""
     offload: Literal["host", "disk"] | UnsetType = UNSET
     """Where the float32 weights and the moments are between two steps, instead of a GPU's memory. host: in the host's
-    memory, without effect on a CPU; disk: in a file of the run root that ends with the process. A step brings them
-    group by group, to the same weights; left out: they stay."""
+    memory, which has no effect on a CPU. disk: in a file of the run root that ends with the process. A step brings them
+    group by group, to the same weights. Left out: they stay on the device."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
-    """Decay of the learning rate after the warm-up, to min_learning_rate; wsd (warm-up, stable, decay): linear, in the
-    last decay_iterations alone."""
+    """How the learning rate decays after the warm-up, to min_learning_rate. wsd (warm-up, stable, decay) decays
+    linearly, in the last decay_iterations only."""
     warmup_iterations: IterationsOrNone = 0
-    """Linear warm-up."""
+    """The number of first iterations in which the learning rate grows linearly to its peak."""
     decay_iterations: Iterations | UnsetType = UNSET
-    """The last iterations, in which wsd decays; needed there, and without effect elsewhere."""
+    """The number of last iterations in which wsd decays. wsd needs it; with another schedule it has no effect."""
     min_learning_rate: Annotated[float, Meta(gt=0.0, le=1.0)] | UnsetType = UNSET
-    """What the decay ends with; left out: 0."""
+    """The learning rate at the end of the decay. Left out: 0."""
 
 
 class HostsSpec(Record, frozen=True, kw_only=True):
@@ -113,17 +117,17 @@ class HostsSpec(Record, frozen=True, kw_only=True):
     that are left form the next one: the weights are the same for any number of hosts."""
 
     least: NumHosts
-    """Fewer don't begin."""
+    """The fewest hosts with which a group begins."""
     most: NumHosts
-    """Further ones wait; more than least join where they come in time."""
+    """The most hosts of a group. Further hosts wait. Hosts beyond `least` join if they come in time."""
     ranks: Annotated[int, Meta(ge=1, le=256)] = 1
     """Ranks on each host."""
     wait_s: Annotated[float, Meta(gt=0.0, le=86400.0)] = 60.0
-    """Longest that a group waits for its least hosts; one that has waited in vain counts as a start without progress
-    (timeouts.max_trainer_starts)."""
+    """The longest time that a group waits for its least hosts. A group that has waited in vain counts as a start
+    without progress (timeouts.max_trainer_starts)."""
     regroup_s: Annotated[float, Meta(ge=0.0, le=2592000.0)] = REGROUP_S
-    """A group that has run so long with fewer hosts than it may begins again, from its last iteration, if others wait;
-    0: never."""
+    """If a group has run for this long with fewer than `most` hosts, and others wait, it begins again from its last
+    iteration. 0: never."""
 
 
 MOST_WIDER_BITS = 24
@@ -153,49 +157,53 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     accumulation: Literal["exact", "float"] = "exact"
     """exact: 64-bit fixed point, independent of arrival order (I7), 8 bytes a parameter; float: float32 sums."""
     wider_sums: Annotated[tuple[WiderSums, ...], Meta(min_length=1, max_length=64)] | UnsetType = UNSET
-    """Wider ranges of exact sums, each from its iteration on, in ascending order. A job that ends since a gradient is
-    beyond their range gets one by `onbeat resume --wider-sums`; left out: the range follows from the loss and the
+    """Wider ranges of exact sums, each from an iteration on, in ascending order. If a job fails because a gradient is
+    beyond the range, `onbeat resume --wider-sums` adds an entry. Left out: the range follows from the loss and the
     rollout (docs/losses.md)."""
     checkpoint_every_iterations: Iterations = 10
     """A checkpoint is also written after the last iteration and on cancel."""
     keep_checkpoints: Annotated[int, Meta(ge=1, le=1000)] = 2
-    """Newest checkpoints that are kept, and next to them the best of those whose version was evaluated."""
+    """The number of newest checkpoints that are kept. The best of those whose version was evaluated is kept, too."""
     packing: Literal["shared_prompt", "as_sampled", "padded"] = "shared_prompt"
-    """shared_prompt: a prompt goes through the model once for all its completions, by packed attention or by the
-    model's cache, and once for each where the model can take neither: a trial decides when it is loaded; as_sampled:
-    once, with the generator's log-probs bit for bit (docs/hardware.md); padded: once for each, which every architecture
-    takes."""
+    """How completions go through the model (docs/hardware.md). shared_prompt: a prompt goes through once for all its
+    completions, by packed attention or by the model's cache. A trial decides when the model is loaded; a model that can
+    do neither gets padded rows. as_sampled: the prompt goes through once, and log-probs are the generator's bit for
+    bit. padded: each completion is a row with its prompt, which every architecture takes."""
     max_tokens_per_micro_batch: Annotated[int, Meta(ge=1, le=2**24)] = 8192
-    """Input tokens of one pass, padding included: bounds the memory of activations. A batch with more goes through in
-    several passes; a prompt with one completion always goes whole."""
+    """The most input tokens of one pass through the model, padding included. It bounds the memory of activations. A
+    batch with more tokens goes through in several passes; a prompt with one completion always goes whole."""
     measure_entropy: bool = True
-    """Measures entropy_trained_tokens, of the whole distribution, without a bonus too; the estimate `entropy` is always
-    there."""
+    """Measures entropy_trained_tokens, the entropy of the whole distribution, also if there is no entropy bonus. The
+    estimate `entropy` is always there."""
     mismatch_alarm: Annotated[float, Meta(gt=0.0, le=1e6)] = 0.01
-    """Above this mean K3 a token between trainer and generator, over the batches that the trained version sampled, an
-    iteration is a warning and an event. The default is for answers of some ten tokens (docs/numbers.md)."""
+    """If the mean K3 a token between trainer and generator is above this number, the iteration makes a warning and an
+    event. The mean is over the batches that the trained version sampled. The default is for answers of some ten tokens
+    (docs/numbers.md)."""
     on_mismatch: Literal["warn", "fail"] = "warn"
-    """Whether such an iteration is trained all the same, or fails the job before its step."""
+    """What happens at such an iteration. warn: it is trained nevertheless. fail: the job fails before the iteration's
+    step."""
     kl_alarm: Annotated[float, Meta(gt=0.0, le=1e6)] | UnsetType = UNSET
-    """Above this `kl_to_reference`, a mean of ten iterations, health says kl_high; left out: never."""
+    """If the mean `kl_to_reference` of ten iterations is above this number, the job's health shows kl_high. Left out:
+    never."""
     entropy_alarm: Annotated[float, Meta(gt=0.0, le=1e3)] | UnsetType = UNSET
-    """Below this `entropy` it says entropy_gone; left out: below 0.05 and a tenth of the first iterations'."""
+    """If the mean `entropy` is below this number, the job's health shows entropy_gone. Left out: below 0.05, and below
+    a tenth of that of the first iterations."""
     stop_on: Annotated[tuple[HealthRule, ...], Meta(max_length=16)] | UnsetType = UNSET
-    """Rules of the job's health (docs/numbers.md) that end it as failed, with a checkpoint, once broken; left out:
-    none. What broke before a resume doesn't end it again."""
+    """Rules of the job's health (docs/numbers.md). If one of them is broken, the job ends as failed, with a checkpoint.
+    A rule that was broken before a resume doesn't end the job again. Left out: no rule ends it."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""
     free_gradients: bool | UnsetType = UNSET
-    """Lets go of the gradient of each parameter as soon as a backward pass has added it to the sums, and on a CPU of
-    the sums' memory as they are stepped on; slower where a model has many small parameters. Left out: false."""
+    """Frees the gradient of each parameter as soon as a backward pass has added it to the sums. On a CPU it also frees
+    the memory of the sums as they are stepped on. A model with many small parameters gets slower. Left out: false."""
     offload_activations: bool | UnsetType = UNSET
-    """Has the activations of a pass on a GPU wait in the host's memory for the backward pass, to the same weights;
-    without effect on a CPU. With gradient_checkpointing those are the inputs of layers. Left out: false."""
+    """Keeps the activations of a pass on a GPU in the host's memory until the backward pass, to the same weights. With
+    gradient_checkpointing these are the inputs of layers. It has no effect on a CPU. Left out: false."""
     lora: LoraSpec | None = None
     """Trains adapters instead of the model; none: every parameter."""
     external: bool = False
-    """A process of one's own trains the job, by `onbeat.client` (docs/extend.md): consumers leave it alone, and other
-    keys of trainer, algorithm, optimizer and trackers, which nothing reads, must be left out."""
+    """A process of your own trains the job, by `onbeat.client` (docs/extend.md). Consumers leave the job alone. Nothing
+    reads the other keys of trainer, algorithm, optimizer and trackers, so they must be left out."""
 
     def wider_bits(self, iteration: int) -> int:
         """Returns the bits by which the exact sums of an iteration are wider than they would be by themselves."""

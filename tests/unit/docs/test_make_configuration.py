@@ -24,7 +24,7 @@ def test_every_config_field_has_a_docstring_under_it() -> None:
 
 
 def test_a_docstring_belongs_to_the_field_above_it_and_is_inherited() -> None:
-    assert field_docstrings(RolloutSpec)["group_size"] == "G: completions per prompt."
+    assert field_docstrings(RolloutSpec)["group_size"] == "G, the number of completions of each prompt."
     assert field_docstrings(ExactReward).keys() == {"weight", "on_unscorable", "sources", "ignore_case"}
 
 
