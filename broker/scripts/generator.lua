@@ -56,7 +56,8 @@ local window = a.oldest_only and { fence.window[1] } or fence.window
 -- A batch is late when its rounds take this many times the median of the latest: at 1, every second one would be. Which
 -- round its holder is in isn't known here, so a batch gets the time of all that it may need.
 local LATE = 1.5 * a.max_rounds
--- The next batch of a slot in work, and whether another had leased it; nil where there is none.
+-- The batch of a slot that is claimed next, and whether its generator has let its lease expire; nil where there is none. Batches whose
+-- lease has expired come before new ones.
 local function take(slot)
   -- Of what is free, the lowest turn: what was sent first.
   local expired = expired_items(slot, 0, now, a.lease_ms, 1)[1]

@@ -665,7 +665,8 @@ local function in_work(slot, stage, from, to, number)
   return redis.call('ZRANGE', slot.work, score_of(stage, from), score_of(stage, to), 'BYSCORE', 'LIMIT', '0', number)
 end
 
--- Whose lease ended; else what ends later than any lease that was taken, for a clock has stepped back.
+-- The items of a stage whose lease has ended, at most `number` of them: their worker has died or hangs. If there are none, the items whose
+-- lease ends later than any lease can: the server's clock has stepped back since.
 local function expired_items(slot, stage, now, lease_ms, number)
   -- From 1 on: what is free has its turn below 1, and is no lease.
   local ended = in_work(slot, stage, 1, now, number)
@@ -842,7 +843,7 @@ local function note_death(slot, id, batch, reason, attempts, content)
   count('dead')
 end
 
--- Takes a batch out that is not published.
+-- Gives up a batch that is not published and has no attempt left: it leaves `work` and `prompts`, and is `dead` in the ledger.
 local function bury(slot, id, batch, reason, attempts)
   local prompts = redis.call('HGET', slot.prompts, id)
   drop_prompt(slot, id)
