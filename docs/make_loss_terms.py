@@ -50,7 +50,7 @@ def _section(term: type[LossTerm]) -> str:
             f"## `{term.name}`\n",
             inspect.getdoc(term) or "",
             "",
-            f"Next to the log-probs of policy and generator it {needs}. Its file is `{place}`.\n",
+            f"In addition to the log-probs of policy and generator it {needs}. Its file is `{place}`.\n",
             *_metric_rows(term),
         ]
     )
