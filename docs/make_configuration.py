@@ -45,14 +45,18 @@ INTRO = """\
 
 This page is generated from the types of the code: `python -m docs.make_configuration > docs/configuration.md`.
 
-A job is a *job spec*: TOML for the command line, the same keys as JSON for `POST /v1/jobs`. An unknown key, a wrong
-type or a value out of range is refused by its name. `configs/` holds specs to start from, and
-`--set rollout.group_size=16` changes one key for one run.
+A *spec* describes a job: a TOML file for the command line, or the same keys as JSON for `POST /v1/jobs`. This page has
+every key of a spec, then the [rules](#rules) between keys, then every [setting of a process](#environment). If you look
+for the key for what you want, [recipes](recipes.md) are shorter.
+
+An unknown key, a wrong type or a value out of range is refused by its name. `configs/` has specs to start from, and
+`--set rollout.group_size=16` changes one key for one run. *Left out* in a row says what holds if a spec doesn't have
+the key. Words such as *version*, *lag* and *lease* are explained in [words](internals.md#words).
 """
 PRODUCTS = f"""\
 ## Products
 
-What some of these numbers make together has a bound too; a job beyond it is refused with both named.
+Some products of these numbers are bounded, too. A job beyond such a bound is refused, and the refusal names the keys.
 
 | of a batch, also of an evaluation's | at most |
 | --- | --- |
@@ -71,10 +75,10 @@ What some of these numbers make together has a bound too; a job beyond it is ref
 RULES_HEAD = """\
 ## Rules
 
-Each value of a spec may be within its range, and the spec refused all the same: keys that don't go together, keys that
-have no effect, more than a stack holds. A refusal names the key, says what is wrong, and gives a cure. The commands,
-`onbeat.train` and the gateway judge by this table, and give all refusals of a spec at once. The gateway adds what needs
-the stack: paths, plug-ins, the generators that run.
+A spec may be refused although each of its values is within its range: if keys don't go together, if a key has no
+effect, or if the job is more than a stack holds. A refusal names the key, what is wrong with it, and a cure. The
+commands, `onbeat.train` and the gateway judge by this table, and give all refusals of a spec at once. The gateway adds
+what needs the stack: paths, plug-ins, the generators that run.
 
 `…` stands for a value of the spec, `[i]` for a place in a list, `KEY` for a key. `DATASET` is `dataset`, the data set
 of a source or of a set; `POOLS` its `difficulty_pools`; `ENVIRONMENT` is `environment`, or that of a source;
@@ -86,18 +90,18 @@ of a source or of a set; `POOLS` its `difficulty_pools`; `ENVIRONMENT` is `envir
 PROFILE_HEAD = """\
 ## Stack profile
 
-`onbeat up --profile FILE` and `onbeat demo --profile FILE` take the stack's generators from a TOML file, closed like a
-job spec: a table `[[generators]]` for each kind of them. `configs/stacks/` holds two
-([engines](engines.md)).
+`onbeat up --profile FILE` and `onbeat demo --profile FILE` take the stack's generators from a TOML file. It has a table
+`[[generators]]` for each kind of generator, and unknown keys are refused as in a spec. `configs/stacks/` has two
+profiles ([engines](engines.md)).
 
 ### `[[generators]]`
 """
 SETTINGS_HEAD = """\
 ## Environment
 
-A process of the stack reads its settings from these variables; an unknown `ONBEAT_` variable is refused, but for those
-that Kubernetes and Docker set for a service called onbeat (`ONBEAT_PORT=tcp://10.0.0.1:8000`). `onbeat demo`
-and `onbeat up` set them for the processes that they start, and docker-compose.yml for its services.
+A process of the stack reads its settings from these variables. `onbeat demo` and `onbeat up` set them for the processes
+that they start, and docker-compose.yml sets them for its services. An unknown `ONBEAT_` variable is refused, except
+those that Kubernetes and Docker set for a service called onbeat (`ONBEAT_PORT=tcp://10.0.0.1:8000`).
 """
 
 

@@ -70,11 +70,11 @@ class RolloutSpec(Record, frozen=True, kw_only=True):
     """DAPO's dynamic sampling: how often a prompt whose completions all have the same reward is replaced by a fresh
     one, under the same version. A group that is still equal after the last time stays."""
     max_attempts: Attempts = 3
-    """How often a batch is tried before it is dead. If an exception of code that isn't Onbeat's repeats word for word,
-    numbers aside, the second attempt is the last."""
+    """How often a batch is tried before it is given up as dead. If an exception of code that isn't Onbeat's repeats
+    word for word, numbers aside, the second attempt is the last."""
     on_failed_batch: Literal["fail", "abandon"] = "fail"
     """What a dead batch does to the job. fail: the job fails. abandon: the job goes on without the batch, which is
-    counted and audited."""
+    counted and named in the audit record."""
     hedge: bool = True
     """Lets an idle generator of a deterministic job sample a copy of a late batch. The copy that is published first
     counts."""
@@ -120,7 +120,7 @@ class HeldOutSpec(Record, frozen=True, kw_only=True):
     """How some held-out prompts are sampled."""
 
     num_prompts: Annotated[int, Meta(ge=0, le=2**18)] = 64
-    """The number of held-out prompts of an evaluation. With 0 there are none, whatever other keys have."""
+    """The number of held-out prompts of an evaluation. With 0 there are none, whatever the other keys are."""
     prompts_per_batch: Prompts = 32
     """Prompts of one evaluation batch."""
     greedy: bool = True

@@ -43,7 +43,7 @@ class StageTable(Table, frozen=True, kw_only=True):
     """Base of the tables of all kinds of stages."""
 
     max_attempts: Attempts = 4
-    """How often an item is tried before its batch is dead."""
+    """How often an item is tried before its batch is given up as dead."""
     lease_s: Lease = 30.0
     """If the worker of an item gives no sign of life for this long, another worker of the stage gets the item."""
 
