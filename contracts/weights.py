@@ -33,7 +33,7 @@ class FileWeights(Transport, tag="file", frozen=True, kw_only=True):
 class DeltaWeights(Transport, tag="delta", frozen=True, kw_only=True):
     """Changes since the version before, in the same folder, with a whole version now and then. Lossless.
 
-    It pays where few values change and bytes are dear: bfloat16 weights at RL's learning rates, over a network.
+    It pays if few values change and bytes are expensive: bfloat16 weights at RL's learning rates, over a network.
     """
 
     takes_deltas: ClassVar[bool] = True
