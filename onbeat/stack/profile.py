@@ -19,6 +19,7 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from contracts.encoding.wire import Record, convert
 from contracts.engines import DEFAULT, ENGINES, Engine, engine_options
@@ -61,8 +62,9 @@ class GeneratorProfile(Record, frozen=True, kw_only=True):
     count: Annotated[int, Meta(ge=1, le=1024)] = 1
     """How many."""
     python: str = ""
-    """Interpreter that runs them; relative paths start at the model root. "" is the launcher's own, or for vLLM, where
-    that one has none, `.venv-vllm` in the working folder or the model root (`onbeat setup vllm` makes it)."""
+    """Interpreter that runs them; a relative path starts at the folder of the profile's file. "" is the launcher's own,
+    or for vLLM, where that one has none, `.venv-vllm` in the working folder or the model root (`onbeat setup vllm`
+    makes it)."""
     engine: EngineTable = msgspec.field(default_factory=lambda: {"type": DEFAULT})
     """What they sample with, and its options."""
 
@@ -100,18 +102,33 @@ class GeneratorProfile(Record, frozen=True, kw_only=True):
         return self._options({"api_key": environment[self.key_variable]})
 
     def interpreter(self, root: Path) -> str:
-        """Raises InvalidInput where there is none."""
+        """Returns the path of the interpreter that runs them.
+
+        Args:
+            root: The model root, where an environment with vLLM is looked for.
+
+        Raises:
+            InvalidInput: There is none.
+        """
         if not self.python:
             return python_for(self.name, root, field="generators.engine")
-        # Not resolved: a virtual environment is found by the path of its link.
-        path = root.resolve() / self.python
+        # Of a file's profile it is absolute (`started_at`), else it starts at the current folder. It isn't resolved: a
+        # virtual environment is found by the path of its link.
+        path = Path.cwd() / self.python
         if not os.access(path, os.X_OK):
             raise InvalidInput(
                 f"there is no interpreter {path}",
                 field="generators.python",
-                cure="name one that is there, or leave the key out",
+                cure="name one that is there, or leave the key out; a relative path starts at the profile's folder",
             )
         return str(path)
+
+    def started_at(self, folder: Path) -> GeneratorProfile:
+        """Returns the same with an interpreter whose path starts at a folder, which is that of the profile's file."""
+        if not self.python:
+            return self
+        # An absolute path stays as it is.
+        return replace(self, python=str(folder / self.python))
 
     def _options(self, key: dict[str, str]) -> Engine:
         options = {name: value for name, value in self.engine.items() if name not in ("type", KEY_VARIABLE)}
@@ -150,11 +167,18 @@ class StackProfile(Record, frozen=True, kw_only=True):
 
 
 def load_profile(path: Path) -> StackProfile:
-    """Raises InvalidInput that names the file, or the key."""
+    """Reads a profile, in which relative paths start at its own folder.
+
+    Raises:
+        InvalidInput: It can't be read, or a key is wrong; it names the file, or the key.
+    """
+    file = own_or_shipped(path)
     try:
-        values = tomllib.loads(own_or_shipped(path).read_text())
+        values = tomllib.loads(file.read_text())
     except OSError as error:
         raise InvalidInput(f"{path}: {error.strerror}", field="--profile") from error
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{path}: {error}", field="--profile") from error
-    return convert(values, StackProfile)
+    profile = convert(values, StackProfile)
+    folder = file.parent.resolve()
+    return replace(profile, generators=tuple(generator.started_at(folder) for generator in profile.generators))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from pathlib import Path
 
@@ -90,12 +92,30 @@ def test_a_key_of_a_server_is_refused_in_a_file(tmp_path: Path) -> None:
         load_profile(written(tmp_path, "[[generators]]\nengine = { type = 'openai', url = 'http://h', api_key = 'k' }"))
 
 
-def test_an_interpreter_starts_at_the_model_root_and_must_be_there(tmp_path: Path) -> None:
-    assert GeneratorProfile().interpreter(tmp_path) == sys.executable
-    (tmp_path / "python").symlink_to(sys.executable)
-    assert GeneratorProfile(python="python").interpreter(tmp_path) == str(tmp_path / "python")
-    with refusal_of("generators.python", match="there is no interpreter"):
-        GeneratorProfile(python="absent/bin/python").interpreter(tmp_path)
+def test_an_interpreter_starts_at_the_profile_s_folder_and_must_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "model-root"
+    folder = tmp_path / "stacks"
+    for place in (root, folder):
+        place.mkdir()
+        (place / "python").symlink_to(sys.executable)
+    (root / "elsewhere").symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    assert GeneratorProfile().interpreter(root) == sys.executable
+
+    def interpreter_of(python: str) -> str:
+        written(folder, f"[[generators]]\npython = {json.dumps(python)}")
+        (generator,) = load_profile(Path("stacks") / "stack.toml").generators
+        return generator.interpreter(root)
+
+    assert interpreter_of("python") == str(folder / "python"), "a link stays one"
+    assert interpreter_of("../model-root/elsewhere") == str(folder / "../model-root/elsewhere")
+    assert interpreter_of(sys.executable) == sys.executable
+    absent = f"there is no interpreter {folder}/elsewhere"
+    with refusal_of("generators.python", match=re.escape(absent)) as error:
+        interpreter_of("elsewhere")
+    assert str(error.value.cure).endswith("a relative path starts at the profile's folder")
 
 
 def test_the_flags_name_a_profile_or_a_number_of_generators(tmp_path: Path) -> None:
