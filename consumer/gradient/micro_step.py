@@ -209,7 +209,7 @@ def pass_without_gradient(
     It takes the memory of a pass and leaves everything as it was: `.grad` is None and the sums are the same.
 
     Args:
-        policy: The policy. Its teacher takes no part, because nothing has made distributions of these tokens.
+        policy: The policy, with its teacher's reader where the job has one.
         micro_batch: The largest that the job can yield (consumer/ranks/dry_pass.py).
         reference: As `train_micro_batch` takes it.
         spec: The job's.
@@ -218,9 +218,8 @@ def pass_without_gradient(
     Raises:
         TrainingDiverged: For an output that is not finite: 0 times it is no number.
     """
-    without_teacher = replace(policy, teacher=None)
-    outputs = _outputs(without_teacher, micro_batch, terms=terms_of_job(spec), reference=reference, spec=spec)
-    of_tokens = [outputs.policy, outputs.entropy, outputs.values]
+    outputs = _outputs(policy, micro_batch, terms=terms_of_job(spec), reference=reference, spec=spec)
+    of_tokens = [outputs.policy, outputs.entropy, outputs.values, outputs.divergence]
     # Whatever the job's loss is, it is a sum over these outputs: each graph is kept until the backward pass reaches it.
     sums = [values.sum() for values in of_tokens if values is not None and values.requires_grad]
     (torch.stack([total.float() for total in sums]).sum() * 0.0).backward()

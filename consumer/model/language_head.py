@@ -53,6 +53,10 @@ class Teacher(Protocol):
         """Returns [N, …], the numbers that the columns have of each sampled token of these rows."""
         ...
 
+    def made_up(self, num_tokens: int) -> dict[str, bytes]:
+        """Returns the columns of a completion of so many tokens that no teacher has read, for the dry pass."""
+        ...
+
     def divergence(self, distribution: Tensor, known: Tensor, drawn: Drawn) -> Tensor:
         """Computes a `Summary`: [n] in nats, with the gradient of the log-probs."""
         ...

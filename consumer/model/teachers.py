@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -92,6 +93,13 @@ class TopTokens:
         # since frombuffer wants memory that may be written.
         return torch.frombuffer(bytearray().join(columns[TEACHER_TOP]), dtype=torch.float32).reshape(-1, self.width)
 
+    def made_up(self, num_tokens: int) -> dict[str, bytes]:
+        """Returns k tokens, and all others as one, each as likely as the next, at every token."""
+        k = self.width // 2
+        of_token = [*range(k), *[-math.log(k + 1.0)] * (k + 1)]
+        # Little-endian, as the columns of a stage are.
+        return {TEACHER_TOP: np.array(of_token * num_tokens, dtype="<f4").tobytes()}
+
     def divergence(self, distribution: Tensor, known: Tensor, drawn: Drawn) -> Tensor:
         return divergence_from(distribution, known, beta=self.beta)
 
@@ -133,6 +141,14 @@ class WholeVocabulary:
         lengths = torch.tensor([len(row) // (4 * self.width) for row in rows])
         numbers = torch.tensor([place[value.decode()] for value in columns[TEACHER_HEAD]], dtype=torch.int32)
         return torch.cat((states, numbers.repeat_interleave(lengths).unsqueeze(1)), dim=1)
+
+    def made_up(self, num_tokens: int) -> dict[str, bytes]:
+        """Returns states of zeros, for the first of the heads: all take the memory of one."""
+        # An int32 has 4 bytes.
+        return {
+            TEACHER_STATES: bytes(4 * self.width * num_tokens),
+            TEACHER_HEAD: next(iter(self.heads)).encode(),
+        }
 
     def divergence(self, distribution: Tensor, known: Tensor, drawn: Drawn) -> Tensor:
         with torch.no_grad():

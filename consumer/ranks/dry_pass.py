@@ -9,8 +9,9 @@ seconds and not in the iteration that happens to have the longest completions. I
 the loss is multiplied by 0, so that the sums stay as they were, no batch is counted in them, and random numbers are put
 back where they stood.
 
-Left out: what a plug-in's loss and the sampling's kept sets take, and a teacher's distributions. They are numbers of
-tokens, or of one chunk of logits, where a pass holds the activations of each layer.
+A teacher's distributions are made up as well. Left out: what a plug-in's loss and the sampling's kept sets take. They
+are numbers of tokens, or of one chunk of logits, where a pass holds the activations of each layer; and a loss of a
+person's own is called for real batches alone.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from consumer.gradient.micro_batch import (
     split_rows,
 )
 from consumer.gradient.micro_step import pass_without_gradient
+from consumer.model.language_head import Teacher
 from consumer.model.memory import Peak, is_out_of_memory
 from consumer.model.policy import Policy
 from contracts.encoding.arrays import ITEM_BYTES, pack_int32
@@ -258,7 +260,7 @@ def _response_of_one_more(spec: JobSpec, policy: Policy, row: LongestRow, num_ro
 
 def _filled(spec: JobSpec, policy: Policy, row: LongestRow, tokens: Sequence[int]) -> MicroBatch:
     """Cuts a batch of rows of one length into passes as a rollout batch is cut, and returns the largest pass."""
-    batch = _made_up_batch(spec, row, tokens)
+    batch = _made_up_batch(spec, row, tokens, teacher=policy.teacher)
     packing = packing_of(spec, policy)
     cuts = split_rows(batch, np.arange(batch.num_completions), packing=packing, max_tokens=row.pass_tokens)
     # Rows of one length: the pass with the most rows has the most tokens.
@@ -270,8 +272,15 @@ def _filled(spec: JobSpec, policy: Policy, row: LongestRow, tokens: Sequence[int
     return micro_batch
 
 
-def _made_up_batch(spec: JobSpec, row: LongestRow, tokens: Sequence[int]) -> RolloutBatch:
-    """Returns a batch of as many groups as two passes have room for, or as the job's batches have."""
+def _made_up_batch(spec: JobSpec, row: LongestRow, tokens: Sequence[int], *, teacher: Teacher | None) -> RolloutBatch:
+    """Returns a batch of as many groups as two passes have room for, or as the job's batches have.
+
+    Args:
+        spec: The job's.
+        row: The length of all rows.
+        tokens: Those that the texts are made of.
+        teacher: The reader of a teacher's distributions, which has columns made up; None where the job has none.
+    """
     group_size = spec.rollout.group_size
     group_tokens = row.prompt_tokens + group_size * row.response_tokens
     num_groups = min(spec.rollout.prompts_per_batch, 2 + 2 * row.pass_tokens // group_tokens)
@@ -286,7 +295,11 @@ def _made_up_batch(spec: JobSpec, row: LongestRow, tokens: Sequence[int]) -> Rol
         RolloutGroup(prompt_id=DRY_PASS, prompt_index=number, prompt_token_ids=prompt, rollouts=(rollout,) * group_size)
         for number in range(num_groups)
     )
-    return made_up_batch(DRY_PASS, groups, purpose="train")
+    batch = made_up_batch(DRY_PASS, groups, purpose="train")
+    if teacher is None:
+        return batch
+    columns = {name: (value,) * batch.num_completions for name, value in teacher.made_up(row.response_tokens).items()}
+    return changed(batch, columns=columns)
 
 
 def _repeated(tokens: Sequence[int], length: int) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner, OptimizerStep
@@ -90,6 +91,43 @@ def test_a_dry_pass_between_two_batches_moves_neither_sums_nor_random_numbers(
     assert torch.equal(*sums)
     assert torch.equal(*random)
     assert added == [(1, 1), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    "stage", [{"model": "qwen3", "top_k": 4}, {"model": "qwen3", "hidden_size": 32}], ids=["top_k", "hidden_size"]
+)
+def test_a_teacher_s_distributions_are_made_up_and_count(
+    folder: Path, stage: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = learner_of(
+        folder,
+        algorithm__distillation_coefficient=0.5,
+        algorithm__distillation_beta=0.5,
+        stages=[{"type": "teacher", **stage}],
+    )
+    teacher = learner.policy.teacher
+    assert teacher is not None
+    divergence = type(teacher).divergence
+    num_told = 0
+
+    def counting(self: Any, distribution: torch.Tensor, known: torch.Tensor, drawn: Any) -> torch.Tensor:
+        nonlocal num_told
+        num_told += len(known)
+        values = divergence(self, distribution, known, drawn)
+        assert values.requires_grad
+        assert bool(values.isfinite().all())
+        return values
+
+    monkeypatch.setattr(type(teacher), "divergence", counting)
+    row = row_of(learner)
+    passed = pass_dry(learner, row)
+    # Two groups of four completions, of five tokens each.
+    assert (passed.problem, num_told >= 8 * row.response_tokens) == ("", True)
+    assert passed.peak_bytes > 0
+    assert learner.accumulator.sums is None or not bool(learner.accumulator.sums.any())
+    assert all(parameter.grad is None for parameter in learner.policy.trained_parameters().values())
+    columns = {name: (value,) * 8 for name, value in teacher.made_up(row.response_tokens).items()}
+    teacher.check(replace(rollout_batch(batch_id="0/train/0"), columns=columns))
 
 
 def test_the_moments_that_the_first_step_will_make_count_and_then_are_there(folder: Path) -> None:
