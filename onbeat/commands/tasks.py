@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from msgspec import UNSET
@@ -31,8 +31,8 @@ def show_tasks(
     task: str,
     cancel: str,
     job: str,
-    states: Collection[TaskState],
-    kinds: Collection[TaskKind],
+    states: Sequence[TaskState],
+    kinds: Sequence[TaskKind],
     limit: int,
     json_output: bool,
 ) -> None:
