@@ -28,7 +28,7 @@ from consumer.trainer.held_job import HeldJob
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.encoding.wire import changed
 from contracts.errors import InvalidInput, Unavailable
-from contracts.events import MemoryMeasured
+from contracts.events import MemoryMeasured, TrainerStarted
 
 FIELD = "trainer.max_tokens_per_micro_batch"
 PREDECESSOR_GONE_S = 3.0
@@ -58,7 +58,7 @@ def dry_pass(job: HeldJob) -> None:
             raise
         # One of several ranks had no room, and they have lost step: none of them can try a smaller pass.
         raise _refusal(job, row, error.foreign, fitting=None) from error
-    if passed.problem and job.side.trainer_epoch > 1:
+    if passed.problem and _has_predecessor(job):
         log.warning("the dry pass is made again: the trainer before may have held memory still: %s", passed.problem)
         job.pause(PREDECESSOR_GONE_S)
         passed = _passed(job, row)
@@ -77,6 +77,12 @@ def dry_pass(job: HeldJob) -> None:
     )
     log.info("%s", measured.in_words, extra={"facts": {"peak_bytes": measured.peak_bytes}})
     job.tell(measured)
+
+
+def _has_predecessor(job: HeldJob) -> bool:
+    """Returns True where another trainer of the job has begun before this one, which has said so of itself by now."""
+    events = [event for _, event in job.jobs.events_after(job.job_id, "0-0")]
+    return sum(isinstance(event, TrainerStarted) for event in events) > 1
 
 
 def _passed(job: HeldJob, row: LongestRow) -> DryPass:

@@ -40,7 +40,8 @@ WHOLE = 4096
 def jobs(
     task: Annotated[str, typer.Argument(metavar="[TASK]", help="With --tasks: show this one, whole.")] = "",
     state: Annotated[
-        list[str] | None, typer.Option("--state", help="Only jobs, or tasks, in this state; may be repeated.")
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help="Only jobs, or tasks, in this state; may be repeated."),
     ] = None,
     name: Annotated[str, typer.Option("--name", metavar="TEXT", help="Only jobs with the text in their names.")] = "",
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many.")] = 100,

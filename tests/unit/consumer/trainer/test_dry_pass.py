@@ -14,7 +14,7 @@ from consumer.trainer.dry_pass import PREDECESSOR_GONE_S, dry_pass
 from consumer.trainer.trainer import is_dry_pass_due
 from contracts.encoding.arrays import pack_int32
 from contracts.errors import Fault, InvalidInput, Unavailable
-from contracts.events import MemoryMeasured
+from contracts.events import MemoryMeasured, TrainerStarted
 from tests.builders import job_spec
 
 WORDS = "RuntimeError: can't allocate memory"
@@ -23,7 +23,7 @@ WORDS = "RuntimeError: can't allocate memory"
 class Job:
     """A held job whose ranks have room for so many tokens; `passes` has the bound of each pass."""
 
-    def __init__(self, *, room: int, error: Exception | None = None, epoch: int = 1, **changes: Any) -> None:
+    def __init__(self, *, room: int, error: Exception | None = None, num_trainers: int = 1, **changes: Any) -> None:
         self.spec = job_spec(rollout__sampling={"max_new_tokens": 290}, **changes)
         self.room = room
         self.error = error
@@ -38,7 +38,12 @@ class Job:
             check=lambda: None, training=lambda longest_pass_s: contextlib.nullcontext(longest_pass_s)
         )
         self.tell = self.told.append
-        self.side = SimpleNamespace(trainer_epoch=epoch)
+        self.job_id = "job-1"
+        starts = [
+            TrainerStarted(at_s=number, trainer_epoch=1000 + number, next_iteration=0, resumed=False)
+            for number in range(num_trainers)
+        ]
+        self.jobs = SimpleNamespace(events_after=lambda job_id, after: [(job_id, event) for event in starts])
 
     def _pass(self, row: LongestRow) -> DryPass:
         assert (row.prompt_tokens, row.response_tokens) == (10, 290), "the longest prompt, the longest completion"
@@ -80,7 +85,7 @@ def test_a_job_without_room_fails_by_the_key_with_the_first_half_that_has_room()
 
 def test_a_successor_tries_once_more_before_it_says_that_there_is_no_room() -> None:
     """The trainer before may have been killed a moment ago, and its memory not be free yet."""
-    job: Any = Job(room=3000, epoch=2)
+    job: Any = Job(room=3000, num_trainers=2)
     pauses: list[float] = []
 
     def pause(seconds: float) -> None:
@@ -91,7 +96,7 @@ def test_a_successor_tries_once_more_before_it_says_that_there_is_no_room() -> N
     dry_pass(job)
     assert (job.passes, pauses, len(job.told)) == ([8192, 8192], [PREDECESSOR_GONE_S], 1)
 
-    job = Job(room=3000, epoch=2)
+    job = Job(room=3000, num_trainers=2)
     job.pause = pauses.append
     assert "has room here" in str(refused(job).cure)
     assert job.passes == [8192, 8192, 4096, 2048]
