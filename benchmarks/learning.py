@@ -4,6 +4,8 @@
 
     demo    configs/demo.toml; the control's rewards are shuffled inside groups
     tools   configs/tool-demo.toml; the control's tool answers with other numbers
+
+The control has seed 0.
 """
 
 from __future__ import annotations
