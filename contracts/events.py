@@ -61,7 +61,7 @@ class TrajectoryMetrics(Record, frozen=True, kw_only=True):
 
 
 class IterationMetrics(Record, frozen=True, kw_only=True):
-    """The numbers of one iteration; a line of metrics.jsonl."""
+    """The numbers (metrics) of one iteration; a line of metrics.jsonl."""
 
     iteration: int
     policy_version: PolicyVersion

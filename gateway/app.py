@@ -68,8 +68,8 @@ ROUTERS = (
     tasks.router,
     timeline.router,
 )
-"""Every endpoint, in the order of the OpenAPI document. A new one is a file in api/ and its router here. The
-route of streams stands in metrics/, and what every service answers in onbeat/base/http/."""
+"""Every route but those of the page, in the order of the OpenAPI document. A new one is a file in api/ and its router
+here. The route of streams stands in metrics/, and what every service answers in onbeat/base/http/."""
 
 
 def create_app(services: Services) -> FastAPI:

@@ -1,7 +1,9 @@
 """Memory that a trainer could not get, in words that name the keys of the spec that bound it.
 
-    torch, Python or the system refuses memory ─┬─ in the dry pass ─▶ consumer/trainer/dry_pass.py: the job ends
-                                                └─ later ─▶ OutOfMemory ─▶ repeated_fault.py: one more trainer first
+    torch, Python or the system refuses memory
+        ├─ while the model loads ─▶ OutOfMemory ─▶ repeated_fault.py: one more trainer first
+        ├─ in the dry pass       ─▶ consumer/trainer/dry_pass.py: the job ends
+        └─ later                 ─▶ OutOfMemory ─▶ repeated_fault.py: one more trainer first
 
 Memory that is short for a moment, since another process has it, costs one trainer. What the job's own passes need, the
 next trainer needs as well.
@@ -95,7 +97,7 @@ def pass_tokens(spec: JobSpec) -> int:
 
 
 def cure_of(spec: JobSpec, *, loads: bool, fitting: int | None = None) -> str:
-    """Returns the keys that take less memory, with the number to set, those first that change no result.
+    """Returns the keys that take less memory, with the number to set, in the order of docs/hardware.md#out-of-memory.
 
     Args:
         spec: The job's.

@@ -1,7 +1,8 @@
 """The dry pass at a trainer's start: the job's largest micro-batch has room, or the job ends with the number to set.
 
     room          the peak, in the log and as an event of the job          ─▶ the first batch
-    no room       halves of it are tried, down to one row ─▶ the job fails with the first that has room
+    no room       one process tries halves of it, down to one row ─▶ the job fails with the first that has room;
+                  of several ranks the job fails at once, with a half that was not tried
 
 Consumes:     an open window, whose batches generators sample meanwhile; where they take turns with the trainer, its
               turn.
@@ -10,7 +11,7 @@ Unblocked by: the ranks.
 Produces:     `MemoryMeasured`, or the job's end.
 
 A trainer that is killed meanwhile has committed nothing, so its successor makes the pass again. The one that was killed
-may hold its memory a moment longer, so that a successor without room tries once more before it says so.
+may hold its memory a moment longer, so a successor of one process that finds no room tries once more before it says so.
 
 A trainer that goes on with a job which has committed an iteration makes none: the batches of the trainer before had
 room, and a takeover is to take no longer than it must. Memory that runs out there ends the trainer, and the job where

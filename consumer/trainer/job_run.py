@@ -7,7 +7,8 @@
     Stopped, by SIGTERM or SIGINT       stays running    yes      DONE; STOPPED where Redis is away
     BatchFailed, DeadlineExceeded,
     Unhealthy                           failed           yes      FAILED
-    another OnbeatError                 failed                    FAILED
+    another OnbeatError, such as the
+    InvalidInput of a dry pass          failed                    FAILED
     Unavailable, FenceViolation         stays running             DIED; HELD where it is another's by then
     an error that is none of ours       stays running             DIED
     the same one as of the trainer

@@ -39,7 +39,10 @@ STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.BAD: "bold red"}
 def doctor(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="A model's folder: say what a job meets with it, not the machine."),
+        typer.Argument(
+            metavar="[MODEL]",
+            help="A model's folder, or a fetched hub:OWNER/NAME: say what a job meets with it, not the machine.",
+        ),
     ] = None,
     spec: Annotated[
         Path | None,

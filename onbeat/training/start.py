@@ -89,10 +89,10 @@ def train(
     environment: a class of this program with `reset` and `step`, or the table, whose `name` may be one. tools:
     functions of this program, and names of built-in tools; their table is changed by `environment`.
 
-    url, key: of a gateway, else ONBEAT_GATEWAY_URL and ONBEAT_API_KEY; or run_dir: of an `onbeat up` of this user.
-    Where none of them names one, a stack is started for the job, in run_dir or in `runs/train-<time>`, and ends with
-    it. Only such a stack takes model_root, generators, stage_workers and threads. At a gateway of this machine and user
-    model_root has no effect either: `save_model` finds the stack's own.
+    url, key: of a gateway, else ONBEAT_GATEWAY_URL and ONBEAT_API_KEY; or run_dir: of an `onbeat up` of this user,
+    which isn't looked for otherwise. Where none of them names one, a stack is started for the job, in run_dir or in
+    `runs/train-<time>`, and ends with it. Only such a stack takes model_root, generators, stage_workers and threads. At
+    a gateway of this machine and user model_root has no effect either: `save_model` finds the stack's own.
 
     Relative paths start at the folder of the spec's file, else at that of the program, else at the current folder, else
     at the model root; model_root comes first where it is given. At another machine's gateway they are below its root.

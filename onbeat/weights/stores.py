@@ -39,7 +39,8 @@ class VersionFile:
 class VersionFiles(Protocol):
     """The receiving side of a store. Each method raises WeightsRejected for what is away, damaged or of another size.
 
-    tests/unit/onbeat/weights/test_weight_store.py runs over every implementation. To make one asks no storage.
+    tests/unit/onbeat/weights/test_weight_store.py runs over folders and Redis, and tests/rooms/objects/test_versions.py
+    over objects. Making one calls no storage. The table of stores is STORES in transports.py.
     """
 
     announces_early: bool

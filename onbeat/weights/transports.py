@@ -73,7 +73,7 @@ OBJECTS = Store(
 )
 """Its client, obstore, is optional: it is imported for the first request, and an error names the extra."""
 STORES: Mapping[str, Store] = {"file": FOLDERS, "delta": FOLDERS, "redis": CHUNKS, "object": OBJECTS}
-"""Name in specs and manifests → store."""
+"""`weights.transport` of a spec or a manifest → its store. "delta" is an encoding, in the store of "file"."""
 
 
 def make_publisher(

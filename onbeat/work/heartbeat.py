@@ -95,8 +95,8 @@ class Leases(Generic[C]):
 
     @property
     def pause_s(self) -> float:
-        """Seconds until the next renewal: three fit into the shortest lease, since one or two may fail before it runs
-        out.
+        """Seconds until the next renewal: a third of the shortest lease, PRESENCE_S at most. One or two may then fail
+        before a lease runs out.
         """
         with self._lock:
             return min([PRESENCE_S, *(lease.lease_s / 3 for lease in self._held.values())])

@@ -1,4 +1,4 @@
-"""The terms that a loss is the sum of, a file each; `TERMS` in table.py has their order.
+"""The terms that a loss is the sum of: `TERMS` in table.py has their order, and base.py what a term is.
 
 Consumes:     what the models give to the sampled tokens of one pass.
 Waits for:    nothing; a term is a function of tensors.

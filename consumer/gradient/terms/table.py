@@ -23,7 +23,8 @@ TERMS: tuple[type[LossTerm], ...] = (
     EntropyTerm,
     ValueTerm,
 )
-"""The order in which token losses are made and added: first those that a correction weighs, then the others.
+"""The order in which token losses are made. `pass_loss` adds first those that a correction weighs, then the others,
+each in this order.
 
 Floats don't add up to the same bits in another order, so the order is part of every job's digest. A new term belongs at
 the end, where it changes the digest of no job that doesn't have it."""

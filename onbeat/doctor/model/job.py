@@ -58,7 +58,11 @@ def placed(spec: JobSpec, settings: StackSettings) -> tuple[JobSpec, StackSettin
         name = read_hub_name(spec.model.path, kind="model", field=MODEL_PATH)
         commit = HubStore(settings.hub_root_path).commit_of(name)
         if commit is None:
-            raise InvalidInput(f"{name} isn't fetched", field=MODEL_PATH, cure=f"onbeat fetch {name}")
+            raise InvalidInput(
+                f"{name} isn't fetched",
+                field=MODEL_PATH,
+                cure=f"onbeat fetch {name}, or name a folder that has its config.json",
+            )
         return replace(spec, model=replace(spec.model, path=str(name.at_commit(commit)))), settings
     path = Path(spec.model.path)
     if not path.is_absolute():

@@ -1,1 +1,4 @@
-"""Environments that are built in: one module each, which imports its package when it is used."""
+"""Built-in environments, a module each, which imports its package when it is used; answers.py helps them.
+
+`agent` and `verifiers` are in onbeat/environments/agents/.
+"""

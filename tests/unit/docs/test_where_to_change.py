@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
+
+from onbeat.environments.built_in import BUILT_IN
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "change.md"
@@ -49,6 +52,19 @@ def test_every_path_of_the_page_exists() -> None:
         assert (ROOT / folder).exists(), path
         if placeholder:
             assert list((ROOT / folder).glob(f"*{end}")), f"{path}: there is none yet"
+
+
+def test_each_file_with_routes_is_kept_apart_from_the_others() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    independent = next(each for each in contracts if each["name"] == "gateway: the endpoints are independent")
+    files = (ROOT / "gateway" / "api").glob("*.py")
+    assert set(independent["modules"]) == {f"gateway.api.{file.stem}" for file in files if file.stem != "__init__"}
+
+
+def test_each_built_in_environment_has_a_row_in_their_table() -> None:
+    section = (ROOT / "docs" / "environments.md").read_text().split("\n## Built in")[1].split("\n## ")[0]
+    for name in BUILT_IN:
+        assert re.search(rf"^`{name}`", section, re.MULTILINE), name
 
 
 def test_every_symbol_of_the_page_is_defined_where_it_says() -> None:
