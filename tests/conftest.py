@@ -23,6 +23,7 @@ from contracts.settings import StackSettings
 from onbeat.base.process.signals import ENDING
 from onbeat.stack.redis import EmbeddedRedis
 from tests.forked import shared_nursery
+from tests.forked_workers import pytest_addoption, pytest_runtestloop
 from tests.memory_disk import folder_in_memory
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tests.e2e.stand_in_gateway import FakeGateway
     from tests.pipeline import Pipeline
 
+__all__ = ["pytest_addoption", "pytest_runtestloop"]
 TESTS = Path(__file__).parent
 LONG = (
     "hosts",
@@ -72,8 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leaves the long variants to `make chaos`, and orders the modules.
 
     Those that wait are mixed with those that compute, so that workers next to each other do both, and no worker is left
-    with a long module at the end. The order needs xdist's --no-loadscope-reorder: xdist's own has long modules of few
-    tests last.
+    with a long module at the end.
     """
     if not os.environ.get("CHAOS_LONG"):
         for item in items:
@@ -88,8 +89,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Has the processes of a run by xdist fork from one that has imported what they need."""
-    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+    """Has what the processes of a run start fork from one that has imported what they need."""
+    has_workers = config.option.forks or getattr(config.option, "numprocesses", None)
+    if has_workers and not hasattr(config, "workerinput"):
         shared = contextlib.ExitStack()
         shared.enter_context(shared_nursery())
         config.add_cleanup(shared.close)

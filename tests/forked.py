@@ -20,6 +20,7 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -158,10 +159,10 @@ def start_nursery(control: socket.socket, *words: str) -> subprocess.Popen[bytes
 @contextlib.contextmanager
 def shared_nursery() -> Iterator[None]:
     """Has the processes that this one starts meanwhile get their nurseries from one, which imports for the first."""
-    with (
-        tempfile.TemporaryDirectory(prefix="nursery-") as folder,
-        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening,
-    ):
+    folder = tempfile.mkdtemp(
+        prefix="nursery-"
+    )  # no TemporaryDirectory: a process that is forked meanwhile would remove it
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         path = f"{folder}/socket"
         listening.bind(path)
         listening.listen()
@@ -171,6 +172,7 @@ def shared_nursery() -> Iterator[None]:
         del os.environ[SHARED]
         process.kill()
         process.wait()
+    shutil.rmtree(folder)
 
 
 def control_sockets() -> tuple[socket.socket, socket.socket]:
