@@ -9,20 +9,23 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock audit sbom site page page-pictures demo up test test-fast test-compiled test-others families recipes wheel test-wheel setup-trl test-trl setup-verifiers test-verifiers bench-trl fuzz soak model mutants celery-defaults chaos lint types style imports bench setup-vllm demo-vllm test-vllm test-gpu
+.PHONY: setup lock audit sbom site page page-pictures demo up test test-fast test-others families recipes wheel test-wheel setup-trl test-trl setup-verifiers test-verifiers bench-trl fuzz soak model mutants celery-defaults chaos lint types style imports bench setup-vllm demo-vllm test-vllm test-gpu
 
 setup: $(STAMP)
 
+# Modules of packages that compileall leaves out: tests, and what is large and nothing of ours imports, or a few modules
+# of it. Python compiles one of these when it is imported first.
+UNCOMPILED := /(tests?|fontTools|moto|networkx|nltk|peft|pip|pygments|setuptools|tensorboard|textarena)/|/openai/types/|/torch/(_inductor|testing)/|/transformers/models/(?!auto/)
+
 # Each package by its pin and its hash, but torch: its wheels, and so their hashes, differ by build. pip would compile
-# twenty thousand modules one after the other, compileall does it on all cores, but for the packages' own tests; some, as
-# templates, are no Python.
+# twenty thousand modules one after the other, compileall does it on all cores; some, as templates, are no Python.
 $(STAMP): pyproject.toml constraints.txt requirements/core.txt requirements/dev.txt
 	$(PYTHON) -c 'import sys; sys.exit("Onbeat needs Python 3.11 or newer: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --no-compile --no-deps --require-hashes --log $(VENV)/pip.log -r requirements/core.txt -r requirements/dev.txt
 	$(BIN)/python -m pip install -q --no-compile -c constraints.txt $(TORCH)
 	$(BIN)/python -m pip install -q --no-deps -e .
-	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true
+	$(BIN)/python -m compileall -qq -j 0 -x '$(UNCOMPILED)' $(VENV)/lib || true
 	touch $(STAMP)
 
 # After a change of constraints.txt or pyproject.toml's packages; needs `uv`.
@@ -70,20 +73,16 @@ up: $(STAMP)
 FAST := tests/unit/test_house.py tests/unit/docs tests/unit/gateway/page tests/page/test_logic.py tests/contract/test_golden_bytes.py
 
 test-fast: $(STAMP)
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile $(FAST)
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --forks 2 $(FAST)
 
-# Writes pytest's form of every test module to __pycache__: the processes of `make test` would each make it anew.
-test-compiled: $(STAMP)
-	-OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -qq > /dev/null
-
+# The fast tests run while the others are collected, which takes one core.
 test: $(STAMP)
-	$(MAKE) -j 2 test-fast test-compiled
-	$(MAKE) test-others
+	$(MAKE) -j 2 test-fast test-others
 
-# Six modules at a time, also on two cores: half of what they do is to wait. Each of the processes has a Redis of its own.
+# Six modules at a time, also on two cores: half of what they do is to wait. The processes are forked from the one that
+# has collected the tests (tests/forked_workers.py); each has a Redis of its own.
 test-others: $(STAMP)
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder \
-		$(addprefix --ignore=,$(FAST))
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --forks 6 $(addprefix --ignore=,$(FAST))
 
 # Every family of models, tried: some minutes. docs/models.md is made of the results, and the exit status is 1 where one
 # is red. `python -m tests.family_runs FAMILY …` tries some.
@@ -203,10 +202,9 @@ test-gpu: $(STAMP)
 
 LINTS := site sbom style imports audit
 
-# Two at a time: the types, on one core, take as long as all the rest, and the form of the tests that `make test` begins
-# with.
+# Two at a time: the types, on one core, take as long as all the rest.
 lint: $(STAMP)
-	$(MAKE) -j 2 --output-sync=target types $(LINTS) test-compiled
+	$(MAKE) -j 2 --output-sync=target types $(LINTS)
 	$(BIN)/python -m tests.sizes
 
 types: $(STAMP)
