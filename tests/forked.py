@@ -29,8 +29,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partialmethod
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
+
+import psutil
 
 from contracts.settings import PREFIX
 from onbeat.base.process.child_process import ChildProcess
@@ -47,20 +51,22 @@ IMPORTED = (
     "reward_service.app",
     "transformers.models.qwen3.modeling_qwen3",
 )
+SITE = Path(__file__).parent / "forked_site"
+"""Folder of the module by which a command's or a program's stack forks."""
+FORKED_LOG = "TEST_FORKED_LOG"
+"""Environment variable: a file to which each forked process appends its number and the time at which it started."""
 SHARED = "TEST_NURSERY"
 """Environment variable: the path of the socket at which a run's processes get nurseries."""
+PROGRAM = ".py"
 NSENTER = "nsenter"
 """The program whose options lead a command to another host of a test: `--net=FILE`, `--mount=FILE`, …"""
 MAX_BYTES = 1 << 18
 ANSWERS_WITHIN_S = 300.0
 LISTENS = "listens"
 """The word for a nursery of nurseries: its socket is one at which others call."""
-READ_AT_LOAD = {
-    "OMP_NUM_THREADS": ("1",),
-    f"{PREFIX}COLOCATED_THREADS": ("", "0", "1"),
-    f"{PREFIX}DEVICE": ("", "cpu"),
-}
-"""Environment variable by which a library of numbers is loaded → its values that are as in the nursery."""
+THREADS = "OMP_NUM_THREADS"
+"""Environment variable: the threads of a process, which libraries read as they are loaded: here it is set again."""
+DEVICE = f"{PREFIX}DEVICE"
 
 
 class Forked:
@@ -95,10 +101,13 @@ class Forked:
 
 
 def is_forked(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether it is Python's `-m MODULE ARGUMENTS`, of a module for which the nursery has imported what it needs."""
+    """Returns True for Python's `-m MODULE ARGUMENTS`, of a module for which the nursery has imported what it needs, and
+    for `FILE.py ARGUMENTS`."""
     _, command = entered(command)
-    is_plain = all(environment.get(name, "") in values for name, values in READ_AT_LOAD.items())
-    return is_plain and tuple(command[:2]) == (sys.executable, "-m") and command[2] in MODULES
+    is_plain = environment.get(THREADS, "").isdigit() and environment.get(DEVICE, "") in ("", "cpu")
+    is_program = command[1].endswith(PROGRAM)
+    is_module = command[1] == "-m" and command[2] in MODULES
+    return is_plain and command[0] == sys.executable and (is_module or is_program)
 
 
 def entered(command: Sequence[str]) -> tuple[list[str], Sequence[str]]:
@@ -118,8 +127,9 @@ class ForkedChild(ChildProcess):
             return
         make_missing(self.log_path.parent)
         namespaces, command = entered(self.command)
-        start = {"argv": command[2:], "environment": self.environment, "log": str(self.log_path)}
-        start["namespaces"] = namespaces
+        argv = command[1:] if command[1].endswith(PROGRAM) else command[2:]
+        start = {"argv": argv, "environment": self.environment, "log": str(self.log_path)}
+        start |= {"namespaces": namespaces, "cwd": os.getcwd()}
         with _talks:
             pid = answer_of(nursery(), start)
         self._process = Forked(nursery(), pid or 0)  # type: ignore[assignment]
@@ -215,6 +225,8 @@ def become(start: dict[str, Any], control: socket.socket) -> None:
     """Makes this process one that was started by itself."""
     os.setpgid(0, 0)
     control.close()
+    os.chdir(start["cwd"])
+    remember(start["environment"])
     log = os.open(start["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     enter(start["namespaces"])
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -225,18 +237,46 @@ def become(start: dict[str, Any], control: socket.socket) -> None:
     # As Python does at a start by itself.
     paths = [one for one in start["environment"].get("PYTHONPATH", "").split(os.pathsep) if one]
     sys.path[:0] = [one for one in paths if one not in sys.path]
+    # The nursery's libraries were loaded with one thread.
+    num_threads = int(os.environ[THREADS])
+    if num_threads > 1:
+        import_module("torch").set_num_threads(num_threads)
     module, *arguments = start["argv"]
     if module == WORKER:
         fork_trainers()
     sys.argv = [module, *arguments]
-    sys.orig_argv = [sys.executable, "-m", module, *arguments]
+    is_program = module.endswith(PROGRAM)
+    sys.orig_argv = [sys.executable, *([] if is_program else ["-m"]), module, *arguments]
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if is_program:
+            runpy.run_path(module, run_name="__main__")
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         if not isinstance(end.code, int | None):
             raise
         end_at_once(end.code or 0)
     end_at_once(0)
+
+
+def remember(environment: Mapping[str, str]) -> None:
+    """Appends this process to the file that its environment names, if any: /proc shows the nursery's environment."""
+    if path := environment.get(FORKED_LOG):
+        own = psutil.Process()
+        with open(path, "a") as file:
+            file.write(f"{own.pid} {own.create_time()}\n")
+
+
+def forked_and_running(path: Path) -> set[psutil.Process]:
+    """Returns the processes of a file of `FORKED_LOG` that have not ended. At least one is in the file."""
+    running = set()
+    for line in path.read_text().splitlines():
+        pid, create_time = line.split()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(int(pid))
+            if process.create_time() == float(create_time) and process.status() != psutil.STATUS_ZOMBIE:
+                running.add(process)
+    return running
 
 
 def end_at_once(exit_code: int) -> NoReturn:
@@ -265,6 +305,18 @@ def fork_trainers() -> None:
     theirs.close()
     _nurseries[:] = [ours]
     import_module("consumer.supervisor.trainer_process").ChildProcess = ForkedChild
+
+
+def fork_services() -> None:
+    """Has each stack that this process makes from now on fork its services."""
+    stack = import_module("onbeat.stack.stack").EmbeddedStack
+    stack.__init__ = partialmethod(stack.__init__, child=ForkedChild)
+
+
+def forking(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of a command or program whose stack forks its services."""
+    paths = (str(SITE), str(SITE.parents[1]), environment.get("PYTHONPATH", ""))
+    return {**environment, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
 def enter(namespaces: Sequence[str]) -> None:

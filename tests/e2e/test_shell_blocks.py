@@ -14,6 +14,7 @@ import pytest
 
 from contracts.encoding.wire import encode_json
 from tests.builders import tiny_model_folder
+from tests.forked import forking
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -225,7 +226,7 @@ def test_what_the_pages_tell_a_reader_to_type_works(folder: Path) -> None:
     lines = ['newest() { onbeat jobs --limit 1 --json | grep -o "job-[0-9a-f]*" | head -1; }']
     for number, command in enumerate(commands):
         lines.append(f'{command}\necho "=== {number} ended with $? ==="')
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")}
+    environment = forking({name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")})
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     try:
         done = subprocess.run(

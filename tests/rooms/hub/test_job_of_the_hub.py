@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from contracts.errors import InvalidInput
 from contracts.run_folder import RunFolder
 from onbeat.audit.folder import read_spec
 from onbeat.base.process import child_process
-from onbeat.base.process.launcher import with_own_packages
+from onbeat.stack.stack import EmbeddedStack
+from tests.forked import FORKED_LOG, ForkedChild, forked_and_running, forking
 from tests.rooms.hub.conftest import MODEL, MODEL_NAME, SUMS, lines
 from tests.rooms.hub.hub_server import HubServer, hang
 
@@ -50,6 +52,7 @@ def trained(run_dir: Path, **job: Any) -> tuple[str, str, Path]:
 def test_a_job_by_names_trains_what_the_same_files_train_and_again_without_a_hub(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(EmbeddedStack, "__init__", partialmethod(EmbeddedStack.__init__, child=ForkedChild))
     hub.models[MODEL_NAME].token = TOKEN
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     dataset = {
@@ -100,12 +103,13 @@ onbeat.train(model="hub:{MODEL_NAME}", dataset={{"type": "addition"}}, iteration
 def test_ctrl_c_while_a_name_is_fetched_ends_the_program_and_its_stack(hub: HubServer, tmp_path: Path) -> None:
     hub.faults["model.safetensors"] = hang
     (tmp_path / "program.py").write_text(INTERRUPTED)
+    environment = {**os.environ, "ONBEAT_RUN_ROOT": str(tmp_path / "runs"), FORKED_LOG: str(tmp_path / "forked")}
     process = subprocess.Popen(
         [sys.executable, str(tmp_path / "program.py")],
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        env=with_own_packages({**os.environ, "ONBEAT_RUN_ROOT": str(tmp_path / "runs")}),
+        env=forking(environment),
     )
     assert process.stderr is not None
     while "is being fetched: " not in (line := process.stderr.readline()):
@@ -114,3 +118,4 @@ def test_ctrl_c_while_a_name_is_fetched_ends_the_program_and_its_stack(hub: HubS
     process.stderr.read()
     assert process.wait(90.0) != 0
     assert not child_process.marked("ONBEAT_RUN_ROOT", str(tmp_path / "runs"))
+    assert not forked_and_running(tmp_path / "forked")

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.forked import forking
+
 ROOT = Path(__file__).parents[3]
 BLOCK = re.compile(r"```(console|python)\n(.*?)```", re.DOTALL)
 FEW = {"python train.py 100": "python train.py 2", "python train.py": "python train.py 1"}
@@ -18,7 +20,7 @@ def test_what_the_tutorial_says_ends_with_a_model_of_ones_own_data_and_reward(tm
     page = (ROOT / "docs" / "start.md").read_text()
     text = page.partition("## Your first run\n")[2].partition("\n## A model and a data set of the hub")[0]
     project = tmp_path / "my-project"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")}
+    environment = forking({name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")})
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     for language, block in BLOCK.findall(text):
         if "open(" in block:

@@ -23,6 +23,7 @@ from onbeat.base.process import child_process
 from onbeat.commands.exports.audit_file import read_audit
 from tests.builders import tiny_model_folder
 from tests.chaos.short_job import long_variant
+from tests.forked import FORKED_LOG, forked_and_running, forking
 from tests.unit.onbeat.data.rendering.chat_models import CHATML, chat_tokenizer
 
 REPOSITORY = Path(__file__).parents[3]
@@ -47,21 +48,33 @@ asyncio.run(run_cells(CELLS))
 """A program that runs the cells of a notebook one after the other, each with its source as a kernel registers it."""
 
 
-def start(program: Path, *arguments: str, run_root: Path) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")}
+def plain_environment() -> dict[str, str]:
+    """Returns the environment of this process without its settings of Onbeat."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")}
+
+
+def start(program: Path, *arguments: str, run_root: Path, forks: bool = True) -> subprocess.Popen[str]:
+    """Starts a program. Its stack forks the services from one that has imported them, or starts each by itself."""
+    environment = plain_environment() | {"ONBEAT_RUN_ROOT": str(run_root)}
+    if forks:
+        environment = forking(environment | {FORKED_LOG: str(run_root.parent / "forked")})
     return subprocess.Popen(
         [sys.executable, str(program), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=REPOSITORY,
-        env=environment | {"ONBEAT_RUN_ROOT": str(run_root)},
+        env=environment,
         start_new_session=True,
     )
 
 
-def nothing_is_left(run_dir: Path) -> bool:
-    return not child_process.marked("ONBEAT_RUN_ROOT", str(run_dir)) and not (run_dir / "redis").exists()
+def nothing_is_left(run_dir: Path, *, forks: bool = True) -> bool:
+    """Returns True where no process and no server of the stack of a run root is left."""
+    left = child_process.marked("ONBEAT_RUN_ROOT", str(run_dir))
+    if forks:
+        left |= forked_and_running(run_dir.parents[1] / "forked")
+    return not left and not (run_dir / "redis").exists()
 
 
 def test_the_lines_of_the_readme_train_and_export_a_verified_model(tmp_path: Path) -> None:
@@ -69,12 +82,12 @@ def test_the_lines_of_the_readme_train_and_export_a_verified_model(tmp_path: Pat
     assert "iterations=50)" in block
     program = tmp_path / "program.py"
     program.write_text(block.replace("iterations=50", SMALL).replace('"my-model"', repr(str(tmp_path / "my-model"))))
-    process = start(program, run_root=tmp_path / "runs")
+    process = start(program, run_root=tmp_path / "runs", forks=False)
     out, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, err
     assert [line.split()[0] for line in out.splitlines()] == ["0", "1"]
     (run_dir,) = (tmp_path / "runs").iterdir()
-    assert nothing_is_left(run_dir)
+    assert nothing_is_left(run_dir, forks=False)
     (job,) = run_dir.glob("job-*")
     run = onbeat.attach(job.name, run_dir=run_dir)
     assert run.verify().verified
@@ -152,7 +165,7 @@ def test_a_program_names_files_next_to_it_has_trls_signature_and_an_export_needs
     (home / "program.py").write_text(OF_TRL)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")}
+    environment = forking(plain_environment())
     command = [sys.executable, str(home / "program.py")]
     ended = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
     assert ended.returncode == 0, ended.stderr
