@@ -101,8 +101,8 @@ class Forked:
 
 
 def is_forked(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Returns True for Python's `-m MODULE ARGUMENTS`, of a module for which the nursery has imported what it needs, and
-    for `FILE.py ARGUMENTS`."""
+    """Returns True for Python's `-m MODULE ARGUMENTS`, of a module for which the nursery has its imports, and for
+    `FILE.py ARGUMENTS`."""
     _, command = entered(command)
     is_plain = environment.get(THREADS, "").isdigit() and environment.get(DEVICE, "") in ("", "cpu")
     is_program = command[1].endswith(PROGRAM)

@@ -30,7 +30,7 @@ from tests.until import until
 
 REPOSITORY = Path(__file__).parents[3]
 DEADLINE_S = 400.0
-ITERATIONS = 36
+ITERATIONS = 20
 """So many that a backup is done long before the last one."""
 
 
