@@ -26,6 +26,7 @@ from onbeat.audit.folder import read_spec
 from onbeat.audit.weights import digest_of, digests_on_disk
 from onbeat.base.process import child_process
 from tests.chaos.short_job import long_variant
+from tests.forked import FORKED_LOG, forked_and_running, forking
 from tests.until import until
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -39,8 +40,12 @@ SMALL = (
 
 
 def start_demo(run_dir: Path, flags: Sequence[str]) -> subprocess.Popen[str]:
-    """Starts the demo in a session of its own, without this process's settings."""
+    """Starts the demo in a session of its own, without this process's settings.
+
+    Its stack forks the services; that of tests/e2e/test_wheel.py starts each by itself.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")}
+    environment = forking(environment | {FORKED_LOG: str(forked_log(run_dir))})
     command = [sys.executable, "-m", "onbeat.cli", "demo", "--json", "--run-dir", str(run_dir), *SMALL, *flags]
     return subprocess.Popen(
         command,
@@ -53,9 +58,14 @@ def start_demo(run_dir: Path, flags: Sequence[str]) -> subprocess.Popen[str]:
     )
 
 
+def forked_log(run_dir: Path) -> Path:
+    return run_dir.with_name("forked")
+
+
 def processes_of(run_dir: Path) -> set[psutil.Process]:
-    """Processes that were started for this run folder, by their environment."""
-    return child_process.marked("ONBEAT_RUN_ROOT", str(run_dir.resolve()))
+    """Returns the processes that were started for this run folder, by their environment or the log of the forked."""
+    forked = forked_and_running(forked_log(run_dir)) if forked_log(run_dir).exists() else set()
+    return child_process.marked("ONBEAT_RUN_ROOT", str(run_dir.resolve())) | forked
 
 
 def finish(demo: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -101,6 +111,7 @@ def test_a_short_demo_succeeds_is_verified_and_leaves_no_process(tmp_path: Path)
     versions = dict(digests_on_disk(folder).values())
     assert versions[3] == summary["final_weights_digest"]
 
+    assert forked_log(run_dir).exists()
     assert not processes_of(run_dir)
     assert not (run_dir / "redis").exists()
     assert not (run_dir / "stack.json").exists()

@@ -124,13 +124,13 @@ def test_metadata_of_another_form_end_in_a_choice_or_a_refusal(metadata: dict[st
 
 
 def test_a_hostile_pattern_costs_no_more_than_its_length() -> None:
-    names = [f"{'a' * 100}/{number}.jsonl" for number in range(1000)]
+    names = [f"{'a' * 100}/{number}.jsonl" for number in range(100)]
     stars = "*a" * 120 + "*b"
     metadata = {"configs": [{"config_name": "x", "data_files": ["**/" * 300 + "x", stars, "[" * 200]}]}
     start_s = time.monotonic()
     with pytest.raises(InvalidInput, match="has no split"):
         files_of_split(names, metadata, config="", split="train", what="x")
-    assert time.monotonic() - start_s < 60.0
+    assert time.monotonic() - start_s < 20.0
 
 
 def test_the_head_of_a_readme_is_what_stands_between_its_marks() -> None:
