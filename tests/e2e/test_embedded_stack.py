@@ -27,6 +27,7 @@ from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import STACK_MARK, EmbeddedStack
 from onbeat.stack.supervision import RestartPolicy
 from tests.building.specs import trained_job
+from tests.forked import ForkedChild
 from tests.pipeline import REPOSITORY
 from tests.until import until
 
@@ -77,7 +78,8 @@ def test_every_service_is_its_own_process_and_none_outlives_the_stack(tmp_path: 
 
 
 def test_a_stack_of_two_consumers_trains_two_jobs_at_a_time(tmp_path: Path) -> None:
-    stack = EmbeddedStack(StackOptions(run_root=tmp_path / "runs", model_root=REPOSITORY, threads=1, consumers=2))
+    options = StackOptions(run_root=tmp_path / "runs", model_root=REPOSITORY, threads=1, consumers=2)
+    stack = EmbeddedStack(options, child=ForkedChild)
     with stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
         assert {"consumer", "consumer-2"} <= set(stack.pids)
         # Neither ends by itself within the test.

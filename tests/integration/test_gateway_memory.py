@@ -30,8 +30,8 @@ from tests.integration.test_gateway_reads import commit_up_to
 from tests.served import services_over
 from tests.until import until
 
-FILE_BYTES = (450 if IS_LONG else 160) * 2**20
-"""As large as its container's memory in the long campaign."""
+FILE_BYTES = (450 if IS_LONG else 96) * 2**20
+"""As large as its container's memory in the long campaign; else half as large again as what an answer may take."""
 MOST_BYTES = 64 * 2**20
 """How much a gateway's memory may grow by one answer."""
 KEY = "test-key"
