@@ -126,8 +126,6 @@ class Workers:
 
     def _fork(self) -> None:
         ours, theirs = multiprocessing.Pipe()
-        capture = self._session.config.pluginmanager.getplugin("capturemanager")
-        capture.suspend_global_capture(in_=True)
         ask_kernel = end_with_launcher()
         pid = os.fork()
         if not pid:
@@ -137,7 +135,6 @@ class Workers:
             for worker in self._workers:
                 worker.results.close()
             be_worker(self._session, theirs)
-        capture.resume_global_capture()
         theirs.close()
         worker = Worker(pid, ours)
         self._workers.append(worker)
@@ -217,6 +214,7 @@ def be_worker(session: pytest.Session, parent: Connection) -> NoReturn:
         capture = session.config.pluginmanager.getplugin("capturemanager")
         capture.stop_global_capturing()
         capture.start_global_capturing()
+        capture.suspend_global_capture()  # until a test begins, as pytest has it
         sender = Sender(session.config, parent)
         session.config.pluginmanager.register(sender)
         try:

@@ -85,6 +85,8 @@ def test_a_run_that_is_interrupted_ends_the_fixtures_of_its_processes(tmp_path: 
         assert run.poll() is None
         assert time.monotonic() < ends_s
         time.sleep(0.05)
+    assert run.stdout is not None
+    assert "session starts" in run.stdout.readline(), "what is known is shown while tests run"
     run.send_signal(signal.SIGINT)
     output, _ = run.communicate(timeout=120)
     assert run.returncode == 2
