@@ -22,7 +22,7 @@ from broker.job_store import JobStore
 from contracts.settings import StackSettings
 from onbeat.base.process.signals import ENDING
 from onbeat.stack.redis import EmbeddedRedis
-from tests.forked import shared_nursery
+from tests.forked import FORKED_RANKS, shared_nursery
 from tests.forked_workers import pytest_addoption, pytest_runtestloop
 from tests.memory_disk import folder_in_memory
 
@@ -180,6 +180,12 @@ def restored_process() -> Iterator[None]:
     for number, handler in handlers.items():
         signal.signal(number, handler)
     logger.handlers[:], logger.level = lines, level
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of several ranks that look for none of their processes: trainers fork the ranks."""
+    monkeypatch.setenv(FORKED_RANKS, "1")
 
 
 @pytest.fixture

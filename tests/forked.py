@@ -39,7 +39,7 @@ import psutil
 from contracts.settings import PREFIX
 from onbeat.base.process.child_process import ChildProcess
 from onbeat.base.process.folders import make_missing
-from onbeat.base.process.launcher import end_with_launcher, with_own_packages
+from onbeat.base.process.launcher import LAUNCHER_PID, end_with_launcher, with_own_packages
 
 STAGE_WORKER = "onbeat.stages"
 TASK_WORKER = "onbeat.tasks"
@@ -55,6 +55,9 @@ SITE = Path(__file__).parent / "forked_site"
 """Folder of the module by which a command's or a program's stack forks."""
 FORKED_LOG = "TEST_FORKED_LOG"
 """Environment variable: a file to which each forked process appends its number and the time at which it started."""
+FORKED_RANKS = "TEST_FORKED_RANKS"
+"""Environment variable of a trainer: its ranks are forked too. A test that finds ranks by /proc doesn't set it."""
+RANKS = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
 SHARED = "TEST_NURSERY"
 """Environment variable: the path of the socket at which a run's processes get nurseries."""
 PROGRAM = ".py"
@@ -244,6 +247,8 @@ def become(start: dict[str, Any], control: socket.socket) -> None:
     module, *arguments = start["argv"]
     if module == WORKER:
         fork_trainers()
+    if {FORKED_RANKS, SHARED} <= os.environ.keys() and "RANK" not in os.environ:
+        fork_ranks()
     sys.argv = [module, *arguments]
     is_program = module.endswith(PROGRAM)
     sys.orig_argv = [sys.executable, *([] if is_program else ["-m"]), module, *arguments]
@@ -317,6 +322,22 @@ def forking(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of a command or program whose stack forks its services."""
     paths = (str(SITE), str(SITE.parents[1]), environment.get("PYTHONPATH", ""))
     return {**environment, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
+
+def fork_ranks() -> None:
+    """Has the launcher of ranks that this process becomes fork them. Its nursery's end ends them with it."""
+    import_module(RANKS).SubprocessHandler._popen = forked_rank
+
+
+def forked_rank(_: object, command: Sequence[str], environment: Mapping[str, str]) -> Forked:
+    """Stands in for the method by which torch's launcher executes a rank, which writes to the launcher's own log."""
+    # Its parent is the nursery.
+    own = {name: value for name, value in environment.items() if name != LAUNCHER_PID}
+    log = os.readlink("/proc/self/fd/1")
+    start = {"argv": command[2:], "environment": own, "log": log, "namespaces": [], "cwd": os.getcwd()}
+    with _talks:
+        pid = answer_of(nursery(), start)
+    return Forked(nursery(), pid or 0)
 
 
 def enter(namespaces: Sequence[str]) -> None:

@@ -21,6 +21,8 @@ from tests.building.specs import SUMS_MODEL, SpecBuilder
 from tests.chaos.short_job import long_variant
 from tests.pipeline import Pipeline
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 ROWS = [{"prompt": f"{number}+{number}=", "completion": str(2 * number)[::-1]} for number in range(8)]
 
 

@@ -19,6 +19,8 @@ from tests.building.specs import trained_job
 from tests.families import family_folder
 from tests.pipeline import Pipeline
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 ITERATIONS = 3
 
 

@@ -20,6 +20,8 @@ from tests.forked import STAGE_WORKER
 from tests.pipeline import Pipeline
 from tests.sequential_execution import digests_of_versions
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 NUM_GENERATORS = 1
 
 ITERATIONS = 6

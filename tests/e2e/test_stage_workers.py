@@ -22,6 +22,8 @@ from tests.judge_server import JudgeServer, judge_server, says
 from tests.pipeline import Pipeline, wait_for_exit
 from tests.scorer_folder import scorer_folder
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 REFERENCE = {"type": "reference", "lease_s": 1.0}
 TEACHER = {"type": "teacher", "model": "configs/models/two-digit-addition-teacher", "lease_s": 1.0}
 BRIEF = {
