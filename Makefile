@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 TRL := $(shell grep '^trl==' constraints.txt)
 export HF_HUB_OFFLINE := 1
+# macOS ends a forked process that calls its frameworks, unless this is set: tests fork (tests/forked.py).
+export OBJC_DISABLE_INITIALIZE_FORK_SAFETY := YES
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
