@@ -8,6 +8,8 @@ TRL := $(shell grep '^trl==' constraints.txt)
 export HF_HUB_OFFLINE := 1
 # macOS ends a forked process that calls its frameworks, unless this is set: tests fork (tests/forked.py).
 export OBJC_DISABLE_INITIALIZE_FORK_SAFETY := YES
+MKDOCS := .venv-site/bin/mkdocs
+CYCLONEDX := .venv-sbom/bin/cyclonedx-py
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
@@ -30,16 +32,24 @@ $(STAMP): pyproject.toml constraints.txt requirements/core.txt requirements/dev.
 	$(BIN)/python -m compileall -qq -j 0 -x '$(UNCOMPILED)' $(VENV)/lib || true
 	touch $(STAMP)
 
+# Tools with environments of their own.
+$(MKDOCS):
+	$(PYTHON) -m venv .venv-site
+	.venv-site/bin/python -m pip install -q --no-compile mkdocs==1.6.1 mkdocs-material==9.8.2
+
+$(CYCLONEDX):
+	$(PYTHON) -m venv .venv-sbom
+	.venv-sbom/bin/python -m pip install -q --no-compile cyclonedx-bom==7.5.0
+
 # After a change of constraints.txt or pyproject.toml's packages; needs `uv`.
 lock:
 	sh deploy/lock.sh
 
 # The bill of materials of what the images install, with its hashes, as CycloneDX: build/sbom.json.
-sbom:
-	test -x .venv-sbom/bin/cyclonedx-py || ($(PYTHON) -m venv .venv-sbom && .venv-sbom/bin/python -m pip install -q --no-compile cyclonedx-bom==7.5.0)
+sbom: $(CYCLONEDX)
 	mkdir -p build
 	cat requirements/core.txt requirements/lora.txt requirements/reasoning-gym.txt > build/requirements.txt
-	.venv-sbom/bin/cyclonedx-py requirements build/requirements.txt -o build/sbom.json
+	$(CYCLONEDX) requirements build/requirements.txt -o build/sbom.json
 
 # Whether a publisher has withdrawn a version that is pinned: pip said so as it installed it.
 audit: $(STAMP)
@@ -48,11 +58,10 @@ audit: $(STAMP)
 
 # README and docs/ as a site that needs no network, in build/site; a link that leads nowhere, or what a
 # page would fetch from elsewhere, fails it.
-site: $(STAMP)
-	test -x .venv-site/bin/mkdocs || ($(PYTHON) -m venv .venv-site && .venv-site/bin/python -m pip install -q --no-compile mkdocs==1.6.1 mkdocs-material==9.8.2)
+site: $(STAMP) $(MKDOCS)
 	rm -rf build/pages
 	$(BIN)/python -m docs.make_site build/pages
-	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(MKDOCS) build --quiet --strict
 	! grep -rlE '<(script|img|link|iframe)[^>]* (src|href)="https?://' build/site --include='*.html'
 
 # The page of the gateway, from page/ into gateway/page/static/; needs Node 20 or newer. The types of what the gateway
@@ -204,8 +213,9 @@ test-gpu: $(STAMP)
 
 LINTS := site sbom style imports audit
 
-# Two at a time: the types, on one core, take as long as all the rest.
-lint: $(STAMP)
+# Two at a time, since each uses one core: pip for the three environments; then the types, and all the rest.
+lint:
+	$(MAKE) -j 2 $(STAMP) $(MKDOCS) $(CYCLONEDX)
 	$(MAKE) -j 2 --output-sync=target types $(LINTS)
 	$(BIN)/python -m tests.sizes
 
