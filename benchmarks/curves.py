@@ -5,6 +5,10 @@
     chain-sum       configs/curves/chain-sum.toml: sums and differences of two numbers, from the untrained model
     word-problems   configs/curves/word-problems.toml: questions of gsm_symbolic that two equations solve, after a warm
                     start on the task's own solutions, which is trained and exported first
+    reading         configs/curves/reading.toml: a question about one of three or four sentences, whose answer is a name
+                    of them, from the untrained model
+    spell-backward  configs/curves/spell-backward.toml: words of three or four letters, each letter at its place counts,
+                    from the untrained model
 
 The control is seed 0 with its rewards shuffled inside groups. TRL has seed 0, the prompts in their order, group size,
 tokens, temperature, learning rates, clip, loss and adapters of the spec, and as many completions. Held-out prompts are
@@ -50,9 +54,23 @@ CASES: dict[str, Case] = {
         spec="curves/word-problems.toml",
         warm_up="curves/word-problems-sft.toml",
         expected=(
-            "the warm start takes sampled accuracy of the held-out prompts from below 0.03 to 0.15-0.45; GRPO adds at "
-            "least 0.05 for each seed in 512 completions; the control does not rise by more than 0.05; TRL ends within "
+            "the warm start takes sampled accuracy of the held-out prompts from below 0.03 to 0.10-0.25; GRPO adds at "
+            "least 0.05 for each seed in 1,024 completions; the control does not rise by more than 0.05; TRL ends within "
             "0.10 of the mean of the seeds"
+        ),
+    ),
+    "reading": Case(
+        spec="curves/reading.toml",
+        expected=(
+            "sampled accuracy of the held-out prompts from 0.03-0.10 to 0.30-0.80 at 1,024 completions for each seed; the "
+            "control stays at or below 0.10; TRL ends within 0.15 of the mean of the seeds"
+        ),
+    ),
+    "spell-backward": Case(
+        spec="curves/spell-backward.toml",
+        expected=(
+            "the mean reward of the held-out prompts from 0.05-0.10 to 0.20-0.50 at 1,024 completions for each seed; the "
+            "control stays at or below 0.12; TRL ends within 0.10 of the mean of the seeds"
         ),
     ),
 }

@@ -27,7 +27,7 @@ TASK = "gsm_symbolic"
 NUM_DRAWN = 9000
 """Questions drawn for the training pool; about one in eight has a solution of two equations."""
 NUM_DRAWN_HELD_OUT = 1400
-NUM_SFT_ROWS = 384
+NUM_SFT_ROWS = 512
 NUM_TRAIN_ROWS = 512
 NUM_HELD_OUT_ROWS = 128
 NUM_EQUATIONS = 2
