@@ -175,7 +175,7 @@ def test_a_job_of_trl_is_the_job_beside_it(specs: list[JobSpec]) -> None:
 
 def test_the_job_of_the_hub_is_a_spec_with_its_names(specs: list[JobSpec]) -> None:
     """tests/rooms/hub/test_job_of_the_hub.py trains such a job, from a hub on loopback."""
-    run_block(blocks("start.md", "python", 'model="hub:'))
+    run_block(blocks("start.md", "python", '"hub:Qwen/Qwen3-0.6B"'))
     (spec,) = specs
     assert isinstance(spec.dataset, HuggingFaceDataset)
     assert isinstance(spec.dataset.columns, RowColumns)
@@ -247,7 +247,7 @@ RUN = {
         "producer.proves(model, logprobs)",
     ),
     "from-trl.md": ("# Onbeat, with the same `right`", "def right(completions"),
-    "start.md": ("from_pretrained", "reward=brief", "tools=[look_up", 'model="hub:'),
+    "start.md": ("from_pretrained", "reward=brief", "tools=[look_up", '"hub:Qwen/Qwen3-0.6B"'),
 }
 """Page → what tells its Python blocks apart that this module runs; tests/rooms/runs/test_train_process.py runs
 README's."""
