@@ -55,22 +55,22 @@ CASES: dict[str, Case] = {
         warm_up="curves/word-problems-sft.toml",
         expected=(
             "the warm start takes sampled accuracy of the held-out prompts from below 0.03 to 0.10-0.25; GRPO adds at "
-            "least 0.05 for each seed in 1,024 completions; the control does not rise by more than 0.05; TRL ends within "
-            "0.10 of the mean of the seeds"
+            "least 0.05 for each seed in 1,024 completions; the control does not rise by more than 0.05; TRL ends "
+            "within 0.10 of the mean of the seeds"
         ),
     ),
     "reading": Case(
         spec="curves/reading.toml",
         expected=(
-            "sampled accuracy of the held-out prompts from 0.03-0.10 to 0.30-0.80 at 1,024 completions for each seed; the "
-            "control stays at or below 0.10; TRL ends within 0.15 of the mean of the seeds"
+            "sampled accuracy of the held-out prompts from 0.03-0.10 to 0.30-0.80 at 1,024 completions for each seed; "
+            "the control stays at or below 0.10; TRL ends within 0.15 of the mean of the seeds"
         ),
     ),
     "spell-backward": Case(
         spec="curves/spell-backward.toml",
         expected=(
-            "the mean reward of the held-out prompts from 0.05-0.10 to 0.20-0.50 at 1,024 completions for each seed; the "
-            "control stays at or below 0.12; TRL ends within 0.10 of the mean of the seeds"
+            "the mean reward of the held-out prompts from 0.05-0.10 to 0.20-0.50 at 1,024 completions for each seed; "
+            "the control stays at or below 0.12; TRL ends within 0.10 of the mean of the seeds"
         ),
     ),
 }
