@@ -15,6 +15,34 @@ KEPT: dict[str, str] = {
     "broker/trainer_side.py TrainerSide.reconcile: self._lost(iteration, ()) is None": (
         "of an iteration that is whole no batch is lost: it saves looking each of thousands up"
     ),
+    "broker/scripts/generator.lua if #ids < AT_ONCE then return nil end": (
+        "the next look at claims behind the last one finds none: it saves this look"
+    ),
+    "consumer/gradient/accumulation.py give_back: first == end": (
+        "where no page is given back, the lines for the rest set all sums to 0: it says so in one line"
+    ),
+    "consumer/gradient/accumulation.py _joined: len(gradients) == 1": (
+        "one gradient joined with none is itself: it saves a copy"
+    ),
+    "gateway/submission.py check_plugins: not plugins": (
+        "a trial of no functions fails in none: it saves a request to the reward service"
+    ),
+    "gateway/submission.py check_scorers: not INSTALL_SCORER.keys() & set(kinds)": (
+        "a reward that needs no package lacks none: it saves a request to the reward service"
+    ),
+    (
+        "gateway/submission.py with_packages: all((not isinstance(component, PluginReward) or component.source for "
+        "component in components))"
+    ): "components without a package stay as they are: it saves a request to the reward service",
+    "onbeat/data/named_files.py digest_of_file: digest": (
+        "the same is looked up again behind the lock: it saves waiting for another file's turn"
+    ),
+    "onbeat/data/named_files.py reading_model: digests is UNSET": (
+        "check_model compares nothing without digests: it saves looking at each file of the folder"
+    ),
+    "producer/served_model.py ServedModel.show: probe is UNSET": (
+        "no caller shows a version without a probe: it tells the type checker that there is one"
+    ),
     "contracts/settings.py settings_from: error.field not in own": (
         "every value of a setting is refused by the setting's name: it tells the type checker that there is a name"
     ),

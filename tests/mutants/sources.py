@@ -5,9 +5,10 @@ A guard's tests run until one notices: what is quick comes first, then what noti
 
 from __future__ import annotations
 
-RECORDS = ("tests/unit/contracts/test_guards_of_contracts.py",)
+RECORDS = ("tests/unit/contracts/test_guards_of_contracts.py", "tests/unit/contracts/test_guards_of_answers.py")
 SPECS = (
     "tests/unit/contracts/test_guards_of_specs.py",
+    "tests/unit/contracts/test_guards_of_answers.py",
     "tests/unit/contracts/test_spec_bounds.py",
     "tests/unit/consumer/gradient/test_losses_options.py",
     "tests/unit/onbeat/client/test_spec_file.py",
@@ -78,13 +79,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "contracts/rewards.py": ("tests/unit/contracts/test_rewards.py", *RECORDS, *SPECS),
     **{f"contracts/spec/{name}.py": RULES for name in ("rules", "conditions", "limits")},
     "contracts/spec/reading.py": ("tests/unit/contracts/test_spec_reading.py", *RULES),
-    **{
-        f"contracts/spec/{name}.py": ("tests/unit/contracts/test_rules.py",)
-        for name in ("rules", "conditions", "reading")
-    },
     "contracts/encoding/wire.py": (*RECORDS, *SPECS, "tests/unit/contracts/test_wire.py"),
     "contracts/spec/job.py": (
         "tests/unit/contracts/test_guards_of_specs.py",
+        "tests/unit/contracts/test_guards_of_answers.py",
         "tests/unit/contracts/test_schedule.py",
         "tests/unit/contracts/test_stages.py",
         "tests/unit/contracts/test_external_trainer.py",
@@ -101,6 +99,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "broker/connection/address.py": ("tests/unit/broker/test_address.py", "tests/integration/test_embedded_redis.py"),
     "contracts/settings.py": (
         "tests/unit/contracts/test_guards_of_specs.py",
+        "tests/unit/contracts/test_guards_of_answers.py",
         "tests/unit/contracts/test_settings.py",
         "tests/unit/contracts/test_engine_settings.py",
     ),
@@ -156,6 +155,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "consumer/ranks/processes/orders.py": ("tests/rooms/ranks/test_orders.py",),
     "gateway/submission.py": (
         "tests/unit/gateway/test_submission.py",
+        "tests/integration/test_missing_extras.py",
         "tests/integration/test_job_store.py",
         "tests/integration/test_gateway.py",
         "tests/integration/test_submitted_patterns.py",
