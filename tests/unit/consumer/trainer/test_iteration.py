@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -363,3 +364,13 @@ def replace_boundary(**changes: Any) -> Boundary:
 def test_what_no_span_covers_is_counted_once(spans: list[tuple[float, float]], idle_s: float) -> None:
     assert uncovered_s(0.0, 10.0, spans) == idle_s
     assert uncovered_s(10.0, 0.0, spans) == 0.0
+
+
+def test_a_wait_that_follows_another_at_once_goes_on_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = Iteration(asked_by(0), trainer_epoch=1)
+    now_s = iter([100.0, 101.0, 103.0])
+    monkeypatch.setattr("consumer.trainer.iteration.time", SimpleNamespace(time=lambda: next(now_s)))
+    for seconds in (2.0, 1.0, 1.0):
+        begun.waited(seconds)
+    assert [(span.started_s, span.ended_s) for span in begun.spans] == [(98.0, 101.0), (102.0, 103.0)]
+    assert begun.waiting_s == 4.0
