@@ -23,6 +23,12 @@ def files_below(folder: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
+def recordings_below(folder: Path) -> dict[str, bytes]:
+    """Name → content of each file of the recorded rollouts."""
+    rollouts = folder / "rollouts"
+    return {str(path.relative_to(folder)): path.read_bytes() for path in rollouts.rglob("*") if path.is_file()}
+
+
 def test_a_second_trainer_ends_at_once_and_the_first_goes_on(pipeline: Pipeline, undisturbed: str) -> None:
     # No lease runs out, however slow the machine is.
     job_id, _ = pipeline.jobs.create(short_job(timeouts__trainer_lease_s=60.0))
@@ -49,12 +55,16 @@ def test_a_trainer_that_slept_past_its_lease_is_fenced_off_and_writes_nothing(
         os.kill(first.pid or 0, signal.SIGSTOP)
         pipeline.train_to_the_end(job_id)
         finished, records = files_below(folder.path), set(folder.chain.read_bytes().splitlines())
+        recordings = recordings_below(folder.path)
         os.kill(first.pid or 0, signal.SIGCONT)
         assert wait_for_exit(first, DEADLINE_S) == HELD
         assert "another trainer holds the job" in first.tail()
     # A line of the timeline is written right after a renewal: one that was begun when it was stopped may be ended. So
-    # is the record of a commit that the fence took before: the successor has written it already.
+    # are the record of a commit that the fence took before, and the list of its recorded rollouts: the successor has
+    # written the same already.
     changed = {name for name, _ in files_below(folder.path).items() ^ finished.items()}
-    assert changed <= {folder.timeline.name, folder.chain.name}
+    recorded = {name for name in changed if name.startswith("rollouts/")}
+    assert changed - recorded <= {folder.timeline.name, folder.chain.name}
+    assert recordings_below(folder.path) == recordings
     assert set(folder.chain.read_bytes().splitlines()) == records
     assert_undisturbed(pipeline, job_id, undisturbed)

@@ -26,9 +26,13 @@ REFERENCE = {"algorithm__kl_coefficient": 0.1}
 
 
 def storages() -> dict[int, int]:
-    """Returns the bytes of each memory that a tensor of this process has, by its address."""
+    """Returns the bytes of each memory that a tensor of this process has, by its address.
+
+    Other kinds of tensor, as the fake ones that other tests of the process have left, have no memory.
+    """
     gc.collect()
-    tensors = [value for value in gc.get_objects() if isinstance(value, Tensor) and value.device.type == "cpu"]
+    kinds = (Tensor, torch.nn.Parameter)
+    tensors = [value for value in gc.get_objects() if type(value) in kinds and value.device.type == "cpu"]
     return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
