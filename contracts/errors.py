@@ -53,7 +53,7 @@ PATH_KEYS = ("path", "evaluation_split")
 
 
 class Fault(StrEnum):
-    """The side on which the cause of a job's failure lies (decision 17)."""
+    """The side on which the cause of a job's failure lies (decision 15)."""
 
     JOB = "job"
     """The job's own spec, data, reward or numbers: its owner can fix it, and other jobs go on."""

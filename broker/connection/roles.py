@@ -14,7 +14,7 @@ and each function asks at its head for the role that it is written for (`gate`):
 
 What a function checks its role could write past by hand, where it can name the key. So the keys that generators and
 stage workers write have *sealed* names: with a secret in them, the seal, that the library of functions holds and these
-roles can't read (decision 20). Gateways and trainers ask for it (`seal`), since they read such keys beside the
+roles can't read (decision 18). Gateways and trainers ask for it (`seal`), since they read such keys beside the
 functions. What is left to a generator or a stage worker is to call the functions of its role, and to read.
 `users_acl` is the file for Redis' `aclfile`; the seal belongs to the data, and is kept beside it.
 

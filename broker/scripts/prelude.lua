@@ -21,7 +21,7 @@
 --   events    stream   field event (JobEvent), newest 10,000
 -- What generators and stage workers write has sealed names: with a secret in them that no role of theirs can read. Rights in
 -- Redis go by key, so whatever a function checks, its role could write past it; but it can't write to a key that it can't name
--- (connection/roles.py, decision 20). Sealed are
+-- (connection/roles.py, decision 18). Sealed are
 --   counters  hash
 --   dead      stream   field batch_id, reason, attempts
 --   buried    stream   what dead batches were

@@ -4,7 +4,7 @@
     JOB/…           checkpoints, versions and recorded batches, which are whole once they have their names
     JOB/*.jsonl     afterwards, and the audit chain last: each checkpoint that was copied follows from it
 
-So Redis is never newer than the run folders, and a trainer gives it back what it lacks (decision 22).
+So Redis is never newer than the run folders, and a trainer gives it back what it lacks (decision 20).
 """
 
 from __future__ import annotations

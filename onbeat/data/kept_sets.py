@@ -7,7 +7,7 @@ is 0; each is a LEB128 number, the low seven bits first:
     the whole vocabulary   0                   00
 
 Equal sets are equal bytes, and sets one after another are the bytes of each one after another
-(docs/decisions/0003-kept-sets.md).
+(docs/decisions/0002-sampling.md).
 """
 
 from __future__ import annotations

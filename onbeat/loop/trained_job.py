@@ -3,7 +3,7 @@
     Succession ─▶ take_up, begin ─▶ (gathering.py ─▶ the trainer's steps ─▶ commit) for each iteration
 
 What a trainer saves of its state, and whether it does so before or after the commit, is its own
-(docs/decisions/0018-external-trainers.md): an external one before, since nothing tells it that it was replayed.
+(docs/decisions/0016-external-trainers.md): an external one before, since nothing tells it that it was replayed.
 """
 
 from __future__ import annotations

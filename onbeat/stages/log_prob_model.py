@@ -2,7 +2,7 @@
 
 They are made by the trainer's own code: the same rows in the same passes, packed alike, at the same temperature, in the
 same dtype, with as many threads. So they are the very bits that the trainer would have computed, in whichever process
-(docs/decisions/0009-stages-of-whole-batches.md).
+(docs/decisions/0008-stages-of-whole-batches.md).
 """
 
 from __future__ import annotations

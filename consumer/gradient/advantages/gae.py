@@ -13,7 +13,7 @@ go through the model; the returns are made before that:
 
 Over the batch, and not the iteration, whose mean is known when its last batch is in: the spec cuts the batches, so that
 neither the order of arrival nor the number of ranks shows (I7), and a batch is trained when it comes
-(docs/decisions/0010-critic.md).
+(docs/decisions/0009-critic.md).
 
 Worked example, gamma = 1, lambda = 0.5, a reward of 1 for three tokens whose values are 0.5, 0.5 and 1:
 

@@ -1,7 +1,7 @@
 """Imported first by every entry point: ends the process where a package of ours is not ours.
 
 Our packages have plain names (`broker`, `contracts`, `consumer`), which a folder or another distribution may have too
-(docs/decisions/0035-installed-names.md). A process with some modules of one and some of the other would fail in ways
+(docs/decisions/0030-installed-names.md). A process with some modules of one and some of the other would fail in ways
 that are hard to read; so all packages lie in one folder, unchanged since they were installed, or the process ends with
 exit code 2 and names what is in the way. This module imports the standard library alone, and nothing by our names.
 """
