@@ -31,7 +31,7 @@ from contracts.encoding.wire import decode_json, encode_json
 from contracts.spec.reading import spec_of_values
 from onbeat.doctor.finding import GIB
 from onbeat.doctor.model.job import num_ranks
-from onbeat.doctor.model.known import KNOWN, known_name, known_sizes
+from onbeat.doctor.model.known import KNOWN, known_sizes
 from onbeat.doctor.model.memory import memory_of
 from tests.builders import char_tokenizer
 from tests.families import family_config
@@ -106,6 +106,17 @@ def table_of(results: Results) -> str:
 
 def read(path: Path) -> dict[str, Any]:
     return tomllib.loads(path.read_text())
+
+
+def known_name(path: str) -> str:
+    """Returns the known model whose name begins the last part of a path, or of a name of the hub.
+
+    models/Qwen3-0.6B-sft is a Qwen3-0.6B. If no known model fits, the answer is "".
+    """
+    last = path.partition("@")[0].rpartition("/")[2]
+    names = (folder.name for folder in KNOWN.iterdir() if last.startswith(folder.name))
+    # Of two that fit, the longer one says more.
+    return max(names, key=len, default="")
 
 
 def reckoned(values: dict[str, Any]) -> str:

@@ -56,14 +56,3 @@ def sizes_table(models: Sequence[str] = TABLE) -> list[SizesRow]:
         rows.append(SizesRow(model=model, trained="whole", steps=tuple(whole)))
         rows.append(SizesRow(model=model, trained="adapters", steps=tuple(adapters)))
     return rows
-
-
-def known_name(path: str) -> str:
-    """Returns the known model whose name a path, or a name of the hub, ends with or begins its last part with.
-
-    models/Qwen3-0.6B-sft is a Qwen3-0.6B; "" is the answer where it is none.
-    """
-    last = path.partition("@")[0].rpartition("/")[2]
-    names = (folder.name for folder in KNOWN.iterdir() if last.startswith(folder.name))
-    # Of two that fit, the longer one says more.
-    return max(names, key=len, default="")

@@ -40,10 +40,11 @@ ROUNDED_K3 = 1e-2
 have 1e-5 to 1e-3. This is a gap of 0.14 a log-prob."""
 
 
-class Rule(NamedTuple):
-    """Its name among HEALTH_RULES, what it sees, and what a person does about it."""
+class HealthCheck(NamedTuple):
+    """A rule of health as a trainer checks it after each iteration: what it sees, and what a person does about it."""
 
     name: str
+    """Its name among HEALTH_RULES, which has it in words for people."""
     sees: Callable[[History], str]
     cure: str | Callable[[History], str]
     """A function where it depends on the cause."""
@@ -193,33 +194,39 @@ UNJUDGED = (
 )
 SLOWER = "a lower optimizer.learning_rate, more optimizer.warmup_iterations, or algorithm.kl_coefficient above 0"
 BACK = "cancel it, keep the best version (onbeat export JOB DIR --version N), and submit it again with "
-RULES = (
-    Rule("reward_collapsed", _reward, BACK + SLOWER),
-    Rule("score_collapsed", _score, f"compare it with the reward: where that still rises it is gamed; else {SLOWER}"),
-    Rule("groups_equal", _groups, _cure_of_groups),
-    Rule("entropy_gone", _entropy, "raise algorithm.entropy_coefficient or the sampling temperature, or clip_high"),
-    Rule("kl_high", _kl, "raise algorithm.kl_coefficient, or lower optimizer.learning_rate"),
-    Rule("gradient_dead", _gradient, "look at corrected_share, clip_share, on_truncated: what they drop has no loss"),
-    Rule(
+HEALTH_CHECKS = (
+    HealthCheck("reward_collapsed", _reward, BACK + SLOWER),
+    HealthCheck(
+        "score_collapsed", _score, f"compare it with the reward: where that still rises it is gamed; else {SLOWER}"
+    ),
+    HealthCheck("groups_equal", _groups, _cure_of_groups),
+    HealthCheck(
+        "entropy_gone", _entropy, "raise algorithm.entropy_coefficient or the sampling temperature, or clip_high"
+    ),
+    HealthCheck("kl_high", _kl, "raise algorithm.kl_coefficient, or lower optimizer.learning_rate"),
+    HealthCheck(
+        "gradient_dead", _gradient, "look at corrected_share, clip_share, on_truncated: what they drop has no loss"
+    ),
+    HealthCheck(
         "mismatch_high",
         _mismatch,
         "give generators and trainer one dtype and the same kernels, or set algorithm.correction (docs/numbers.md)",
     ),
-    Rule(
+    HealthCheck(
         "truncations_rising",
         _truncations,
         "raise rollout.sampling.max_new_tokens, add the reward overlong, or set algorithm.on_truncated",
     ),
-    Rule("lag_too_large", _lag, "lower max_policy_lag or optimizer.learning_rate, or set algorithm.correction"),
-    Rule(
+    HealthCheck("lag_too_large", _lag, "lower max_policy_lag or optimizer.learning_rate, or set algorithm.correction"),
+    HealthCheck(
         "completions_cut",
         _cut,
         "raise rollout.sampling.max_new_tokens; where the model doesn't end its answers by itself, look at the end "
         "tokens of its generation_config.json, or set rollout.sampling.stop",
         NUM_FIRST,
     ),
-    Rule("completions_unscorable", _unscorable, f"look why: {UNJUDGED}", NUM_FIRST),
-    Rule(
+    HealthCheck("completions_unscorable", _unscorable, f"look why: {UNJUDGED}", NUM_FIRST),
+    HealthCheck(
         "mismatch_unusual",
         _unusual,
         "look for what generators compute otherwise than the trainer: another folder or release of the model, other "
@@ -227,7 +234,7 @@ RULES = (
         num_iterations=1,
     ),
 )
-assert [rule.name for rule in RULES] == list(HEALTH_RULES)
+assert [check.name for check in HEALTH_CHECKS] == list(HEALTH_RULES)
 
 
 class Health:
@@ -252,12 +259,12 @@ class Health:
         """Takes the next iteration; what is wrong after it, as it was when that began."""
         self._history.add(metrics)
         history = self._history
-        problems = {rule: self._sees(rule) for rule in RULES}
+        problems = {check: self._sees(check) for check in HEALTH_CHECKS}
         before = self._problems
         self._problems = {
-            rule.name: before.get(rule.name)
-            or HealthProblem(rule=rule.name, since=metrics.iteration, problem=problem, cure=rule.cure_for(history))
-            for rule, problem in problems.items()
+            check.name: before.get(check.name)
+            or HealthProblem(rule=check.name, since=metrics.iteration, problem=problem, cure=check.cure_for(history))
+            for check, problem in problems.items()
             if problem
         }
         for name in self._problems:
@@ -267,7 +274,7 @@ class Health:
                 self._past[name] = replace(problem, until=metrics.iteration)
         return tuple(self._problems.values())
 
-    def _sees(self, rule: Rule) -> str:
-        """The number that the rule sees, in words; "" before there are enough iterations for it."""
-        is_due = self._history.is_full if rule.num_iterations == WINDOW else self._history.has(rule.num_iterations)
-        return rule.sees(self._history) if is_due else ""
+    def _sees(self, check: HealthCheck) -> str:
+        """Returns the number that a check sees, in words; "" before there are enough iterations for it."""
+        is_due = self._history.is_full if check.num_iterations == WINDOW else self._history.has(check.num_iterations)
+        return check.sees(self._history) if is_due else ""

@@ -16,7 +16,7 @@ from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore, HealthProblem
 from contracts.spec.trainer import HEALTH_RULES
 from onbeat.loop.health.history import WINDOW
-from onbeat.loop.health.rules import RULES, Health
+from onbeat.loop.health.rules import HEALTH_CHECKS, Health
 from tests.builders import judged_spec
 from tests.building.specs import SpecBuilder
 from tests.contract.golden_files import iteration_metrics
@@ -84,8 +84,8 @@ _spec = SpecBuilder(rollout__group_size=GROUP_SIZE)
 
 
 def test_every_rule_of_the_contract_has_its_place_in_the_table_and_a_cure() -> None:
-    assert [rule.name for rule in RULES] == list(HEALTH_RULES)
-    assert all(rule.cure for rule in RULES)
+    assert [check.name for check in HEALTH_CHECKS] == list(HEALTH_RULES)
+    assert all(check.cure for check in HEALTH_CHECKS)
 
 
 def test_a_run_that_learns_is_well_from_its_first_iteration_to_its_last() -> None:
