@@ -232,5 +232,5 @@ imports: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks broker
 	$(BIN)/python -m benchmarks schedules
-	$(BIN)/python -m benchmarks shared-prompt
+	$(BIN)/python -m benchmarks shared-prompt attention
 	$(BIN)/python -m benchmarks trainer

@@ -158,7 +158,8 @@ def _proofs(device: Device) -> tuple[Row, ...]:
     model = "135m" if device == "cuda" else "8m"
     cost = ("-m", "benchmarks", "proofs", "cost", "--model", model, "--device", device, "--pairs", "2")
     dtype = "bfloat16" if device == "cuda" else "float32"
-    figures = ("medians.load_s", "medians.proof_s", "medians.sample_s", "proof_of_load", "proof_of_sample")
+    figures = tuple(f"wall.medians_s.{part}" for part in ("load", "proof", "sample"))
+    figures += tuple(f"wall.proof_of.{part}" for part in ("load", "sample"))
     return (
         Row(
             name="proofs-transformers",

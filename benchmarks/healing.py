@@ -1,8 +1,11 @@
-"""Measures how long a run stands still after a SIGKILL: until the next publication, or until the next commit.
+"""Measures how long a run stands still after a death: of a process of its stack, or of Redis' primary under Sentinel.
 
-    python -m benchmarks healing
+    python -m benchmarks healing processes [--repeats 3] [--leases 10 2]
+    python -m benchmarks healing failover [--repeats 3] [--faults killed,hung]
 
-generator   killed while it holds a batch, beside an idle one, until that batch is published: the rest of its lease and
+`processes` kills by SIGKILL what a stack of the demo consists of:
+
+generator   killed while it holds a batch, next to an idle one, until that batch is published: the rest of its lease and
             one generation; with hedging, the idle one may have taken a copy before that
 trainer     killed inside a job, until its successor commits: the rest of its lease, a look of the consumer, the start
             of a process that loads the model, and one iteration
@@ -11,203 +14,40 @@ redis, reward service
             killed inside a job, until the second commit after it (what is scored already may make the first): the stack
             starts it again, its clients ask again; one iteration
 gateway     killed, until it answers again; the run doesn't notice
+
+`failover` has a primary, two replicas and three sentinels as `deploy/sentinel/` has them, `ONBEAT_REDIS_REPLICAS=1`,
+and two generators of a lagging job. The primary is killed, hangs or is cut off. Seconds are from the fault to the next
+commit, less the median time between commits before it. Where the trainer is cut off, too, another takes the job: its
+lease (2 s) and its start count. Cutting off needs root and `ip netns`.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import statistics
-import tempfile
-import time
-import uuid
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-from msgspec.structs import replace
-
-from benchmarks._results import REPOSITORY, shown_path, write_result
-from broker.connection.client import Broker, connect
-from broker.job_store import JobStore
-from broker.ledger import Published, batch_record
-from broker.presence import Presence
-from contracts.errors import Unavailable
-from contracts.settings import StackSettings
-from contracts.spec.job import JobSpec
-from gateway.metrics.stream_report import stream_report
-from onbeat.base.process import child_process
-from onbeat.base.process.waiting import Waiting
-from onbeat.client.gateway import GatewayClient
-from onbeat.client.spec_file import load_spec
-from onbeat.stack.options import StackOptions
-from onbeat.stack.stack import EmbeddedStack
-
-SPEC = REPOSITORY / "configs/demo.toml"
-DEADLINE_S = 120.0
-WARM_UP = 2
-"""Iterations before the kill: every process has loaded."""
-
-
-class Healing:
-    """Kills processes of a started stack of two generators, and waits."""
-
-    def __init__(self, stack: EmbeddedStack, client: GatewayClient, broker: Broker) -> None:
-        self._stack = stack
-        self._client = client
-        self._broker = broker
-        self._jobs = JobStore(broker)
-
-    def of_a_generator(self, spec: JobSpec) -> float:
-        """Seconds until the batch that it held is published."""
-        job_id = self._submit(spec)
-        leased: list[tuple[int, str]] = []
-
-        def holds_a_batch() -> bool:
-            report = stream_report(self._broker, job_id)
-            leased[:] = [
-                (pid, lease.batch_id)
-                for lease in report.leases
-                for mark, pid in self._generators().items()
-                if mark in lease.generator_id
-            ]
-            return bool(leased)
-
-        self._until(holds_a_batch, "a lease")
-        pid, batch_id = leased[0]
-        os.kill(pid, signal.SIGKILL)
-        started_s = time.monotonic()
-        iteration = int(batch_id.partition("/")[0])
-        self._until(
-            lambda: self._is_published(job_id, batch_id) or len(self._jobs.audit(job_id)) > iteration,
-            f"{batch_id} to be published",
-        )
-        healed_s = time.monotonic() - started_s
-        self._end(job_id)
-        return healed_s
-
-    def _is_published(self, job_id: str, batch_id: str) -> bool:
-        encoded: Any = self._broker.redis.hget(self._broker.job_keys(job_id).slots[0].ledger, batch_id)
-        return encoded is not None and isinstance(batch_record(encoded), Published)
-
-    def of_a_trainer(self, spec: JobSpec) -> float:
-        """Seconds until its successor has committed an iteration."""
-        return self._of_who_trains(spec, lambda job_id: child_process.running("consumer", job_id)[0])
-
-    def of_a_worker(self, spec: JobSpec) -> float:
-        """Seconds until the successor of its trainer has committed an iteration."""
-        return self._of_who_trains(spec, lambda _job_id: self._stack.pids["consumer"])
-
-    def of_a_service(self, spec: JobSpec, name: str) -> float:
-        """Seconds until the second commit after it, or until the gateway answers."""
-        job_id = self._submit(spec)
-        done = len(self._jobs.audit(job_id))
-        os.kill(self._stack.pids[name], signal.SIGKILL)
-        started_s = time.monotonic()
-        if name == "gateway":
-            self._until(lambda: self._answers(job_id), "the gateway")
-        else:
-            self._until(lambda: self._num_commits(job_id) >= done + 2, "two commits")
-        healed_s = time.monotonic() - started_s
-        self._end(job_id)
-        return healed_s
-
-    def _answers(self, job_id: str) -> bool:
-        try:
-            return self._client.job(job_id).job_id == job_id
-        except Unavailable:
-            return False
-
-    def _num_commits(self, job_id: str) -> int:
-        """0 while Redis is away."""
-        try:
-            return len(self._jobs.audit(job_id))
-        except Unavailable:
-            return 0
-
-    def _of_who_trains(self, spec: JobSpec, find: Callable[[str], int]) -> float:
-        job_id = self._submit(spec)
-        epoch = self._jobs.audit(job_id)[-1].trainer_epoch
-        os.kill(find(job_id), signal.SIGKILL)
-        started_s = time.monotonic()
-        self._until(
-            lambda: any(
-                record.kind == "commit" and record.trainer_epoch > epoch for record in self._jobs.audit(job_id)
-            ),
-            "the successor's first commit",
-        )
-        healed_s = time.monotonic() - started_s
-        self._end(job_id)
-        return healed_s
-
-    def _submit(self, spec: JobSpec) -> str:
-        job_id = self._client.submit(spec, idempotency_key=uuid.uuid4().hex).job_id
-        self._until(lambda: len(self._jobs.audit(job_id)) >= WARM_UP, f"{WARM_UP} iterations")
-        self._until(lambda: all(self._has_loaded(mark) for mark in self._generators()), "every generator to load")
-        return job_id
-
-    def _generators(self) -> dict[str, int]:
-        """A part of a generator's id → its process."""
-        return {f"-{pid}-": pid for name, pid in self._stack.pids.items() if name.startswith("generator")}
-
-    def _has_loaded(self, mark: str) -> bool:
-        live = Presence(self._broker).live()
-        return any(mark in worker.worker_id and worker.policy_version is not None for worker in live)
-
-    def _end(self, job_id: str) -> None:
-        self._client.cancel(job_id)
-        self._until(lambda: self._client.job(job_id).state.is_final, "the cancel")
-
-    def _until(self, condition: Callable[[], bool], what: str) -> None:
-        waiting = Waiting(what, deadline_s=DEADLINE_S)
-        while not condition():
-            waiting.poke()
-            self._stack.tick()
-            time.sleep(0.002)
-
-
-def measure(healing: Healing, spec: JobSpec, *, lease_s: float, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each repeat, by what died."""
-    timeouts = replace(spec.timeouts, generator_lease_s=lease_s, trainer_lease_s=lease_s)
-    leased = replace(spec, timeouts=timeouts, iterations=1000)
-    unhedged = replace(leased, rollout=replace(leased.rollout, hedge=False))
-    cases: dict[str, Callable[[], float]] = {
-        "generator, no hedging": lambda: healing.of_a_generator(unhedged),
-        "generator, hedging": lambda: healing.of_a_generator(leased),
-        "trainer": lambda: healing.of_a_trainer(leased),
-        "worker": lambda: healing.of_a_worker(leased),
-        "redis": lambda: healing.of_a_service(leased, "redis"),
-        "reward service": lambda: healing.of_a_service(leased, "reward_service"),
-        "gateway": lambda: healing.of_a_service(leased, "gateway"),
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(repeats):
-        for name, case in cases.items():
-            seconds[name].append(round(case(), 2))
-            print(f"lease {lease_s:g} s, {name}: {seconds[name][-1]:.2f} s", flush=True)
-    return seconds
+from benchmarks import _process_healing, _redis_failover
+from benchmarks._results import shown_path, write_result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks healing", description=__doc__)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--leases", type=float, nargs="+", default=[10.0, 2.0], help="seconds; the default is 10")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks healing",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="what", required=True)
+    processes = commands.add_parser("processes")
+    processes.add_argument("--leases", type=float, nargs="+", default=[10.0, 2.0], help="seconds; the default is 10")
+    failover = commands.add_parser("failover")
+    faults = _redis_failover.FAULTS
+    failover.add_argument("--faults", default=",".join(faults), help="some of: " + ", ".join(faults))
+    for command in (processes, failover):
+        command.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
-    runs = {}
-    with tempfile.TemporaryDirectory(prefix="healing-") as scratch:
-        options = StackOptions(run_root=Path(scratch), model_root=REPOSITORY, generators=2, threads=1)
-        with EmbeddedStack(options) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
-            assert stack.redis is not None
-            broker = connect(StackSettings(redis_url=stack.redis.url))
-            healing = Healing(stack, client, broker)
-            for lease_s in arguments.leases:
-                runs[f"{lease_s:g} s"] = measure(healing, load_spec(SPEC), lease_s=lease_s, repeats=arguments.repeats)
-    medians = {
-        lease: {name: statistics.median(seconds) for name, seconds in cases.items()} for lease, cases in runs.items()
-    }
-    expected = "a generator within its lease and one generation, a trainer within its lease and a start-up"
-    path = write_result("healing", {"expected": expected, "median_s": medians, "runs_s": runs})
+    if arguments.what == "processes":
+        path = write_result("healing", _process_healing.run(arguments.leases, repeats=arguments.repeats))
+    else:
+        path = write_result("failover", _redis_failover.run(arguments.faults.split(","), repeats=arguments.repeats))
     print(f"written to {shown_path(path)}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,21 @@ from pathlib import Path
 import pytest
 
 import benchmarks.__main__ as command_line
+from tests.unit.benchmarks.parsed_flags import assert_takes
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/benchmarks.md").read_text()
 ALL_RESULTS = (ROOT / "benchmarks/results/README.md").read_text()
 """The results that docs/benchmarks.md leaves out."""
 NAMES = command_line.benchmark_files()
+COMMANDS = sorted(
+    {
+        command
+        for command in re.findall(r"(?:\| `|-m benchmarks )([a-z][^`…\n]*)`", PAGE + ALL_RESULTS)
+        if not command.startswith("chaos")
+    }
+)
+"""The command of each row, with its flags; but of `chaos`, whose flags are those of `onbeat chaos`."""
 CELL_WITHOUT_A_NUMBER = "the same"
 """A cell of README that states equal weights: tests show it, and no benchmark."""
 
@@ -67,6 +77,14 @@ def test_each_command_on_both_pages_is_a_script() -> None:
     commands = re.findall(r"\| `([a-z][a-z-]*)(?: [^`]*)?`", PAGE + ALL_RESULTS)
     assert {"schedules", "trl", "healing", "broker"} <= set(commands)
     assert set(commands) <= set(NAMES)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_on_both_pages_has_flags_that_its_script_takes(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, *flags = shlex.split(command)
+    assert_takes(monkeypatch, f"benchmarks.{name.replace('-', '_')}", flags)
 
 
 def test_the_page_has_some_twenty_rows_with_one_number_a_cell() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
-import runpy
 import shutil
 import signal
 import subprocess
@@ -14,7 +12,7 @@ import sys
 import tarfile
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 import pytest
@@ -24,6 +22,7 @@ from benchmarks import trainer
 from benchmarks._gpu_rows import Device, Row, rows_of
 from contracts.encoding.arrays import ITEM_BYTES
 from tests.recipe_runs import RECIPES
+from tests.unit.benchmarks.parsed_flags import assert_takes
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "benchmarks" / "gpu_quarter.sh"
@@ -42,30 +41,12 @@ def row_of(name: str, code: str, *, limit_s: float = 60.0, **fields: Any) -> Row
     return Row(name=name, question="", command=("-c", code), limit_s=limit_s, **fields)
 
 
-class ParsedError(BaseException):
-    """A command's flags were taken: it isn't run."""
-
-
-def parsed(monkeypatch: pytest.MonkeyPatch, module: str, words: tuple[str, ...]) -> None:
-    """Runs a benchmark up to the point where it has read its flags."""
-    parse_args = argparse.ArgumentParser.parse_args
-
-    def stop(parser: argparse.ArgumentParser, *arguments: Any, **options: Any) -> NoReturn:
-        parse_args(parser, *arguments, **options)
-        raise ParsedError
-
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
-    monkeypatch.setattr(sys, "argv", [module, *words])
-    with pytest.raises(ParsedError):
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
 @pytest.mark.parametrize("row", ROWS)
 def test_the_command_of_a_row_is_one_that_its_program_takes(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     flag, module, *words = row.command
     assert flag == "-m"
     if module == "benchmarks":
-        parsed(monkeypatch, f"benchmarks.{words[0]}", tuple(words[1:]))
+        assert_takes(monkeypatch, f"benchmarks.{words[0]}", words[1:])
     elif module == "tests.recipe_runs":
         assert set(words) <= {path.stem for path in RECIPES}
     elif module == "pytest":

@@ -1,25 +1,17 @@
-"""Measures how long a lagging job commits nothing after Redis' primary is killed, hangs or is cut off.
-
-    python -m benchmarks failover
-
-A primary, two replicas and three sentinels as `deploy/sentinel/` has them; `ONBEAT_REDIS_REPLICAS=1`, two generators.
-Seconds from the fault to the next commit, less the median time between commits before it. Where the trainer
-is cut off, too, another takes the job: its lease (2 s) and its start count. Cutting off needs root and `ip netns`.
-"""
+"""Kills, hangs or cuts off Redis' primary, and takes the seconds until the next commit: `healing failover`."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks._results import shown_path, write_result
 from contracts.spec.job import JobSpec
 from onbeat.base.process.waiting import Waiting
 from tests.builders import job_spec
@@ -53,7 +45,7 @@ def spec_of(iterations: int) -> JobSpec:
 
 
 class Run:
-    """One job, and the moments of its commits as this process saw them; a rewind is none."""
+    """A job, and the moments of its commits as this process saw them. A rewind is no commit."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -75,7 +67,8 @@ class Run:
 
 
 def stands_still_s(fault: str, folder: Path) -> tuple[float, dict[str, float]]:
-    """The seconds, and of a trainer that was cut off, too, when the next one held the job, since the fault."""
+    """Returns the seconds without a commit, and marks: for a trainer that was cut off, too, the seconds from the fault
+    until the next trainer had the job."""
     with ExitStack() as stack:
         network = stack.enter_context(Network()) if "cut off" in fault else None
         where: dict[str, Any] = {"hosts": network.hosts, "entering": network.entering} if network else {}
@@ -86,19 +79,20 @@ def stands_still_s(fault: str, folder: Path) -> tuple[float, dict[str, float]]:
         there = network.entering(network.hosts[0]) if network and fault == WITH_TRAINER else ()
         trainer = pipeline.start(f"consumer-{run.job_id}", run.job_id, entering=there)
         run.until_commits(WARM_UP)
-        at_s, marks = time.monotonic(), {}
+        fault_s = time.monotonic()
+        marks: dict[str, float] = {}
         primary = redundant.primary()
         assert primary.child.pid is not None
         if network is not None:
             network.cut_off(network.hosts[0])
             if there:
                 take_over(pipeline, run.job_id)
-                marks["held"] = round(time.monotonic() - at_s, 2)
+                marks["held"] = round(time.monotonic() - fault_s, 2)
         else:
             os.kill(primary.child.pid, signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
         done = len(run.seen_s)
         run.until_commits(done + 1)
-        still_s = run.seen_s[done] - at_s - run.usual_s
+        still_s = run.seen_s[done] - fault_s - run.usual_s
         trainer.kill()
         return still_s, marks
 
@@ -118,7 +112,9 @@ def take_over(pipeline: Pipeline, job_id: str) -> None:
 
 
 def measured(fault: str, repeats: int) -> tuple[list[float], list[dict[str, float]]]:
-    stills_s, marks = [], []
+    """Returns the seconds without a commit and the marks of each repeat."""
+    stills_s: list[float] = []
+    marks: list[dict[str, float]] = []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(prefix="onbeat-bench-") as folder:
             still_s, marked = stands_still_s(fault, Path(folder))
@@ -128,21 +124,14 @@ def measured(fault: str, repeats: int) -> tuple[list[float], list[dict[str, floa
     return stills_s, marks
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks failover", description=__doc__)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--faults", default=",".join(FAULTS), help="some of: " + ", ".join(FAULTS))
-    arguments = parser.parse_args()
-    each = {fault: measured(fault, arguments.repeats) for fault in arguments.faults.split(",")}
-    result = {
+def run(faults: Sequence[str], *, repeats: int) -> dict[str, Any]:
+    """Has each fault `repeats` times, each in a stack of its own; returns the result."""
+    each = {fault: measured(fault, repeats) for fault in faults}
+    medians_s = {fault: statistics.median(seconds) for fault, (seconds, _) in each.items()}
+    print(medians_s)
+    return {
         "expected": EXPECTED,
-        "medians_s": {fault: statistics.median(seconds) for fault, (seconds, _) in each.items()},
+        "medians_s": medians_s,
         "seconds": {fault: seconds for fault, (seconds, _) in each.items()},
         "marks_s": {fault: marks for fault, (_, marks) in each.items() if any(marks)},
     }
-    path = write_result("failover", result)
-    print(result["medians_s"], f"written to {shown_path(path)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,4 @@
-"""Shows the versions of honest jobs of several kinds, and counts those that the fence refuses (I11).
-
-    python -m benchmarks probes
-
-Each version is trained by a real learner on what the transformers engine has sampled, loaded by that engine, shown, and
-judged by the fence's script, in one process. The job of two ranks runs as real processes, and only its counters are
-read: of it no gap is known. Gaps are of log-probs, each divided by one plus its size.
-"""
+"""Shows the versions of honest jobs of several kinds to the fence, and counts those that it refuses: `proofs jobs`."""
 
 from __future__ import annotations
 
@@ -20,7 +13,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from benchmarks._results import REPOSITORY, result_path, shown_path, write_result
+from benchmarks._results import REPOSITORY, write_result
 from broker.connection.client import Broker
 from contracts.settings import StackSettings
 from tests.builders import job_spec
@@ -59,6 +52,7 @@ RANKS = "two ranks that share the model (fsdp), float32"
 
 
 def spec_fields(iterations: int) -> dict[str, Any]:
+    """Returns the keys that all kinds have, as `job_spec` of the tests takes them."""
     return {
         "iterations": iterations,
         "model__path": SUMS,
@@ -136,14 +130,9 @@ def summed(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks probes", description=__doc__)
-    parser.add_argument("--iterations", type=int, default=150, help="of each kind")
-    parser.add_argument("--kinds", nargs="+", default=[*KINDS, RANKS], help="some of: " + "; ".join([*KINDS, RANKS]))
-    parser.add_argument("--name", default="probes", help="the result's")
-    arguments = parser.parse_args()
+def jobs(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Runs a job of each kind; returns the numbers of their proofs."""
     results: dict[str, dict[str, Any]] = {}
-    path = result_path(arguments.name)
     with tempfile.TemporaryDirectory(prefix="onbeat-bench-") as name:
         folder = Path(name)
         models = folder / "models"
@@ -157,10 +146,6 @@ def main() -> None:
                     settings = replace(pipeline.settings, model_root=str(models), threads=1, matmul="torch")
                     results[kind] = shown(settings, pipeline.broker, KINDS[kind], arguments.iterations)
             print(kind, results[kind], flush=True)
-            # After each kind: what is interrupted keeps what it has shown.
-            path = write_result(arguments.name, summed(results))
-    print(f"written to {shown_path(path)}")
-
-
-if __name__ == "__main__":
-    main()
+            # What is interrupted keeps what it has shown.
+            write_result(arguments.name, summed(results))
+    return summed(results)
