@@ -47,7 +47,7 @@ class Healing:
         self._jobs = JobStore(broker)
 
     def of_a_generator(self, spec: JobSpec) -> float:
-        """Seconds until the batch that it held is published."""
+        """Returns the seconds until the batch that it held is published."""
         job_id = self._submit(spec)
         leased: list[tuple[int, str]] = []
 
@@ -56,8 +56,8 @@ class Healing:
             leased[:] = [
                 (pid, lease.batch_id)
                 for lease in report.leases
-                for mark, pid in self._generators().items()
-                if mark in lease.generator_id
+                for beginning, pid in self._generators().items()
+                if lease.generator_id.startswith(beginning)
             ]
             return bool(leased)
 
@@ -79,15 +79,15 @@ class Healing:
         return encoded is not None and isinstance(batch_record(encoded), Published)
 
     def of_a_trainer(self, spec: JobSpec) -> float:
-        """Seconds until its successor has committed an iteration."""
+        """Returns the seconds until its successor has committed an iteration."""
         return self._of_who_trains(spec, lambda job_id: child_process.running("consumer", job_id)[0])
 
     def of_a_worker(self, spec: JobSpec) -> float:
-        """Seconds until the successor of its trainer has committed an iteration."""
+        """Returns the seconds until the successor of its trainer has committed an iteration."""
         return self._of_who_trains(spec, lambda _job_id: self._stack.pids["consumer"])
 
     def of_a_service(self, spec: JobSpec, name: str) -> float:
-        """Seconds until the second commit after it, or until the gateway answers."""
+        """Returns the seconds until the second commit after it, or until the gateway answers."""
         job_id = self._submit(spec)
         done = len(self._jobs.audit(job_id))
         os.kill(self._stack.pids[name], signal.SIGKILL)
@@ -107,7 +107,7 @@ class Healing:
             return False
 
     def _num_commits(self, job_id: str) -> int:
-        """0 while Redis is away."""
+        """Returns the number of commits; 0 while Redis is away."""
         try:
             return len(self._jobs.audit(job_id))
         except Unavailable:
@@ -131,16 +131,18 @@ class Healing:
     def _submit(self, spec: JobSpec) -> str:
         job_id = self._client.submit(spec, idempotency_key=uuid.uuid4().hex).job_id
         self._until(lambda: len(self._jobs.audit(job_id)) >= WARM_UP, f"{WARM_UP} iterations")
-        self._until(lambda: all(self._has_loaded(mark) for mark in self._generators()), "every generator to load")
+        self._until(
+            lambda: all(self._has_loaded(beginning) for beginning in self._generators()), "every generator to load"
+        )
         return job_id
 
     def _generators(self) -> dict[str, int]:
-        """A part of a generator's id → its process."""
-        return {f"-{pid}-": pid for name, pid in self._stack.pids.items() if name.startswith("generator")}
+        """Returns each generator's process, by the beginning of its id: its name in the stack."""
+        return {f"{name}-": pid for name, pid in self._stack.pids.items() if name.startswith("generator")}
 
-    def _has_loaded(self, mark: str) -> bool:
+    def _has_loaded(self, beginning: str) -> bool:
         live = Presence(self._broker).live()
-        return any(mark in worker.worker_id and worker.policy_version is not None for worker in live)
+        return any(worker.worker_id.startswith(beginning) and worker.policy_version is not None for worker in live)
 
     def _end(self, job_id: str) -> None:
         self._client.cancel(job_id)
@@ -155,7 +157,7 @@ class Healing:
 
 
 def measure(healing: Healing, spec: JobSpec, *, lease_s: float, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each repeat, by what died."""
+    """Returns the seconds of each repeat, by what died."""
     timeouts = replace(spec.timeouts, generator_lease_s=lease_s, trainer_lease_s=lease_s)
     leased = replace(spec, timeouts=timeouts, iterations=1000)
     unhedged = replace(leased, rollout=replace(leased.rollout, hedge=False))

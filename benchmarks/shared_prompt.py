@@ -126,7 +126,7 @@ def train_pass(model: PreTrainedModel, batch: RolloutBatch, packing: Packing) ->
     model.zero_grad(set_to_none=True)
 
 
-def passes_in_turn(work: Mapping[Packing, Callable[[], object]], *, repeats: int, device: torch.device) -> PassSeconds:
+def passes_in_turn(work: Mapping[str, Callable[[], object]], *, repeats: int, device: torch.device) -> PassSeconds:
     """Runs the layouts in turn."""
     seconds = PassSeconds(processor={packing: [] for packing in work}, clock={packing: [] for packing in work})
     for _ in range(repeats):
