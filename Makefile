@@ -19,15 +19,20 @@ setup: $(STAMP)
 
 # Modules of packages that compileall leaves out: tests, and what is large and nothing of ours imports, or a few modules
 # of it. Python compiles one of these when it is imported first.
-UNCOMPILED := /(tests?|fontTools|moto|networkx|nltk|peft|pip|pygments|setuptools|tensorboard|textarena)/|/openai/types/|/torch/(_inductor|testing)/|/transformers/models/(?!auto/)
+UNCOMPILED := /(tests?|fontTools|moto|networkx|nltk|peft|pip|pygments|setuptools|tensorboard)/|/openai/types/|/torch/(_inductor|testing)/|/transformers/models/(?!auto/)
 
-# Each package by its pin and its hash, but torch: its wheels, and so their hashes, differ by build. pip would compile
-# twenty thousand modules one after the other, compileall does it on all cores; some, as templates, are no Python.
+# Each package by its pin and its hash, but torch: its wheels, and so their hashes, differ by build. One pip takes what
+# tests need and another one all else, because each uses one core; the two lists have no package in common. pip would
+# compile twenty thousand modules one after the other, compileall does it on all cores; some, as templates, are no Python.
+INSTALL := $(BIN)/python -m pip install -q --no-compile
+
 $(STAMP): pyproject.toml constraints.txt requirements/core.txt requirements/dev.txt
 	$(PYTHON) -c 'import sys; sys.exit("Onbeat needs Python 3.11 or newer: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --no-compile --no-deps --require-hashes --log $(VENV)/pip.log -r requirements/core.txt -r requirements/dev.txt
-	$(BIN)/python -m pip install -q --no-compile -c constraints.txt $(TORCH)
+	$(INSTALL) --no-deps --require-hashes --log $(VENV)/pip-dev.log -r requirements/dev.txt & \
+		$(INSTALL) --no-deps --require-hashes --log $(VENV)/pip-core.log -r requirements/core.txt \
+		&& $(INSTALL) --no-warn-conflicts -c constraints.txt $(TORCH); \
+		status=$$?; wait $$! && exit $$status
 	$(BIN)/python -m pip install -q --no-deps -e .
 	$(BIN)/python -m compileall -qq -j 0 -x '$(UNCOMPILED)' $(VENV)/lib || true
 	touch $(STAMP)
@@ -53,8 +58,8 @@ sbom: $(CYCLONEDX)
 
 # Whether a publisher has withdrawn a version that is pinned: pip said so as it installed it.
 audit: $(STAMP)
-	test -f $(VENV)/pip.log || (echo "make audit: $(VENV) has no pip.log: remove it, and run make setup" && false)
-	! grep -A 1 'is a yanked version' $(VENV)/pip.log
+	test -f $(VENV)/pip-core.log || (echo "make audit: $(VENV) has no log of pip: remove it, and run make setup" && false)
+	! grep -A 1 'is a yanked version' $(VENV)/pip-*.log
 
 # README and docs/ as a site that needs no network, in build/site; a link that leads nowhere, or what a
 # page would fetch from elsewhere, fails it.

@@ -97,7 +97,7 @@ def test_the_audit_finds_a_version_that_its_publisher_has_withdrawn(tmp_path: Pa
     yanked = ' data-yanked="it is broken"' if is_withdrawn else ""
     (index / "index.html").write_text(f'<a href="mine-1.0-py3-none-any.whl"{yanked}>mine-1.0-py3-none-any.whl</a>')
     place = (f"--index-url=file://{index.parent}", "--isolated", f"--target={tmp_path / 'installed'}")
-    options = ("-q", "--no-deps", f"--log={tmp_path / 'pip.log'}", *place)
+    options = ("-q", "--no-deps", f"--log={tmp_path / 'pip-core.log'}", *place)
     subprocess.run([sys.executable, "-m", "pip", "install", *options, "mine==1.0"], check=True, capture_output=True)
     (recipe,) = re.findall(r"\t(! grep .*yanked.*)", RECIPES)
     audit = subprocess.run(
