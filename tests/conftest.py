@@ -12,6 +12,7 @@ import shutil
 import signal
 import uuid
 from collections.abc import Generator, Iterator
+from functools import partialmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -184,8 +185,17 @@ def restored_process() -> Iterator[None]:
 
 @pytest.fixture
 def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of several ranks that look for none of their processes: trainers fork the ranks."""
+    """For tests of several ranks that are of none of what executes a rank: trainers fork the ranks."""
     monkeypatch.setenv(FORKED_RANKS, "1")
+
+
+@pytest.fixture
+def forked_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests in whose own process a command or `onbeat.train` makes a stack: it forks its services."""
+    from onbeat.stack.stack import EmbeddedStack
+    from tests.forked import ForkedChild
+
+    monkeypatch.setattr(EmbeddedStack, "__init__", partialmethod(EmbeddedStack.__init__, child=ForkedChild))
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ def test_four_ranks_share_the_batches_and_give_the_weights_of_one(pipeline: Pipe
     assert len(who_trained(pipeline, job_id)) > 1
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_ranks_that_share_the_model_give_the_same_weights_and_stop_and_resume_as_one(
     pipeline: Pipeline, undisturbed: str
 ) -> None:

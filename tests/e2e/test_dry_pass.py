@@ -11,12 +11,12 @@ from broker.monitor import job_status
 from contracts.events import MemoryMeasured, TrainerStarted
 from contracts.jobs import JobState, TrainerExit
 from contracts.spec.job import JobSpec
+from tests import forked
 from tests.chaos.short_job import short_job
 from tests.pipeline import Pipeline, wait_for_exit
 
 ADDRESS_KIB = 2_600_000
 """What torch and the model take, and some thousand tokens' activations."""
-LIMITED = ("sh", "-c", f'ulimit -v {ADDRESS_KIB}; exec "$@"', "sh")
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +44,12 @@ def measured(pipeline: Pipeline, job_id: str) -> list[MemoryMeasured]:
     return [event for event in events if isinstance(event, MemoryMeasured)]
 
 
-def test_a_job_without_room_ends_once_and_with_the_number_it_names_it_trains(pipeline: Pipeline) -> None:
+def test_a_job_without_room_ends_once_and_with_the_number_it_names_it_trains(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(forked.ADDRESS_KIB, str(ADDRESS_KIB))
     job_id, _ = pipeline.jobs.create(large_job(pass_tokens=131_072))
-    trainer = pipeline.start(f"consumer-{job_id}", job_id, entering=LIMITED)
+    trainer = pipeline.start(f"consumer-{job_id}", job_id)
     assert wait_for_exit(trainer) == TrainerExit.FAILED
     status = job_status(pipeline.broker, job_id)
     assert status.state is JobState.FAILED
@@ -58,7 +61,7 @@ def test_a_job_without_room_ends_once_and_with_the_number_it_names_it_trains(pip
     assert len(starts) == 1
 
     job_id, _ = pipeline.jobs.create(large_job(pass_tokens=int(number[1])))
-    trainer = pipeline.start(f"consumer-{job_id}", job_id, entering=LIMITED)
+    trainer = pipeline.start(f"consumer-{job_id}", job_id)
     assert wait_for_exit(trainer) == TrainerExit.DONE, trainer.tail()
     assert job_status(pipeline.broker, job_id).state is JobState.SUCCEEDED
     (event,) = measured(pipeline, job_id)

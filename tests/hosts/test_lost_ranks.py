@@ -16,6 +16,9 @@ from tests.hosts.ranks import HOSTS, both_training, comes_in, cut_off, ends_well
 from tests.pipeline import Pipeline, wait_for_exit
 from tests.redundant_redis import RedundantRedis
 
+# What executes ranks of hosts, and ends them, has tests/rooms/ranks/hosts/test_launcher.py.
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 DEATHS = {
     "forming": "hosts.forming:1",
     "sealed": "hosts.sealed:1",

@@ -16,6 +16,9 @@ from tests.hosts.machines import Machines
 from tests.hosts.ranks import HOSTS, both_training, comes_in, consume, cut_off, ends_well, finished, job_of_hosts, offer
 from tests.pipeline import wait_for_exit
 
+# What executes ranks of hosts, and ends them, has tests/rooms/ranks/hosts/test_launcher.py.
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 LORA = {"rank": 4}
 MOVING: dict[str, Any] = {"algorithm__kl_coefficient": 0.05, "algorithm__ref_model_sync_iterations": 2}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from broker.connection import roles
@@ -21,20 +21,14 @@ from broker.job_store import JobStore
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from onbeat.base.process import child_process
+from onbeat.base.process.launcher import with_own_packages
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.chaos.short_job import long_variant
+from tests.forked import FORKED_LOG, WORKER_OF_STAND_INS, ForkedChild, forked_and_running
 from tests.until import until
 
-ROOT = Path(__file__).parents[2]
 TRAINER = "tests.integration.saving_trainer"
-CONSUMER = (
-    "import os, sys; from consumer.supervisor.__main__ import run; from contracts.settings import settings_from; "
-    "from onbeat.base.telemetry import logs; settings = settings_from(os.environ); "
-    "logs.configure(settings, service='consumer'); "
-    f"sys.exit(run(settings, trainer_module={TRAINER!r}))"
-)
 PROMISED_S = 15.0
 """From a process's SIGTERM to its end, as docs/operate.md says."""
 SAVES_S = 6.0
@@ -53,16 +47,16 @@ class Consumer:
         self.broker = connect(StackSettings(redis_url=server.url))
         self.jobs = JobStore(self.broker)
         self.job_id, _ = self.jobs.create(job_spec())
-        self.log = folder / "consumer.log"
+        self.forked = folder / "forked"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")}
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", CONSUMER],
-                env=environment | self.settings.environment(),
-                cwd=ROOT,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        environment |= {"OMP_NUM_THREADS": "1", FORKED_LOG: str(self.forked)}
+        self.process = ForkedChild(
+            "consumer",
+            command=(sys.executable, "-m", WORKER_OF_STAND_INS, TRAINER),
+            environment=with_own_packages(environment | self.settings.environment()),
+            log_path=folder / "consumer.log",
+        )
+        self.process.start()
         until(lambda: self.jobs.state(self.job_id) is JobState.RUNNING and self.is_held, "a trainer")
 
     @property
@@ -70,8 +64,8 @@ class Consumer:
         return read_fence(self.broker, self.broker.job_keys(self.job_id)).lease_until_s > 0.0
 
     @property
-    def trainers(self) -> list[int]:
-        return child_process.running(TRAINER, self.job_id)
+    def trainers(self) -> set[psutil.Process]:
+        return forked_and_running(self.forked, TRAINER, self.job_id)
 
     def ask_to_end(self) -> None:
         """Sends SIGTERM; returns when the trainer writes its checkpoint."""
@@ -93,15 +87,16 @@ class Consumer:
 
     def ended(self) -> float:
         """Seconds from its SIGTERM to its end, which is orderly and leaves no trainer."""
-        assert self.process.wait(DEADLINE_S) == 0
+        assert self.process.wait(DEADLINE_S)
         took_s = time.monotonic() - self.asked_s
-        assert self.trainers == []
+        assert self.process.exit_code == 0
+        assert not self.trainers
         return took_s
 
     @property
     def said(self) -> str:
         trainer_log = RunFolder(self.settings.run_root_path, self.job_id).trainer_log
-        return self.log.read_text() + trainer_log.read_text()
+        return self.process.log_path.read_text() + trainer_log.read_text()
 
 
 @contextmanager
@@ -112,7 +107,6 @@ def running(folder: Path) -> Iterator[Consumer]:
             yield consumer
         finally:
             consumer.process.kill()
-            consumer.process.wait()
             if server.child.is_running:
                 assert server.child.pid is not None
                 os.kill(server.child.pid, signal.SIGCONT)

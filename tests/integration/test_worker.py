@@ -24,6 +24,7 @@ from broker.monitor import STARTED_WITHIN_S, job_status
 from broker.presence import LIVE_S, ConsumerPresence, Presence
 from broker.trainer_side import TrainerSide
 from consumer.supervisor import __main__ as look_out
+from consumer.supervisor import trainer_process
 from consumer.supervisor.__main__ import LookOut
 from consumer.supervisor.reconciler import Reconciler, RunRoots
 from consumer.supervisor.trainer_process import TrainerProcess
@@ -36,6 +37,7 @@ from contracts.spec.extras import missing_extras
 from contracts.spec.trainer_plugins import offered_plugins
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
+from tests.forked import ForkedChild
 from tests.pipeline import refusals
 from tests.until import until
 
@@ -182,7 +184,9 @@ Reconciling = Callable[..., AbstractContextManager[tuple[Reconciler, TrainerProc
 
 @pytest.fixture
 def reconciling(own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Reconciling:
-    """Makes a reconciler in this process, over trainer processes of the stand-in."""
+    """Makes a reconciler in this process, over trainer processes of the stand-in, which are forked."""
+    monkeypatch.setattr(trainer_process, "ChildProcess", ForkedChild)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name, value in own_settings.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(ROOT)

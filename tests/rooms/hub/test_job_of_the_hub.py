@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from contracts.errors import InvalidInput
 from contracts.run_folder import RunFolder
 from onbeat.audit.folder import read_spec
 from onbeat.base.process import child_process
-from onbeat.stack.stack import EmbeddedStack
-from tests.forked import FORKED_LOG, ForkedChild, forked_and_running, forking
+from tests.forked import FORKED_LOG, forked_and_running, forking
 from tests.rooms.hub.conftest import MODEL, MODEL_NAME, SUMS, lines
 from tests.rooms.hub.hub_server import HubServer, hang
 
@@ -49,10 +47,10 @@ def trained(run_dir: Path, **job: Any) -> tuple[str, str, Path]:
     return digest, record.model.path, run_dir
 
 
+@pytest.mark.usefixtures("forked_services")
 def test_a_job_by_names_trains_what_the_same_files_train_and_again_without_a_hub(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(EmbeddedStack, "__init__", partialmethod(EmbeddedStack.__init__, child=ForkedChild))
     hub.models[MODEL_NAME].token = TOKEN
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     dataset = {

@@ -74,7 +74,7 @@ def forge(files: RecordedFiles, record: RecordedBatch) -> None:
 
 
 def test_a_batch_is_the_same_again_and_a_changed_record_is_told_by_its_token_from_a_run_folder_alone(
-    pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
     with running(pipeline, "producer-first"):
         job_id = pipeline.train(short_job(iterations=2, recording=ALL))
@@ -89,6 +89,7 @@ def test_a_batch_is_the_same_again_and_a_changed_record_is_told_by_its_token_fro
     assert before == {path: path.read_bytes() for path in moved.path.rglob("*") if path.is_file()}
     assert [path.name for path in moved.run_root.iterdir()] == [job_id], "nothing is left beside it"
     forge(files, with_another_token(files.read("0/train/1")))
+    request.getfixturevalue("forked_services")  # the first process was executed, as a person's is
     code, answer = replayed(moved.run_root, job_id, "0/train/1", capsys)
     assert (code, answer["equal"]) == (1, False)
     assert answer["reason"].startswith("group 0, sample 0: ")
@@ -123,6 +124,7 @@ def test_another_kind_of_engine_says_so_instead_of_a_digest(
 
 
 @long_variant
+@pytest.mark.usefixtures("forked_services")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_batch_is_the_same_however_its_job_samples(
     pipeline: Pipeline, capsys: pytest.CaptureFixture[str], variant: str

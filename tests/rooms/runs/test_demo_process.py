@@ -42,7 +42,7 @@ SMALL = (
 def start_demo(run_dir: Path, flags: Sequence[str]) -> subprocess.Popen[str]:
     """Starts the demo in a session of its own, without this process's settings.
 
-    Its stack forks the services; that of tests/e2e/test_wheel.py starts each by itself.
+    It is forked, and its services too; tests/e2e/test_wheel.py executes each.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")}
     environment = forking(environment | {FORKED_LOG: str(forked_log(run_dir))})
@@ -130,7 +130,8 @@ def assert_probes_are_computed_again(folder: RunFolder) -> None:
     """On the machine that trained the run, by its number of threads, the log-probs have the same bits."""
     command = [sys.executable, "-m", "onbeat.cli", "verify", folder.job_id, "--run-dir", str(folder.run_root)]
     flags = ["--probe", "--threads", "1", "--model-root", str(REPOSITORY), "--json"]
-    verdict = json.loads(subprocess.run([*command, *flags], capture_output=True, text=True, check=True).stdout)
+    probed = subprocess.run([*command, *flags], env=forking(os.environ), capture_output=True, text=True, check=True)
+    verdict = json.loads(probed.stdout)
     assert verdict["verified"] is True
     lines = [line for line in verdict["notes"] if line.startswith("version ")]
     assert lines[0] == "version 0, from the model's folder: the same bits"
@@ -141,7 +142,7 @@ def assert_exported_model_answers_as_the_policy(folder: RunFolder, summary: dict
     """Runs the command on the run folder alone: the stack is down."""
     command = [sys.executable, "-m", "onbeat.cli", "export", summary["job_id"], str(target)]
     flags = ["--run-dir", str(folder.run_root), "--model-root", str(REPOSITORY), "--json"]
-    exported = subprocess.run([*command, *flags], capture_output=True, text=True, check=True)
+    exported = subprocess.run([*command, *flags], env=forking(os.environ), capture_output=True, text=True, check=True)
     assert json.loads(exported.stdout)["weights_digest"] == summary["final_weights_digest"]
     assert digest_of([target / "model.safetensors"]) == summary["final_weights_digest"]
     # By torch's own products, as transformers computes the exported one.

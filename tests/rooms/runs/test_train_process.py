@@ -53,11 +53,10 @@ def plain_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")}
 
 
-def start(program: Path, *arguments: str, run_root: Path, forks: bool = True) -> subprocess.Popen[str]:
-    """Starts a program. Its stack forks the services from one that has imported them, or starts each by itself."""
-    environment = plain_environment() | {"ONBEAT_RUN_ROOT": str(run_root)}
-    if forks:
-        environment = forking(environment | {FORKED_LOG: str(run_root.parent / "forked")})
+def start(program: Path, *arguments: str, run_root: Path, executes: bool = False) -> subprocess.Popen[str]:
+    """Starts a program, which is executed or forked. Its services are forked; tests/e2e/test_wheel.py executes each."""
+    settings = {"ONBEAT_RUN_ROOT": str(run_root), FORKED_LOG: str(run_root.parent / "forked")}
+    environment = forking(plain_environment() | settings, executes=executes)
     return subprocess.Popen(
         [sys.executable, str(program), *arguments],
         stdout=subprocess.PIPE,
@@ -69,11 +68,10 @@ def start(program: Path, *arguments: str, run_root: Path, forks: bool = True) ->
     )
 
 
-def nothing_is_left(run_dir: Path, *, forks: bool = True) -> bool:
+def nothing_is_left(run_dir: Path) -> bool:
     """Returns True where no process and no server of the stack of a run root is left."""
     left = child_process.marked("ONBEAT_RUN_ROOT", str(run_dir))
-    if forks:
-        left |= forked_and_running(run_dir.parents[1] / "forked")
+    left |= forked_and_running(run_dir.parents[1] / "forked")
     return not left and not (run_dir / "redis").exists()
 
 
@@ -82,12 +80,12 @@ def test_the_lines_of_the_readme_train_and_export_a_verified_model(tmp_path: Pat
     assert "iterations=50)" in block
     program = tmp_path / "program.py"
     program.write_text(block.replace("iterations=50", SMALL).replace('"my-model"', repr(str(tmp_path / "my-model"))))
-    process = start(program, run_root=tmp_path / "runs", forks=False)
+    process = start(program, run_root=tmp_path / "runs", executes=True)
     out, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, err
     assert [line.split()[0] for line in out.splitlines()] == ["0", "1"]
     (run_dir,) = (tmp_path / "runs").iterdir()
-    assert nothing_is_left(run_dir, forks=False)
+    assert nothing_is_left(run_dir)
     (job,) = run_dir.glob("job-*")
     run = onbeat.attach(job.name, run_dir=run_dir)
     assert run.verify().verified

@@ -33,8 +33,8 @@ from onbeat.base.process.child_process import ChildProcess
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.tasks.messages import TaskMessages
 from tests.building.specs import SUMS_MODEL, SpecBuilder
-from tests.pipeline import Pipeline
-from tests.rooms.tasks.workers import REPOSITORY, Ours
+from tests.pipeline import REPOSITORY, Pipeline
+from tests.rooms.tasks.workers import Ours
 from tests.rooms.tasks.works_of_tests import QUEUES
 from tests.until import until
 

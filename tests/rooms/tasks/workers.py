@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Mapping
@@ -28,11 +27,11 @@ from contracts.tasks.records import TaskStatus
 from onbeat.base.process.waiting import Waiting
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.tasks.messages import TaskMessages
+from tests.forked import fork
 from tests.pipeline import refusals
 from tests.rooms.tasks.works_of_tests import asked, notes, notes_of
 from tests.until import until
 
-REPOSITORY = Path(__file__).parents[3]
 START_S = 60.0
 DONE_S = 60.0
 
@@ -41,16 +40,10 @@ class RunningWorker:
     """A worker's process."""
 
     def __init__(self, module: str, queues: tuple[str, ...], environment: Mapping[str, str], log: Path) -> None:
+        """It is forked. A worker of tasks that is executed has tests/rooms/tasks/test_flower.py."""
         self.log = log
-        with open(log, "w") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *queues],
-                env={**os.environ, **environment},
-                cwd=REPOSITORY,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-            )
+        log.touch()
+        self.process = fork(("-m", module, *queues), {**os.environ, **environment}, log=str(log), namespaces=())
 
     @property
     def children(self) -> list[psutil.Process]:
