@@ -5,7 +5,6 @@ Settings and mounts come from these files, healthy and spoilt. The Redis is a re
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import subprocess
@@ -26,9 +25,12 @@ from onbeat.doctor.finding import GIB, Level
 from onbeat.doctor.service import REWARD_SERVICE, SERVICES, STACK, service_named, service_of
 from onbeat.stack.redis import EmbeddedRedis
 from tests.chaos.short_job import long_variant
+from tests.forked import ForkedChild
 from tests.kubernetes import container_of, secrets
 from tests.kubernetes import environment as pod_environment
+from tests.pipeline import wait_for_exit
 from tests.refusals import refusal_of
+from tests.rooms.doctor.in_container import bound_by_modes
 from tests.unit.test_compose import ON_GPUS, OURS, ROLES, WITH_MESSAGES, interpolated
 from tests.unit.test_kubernetes import FOLDER as KUBERNETES
 from tests.unit.test_kubernetes import FOUND as MANIFESTS
@@ -37,8 +39,7 @@ from tests.unit.test_kubernetes import ROLES as POD_ROLES
 ON_A_CPU = [name for name in OURS if name not in ON_GPUS]
 """A healthy container of the others needs a GPU."""
 APPS = [*POD_ROLES, "reward"]
-PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
-"""Numbers of prctl(2): a program that is started without this capability is held to the modes of files, root or not."""
+PROGRAM = Path(__file__).parent / "in_container.py"
 LIMIT_S = 300
 
 
@@ -103,30 +104,36 @@ def make_root(root: Path, mounts: dict[str, bool]) -> None:
     root.chmod(0o555)
 
 
-def bound_by_modes() -> None:
-    """Runs in the child, before its program: root is held to the modes of files, as a read-only mount would hold it."""
-    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
-
-
-def doctor(environment: dict[str, str], root: Path, *flags: str) -> tuple[int, dict[str, dict[str, Any]]]:
-    """(exit code, finding by subject) of doctor in the container below `root`."""
+def doctor(environment: dict[str, str], root: Path, *, executes: bool = False) -> tuple[int, dict[str, dict[str, Any]]]:
+    """(exit code, finding by subject) of doctor in the container below `root`, which is executed or forked."""
     there = {
         key: str(root / value.removeprefix("/")) if value.startswith(("/runs", "/app", "/keys", "/cache")) else value
         for key, value in environment.items()
     }
     environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "TMPDIR": str(root / "tmp")} | there
-    done = subprocess.run(
-        [sys.executable, "-m", "onbeat", "doctor", "--json", *flags],
-        env=environment,
-        cwd=root / "app",
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-        preexec_fn=bound_by_modes,
-    )
-    assert done.stdout, done.stderr
-    return done.returncode, {finding["subject"]: finding for finding in json.loads(done.stdout)["findings"]}
+    words = ("doctor", "--json")
+    if executes:
+        done = subprocess.run(
+            [sys.executable, "-m", "onbeat", *words],
+            env=environment,
+            cwd=root / "app",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+            preexec_fn=bound_by_modes,
+        )
+        exit_code, answer = done.returncode, done.stdout
+        assert answer, done.stderr
+    else:
+        log = root.with_name("doctor.log")
+        command = (sys.executable, str(PROGRAM), str(root / "app"), *words)
+        child = ForkedChild("doctor", command=command, environment=environment, log_path=log)
+        child.start()
+        exit_code = wait_for_exit(child, LIMIT_S)
+        answer = next((line for line in log.read_text().splitlines() if line.startswith("{")), "")
+        assert answer, child.tail()
+    return exit_code, {finding["subject"]: finding for finding in json.loads(answer)["findings"]}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +147,7 @@ def test_doctor_finds_nothing_bad_in_a_container_of_a_healthy_stack(
     name: str, redis: EmbeddedRedis, root: Path
 ) -> None:
     make_root(root, mounts_of(name))
-    code, findings = doctor(settings_of(name, redis), root)
+    code, findings = doctor(settings_of(name, redis), root, executes=name == "consumer")
     bad = [finding for finding in findings.values() if finding["level"] == "bad"]
     assert (code, bad) == (0, [])
     assert findings["service"]["says"].startswith(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ def test_errors_of_ranks_and_weights_that_differ_reach_rank_0_as_what_they_are(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     tiny_model_folder(tmp_path)
-    run_two_ranks(partial(be_rank, **changes), tmp_path)
+    run_two_ranks(be_rank, tmp_path, **changes)
     refused, *differing, done = (tmp_path / "answers").read_text().splitlines()
     assert refused.startswith(f"{ContractViolation.__name__}: token_ids: batch 0/train/0 has a token outside")
     assert len(differing) == 2

@@ -21,6 +21,9 @@ from benchmarks import _gpu_quarter as quarter
 from benchmarks import trainer
 from benchmarks._gpu_rows import Device, Row, rows_of
 from contracts.encoding.arrays import ITEM_BYTES
+from onbeat.base.process.launcher import with_own_packages
+from tests.forked import ForkedChild
+from tests.pipeline import wait_for_exit
 from tests.recipe_runs import RECIPES
 from tests.unit.benchmarks.parsed_flags import assert_takes
 
@@ -42,7 +45,9 @@ def row_of(name: str, code: str, *, limit_s: float = 60.0, **fields: Any) -> Row
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_the_command_of_a_row_is_one_that_its_program_takes(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_of_a_row_is_one_that_its_program_takes(
+    row: Row, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     flag, module, *words = row.command
     assert flag == "-m"
     if module == "benchmarks":
@@ -50,16 +55,15 @@ def test_the_command_of_a_row_is_one_that_its_program_takes(row: Row, monkeypatc
     elif module == "tests.recipe_runs":
         assert set(words) <= {path.stem for path in RECIPES}
     elif module == "pytest":
-        answer = subprocess.run(
-            [sys.executable, *row.command, "--collect-only"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
+        child = ForkedChild(
+            "pytest",
+            command=(sys.executable, "-m", "tests.unit.benchmarks.collecting", *words, "--collect-only"),
+            environment=with_own_packages(os.environ | {"OMP_NUM_THREADS": "1"}),
+            log_path=tmp_path / "log",
         )
-        assert answer.returncode == 0, answer.stdout[-2000:]
-        assert int(re.findall(r"(\d+)(?:/\d+)? tests? collected", answer.stdout)[0]) >= 10
+        child.start()
+        assert wait_for_exit(child) == 0, child.tail(40)
+        assert int(re.findall(r"(\d+)(?:/\d+)? tests? collected", child.log_path.read_text())[0]) >= 10
     else:
         assert (module, words) == ("onbeat", ["doctor"])
 
