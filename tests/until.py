@@ -10,6 +10,8 @@ from typing import TypeVar
 from onbeat.base.process.waiting import Waiting
 
 A = TypeVar("A")
+SHORTEST_S, LONGEST_S = 0.01, 0.05
+"""Pauses between two questions: a twentieth of the wait so far, within these. Who waits long computes little."""
 
 
 class Clock:
@@ -34,10 +36,12 @@ def until(
     tick: runs between two questions, as for a stack that replaces what died. away: errors that count as false.
     """
     waiting = Waiting(what, deadline_s=deadline_s)
+    began_s = time.monotonic()
     while True:
         with suppress(*away):
             if found := answer():
                 return found
         tick()
         waiting.poke()
-        time.sleep(0.01)
+        waited_s = time.monotonic() - began_s
+        time.sleep(min(LONGEST_S, max(SHORTEST_S, waited_s / 20)))

@@ -57,14 +57,14 @@ ITEM_S = 2.0
 """For an item where one hangs; a loaded machine scores another in less."""
 BACKTRACKS = r"(?=a)(a+)+$"
 """It never ends over many `a` and a `b`: RE2 has no look-ahead, so `re` matches it."""
+# What hangs here sleeps: a loop would take a core until its time is over. What computes without end is a pattern.
 PLUGIN_SOURCE = '''
-import os, signal, subprocess, sys
+import os, signal, subprocess, sys, threading
 
 def hostile(*, prompt, completion, reference, task_entry):
     """The completion says what to do."""
     if completion == "hang":
-        while True:
-            pass
+        threading.Event().wait()
     if completion == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if completion == "exit":
@@ -88,8 +88,7 @@ def hang_with_a_child(*, prompt, completion, reference, task_entry):
     """The child has the prompt as its last argument, and a session of its own."""
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", prompt], start_new_session=True)
     open(reference).close()
-    while True:
-        pass
+    threading.Event().wait()
 '''
 ENTRY_POINTS = """[onbeat.rewards]
 hostile = hostile_rewards:hostile
@@ -327,13 +326,15 @@ def test_a_function_for_whole_groups_gets_the_list_of_prompts_by_either_name() -
 
 
 SHARES = """
+import threading
+
 calls = 0
 
 def share(completions, prompts, metadata, finish_reasons, completion_ids, group_size):
     global calls
     calls += 1
-    while "hang" in prompts:
-        pass
+    if "hang" in prompts:
+        threading.Event().wait()
     groups = [completions[start : start + group_size] for start in range(0, len(completions), group_size)]
     sizes = [sum(map(len, group)) for group in groups for _ in group]
     assert [one["level"] for one in metadata] == list(range(len(completions))), "the items of a request, in order"

@@ -58,8 +58,7 @@ class Nasty(Echo):
         return super().step(message, turn)
 
     def do_hang(self) -> None:
-        while True:
-            pass
+        threading.Event().wait()
 
     def do_die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
