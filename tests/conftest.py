@@ -48,6 +48,8 @@ LONG = (
 )
 """Folders whose modules wait for processes most of the time. Below, the share of a run in which they begin."""
 LONG_SHARE = 0.8
+COLLECTOR = (20_000, 20, 50)
+"""When the garbage collector looks, as gc.set_threshold takes it: a tenth of what tests compute would be its walks."""
 MEMORY_DISK = Path("/dev/shm")
 ROOM_BYTES = 2 * 1024**3
 
@@ -112,6 +114,7 @@ def pytest_collection_finish() -> None:
     """Takes ten thousand collected tests and the imported libraries from the garbage collector's walks."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*COLLECTOR)
 
 
 @pytest.hookimpl(tryfirst=True)
