@@ -14,8 +14,8 @@ from onbeat.cli import main
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
 """Numbers of prctl(2): a program that is started without this capability is held to the modes of files, root or not."""
 VERSION_3 = 0x20080522
-"""Of capset(2): six words of 32 bits: effective, permitted and inheritable of the lower capabilities, then of the
-upper ones."""
+"""The layout of capset(2) with six words of 32 bits: effective, permitted and inheritable of the lower capabilities,
+then of the upper ones."""
 
 
 def bound_by_modes() -> None:
