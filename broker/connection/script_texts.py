@@ -26,8 +26,8 @@ WHEN_FULL = "_when_full"
 """Behind the name of one of these: the same function for a server at maxmemory, which says why else it refuses."""
 HEAD = re.compile(r"^(?=-- \w+: \{)", re.MULTILINE)
 """The beginning of a script in the file of its side: `-- name: {its arguments}`."""
-ARGUMENTS = re.compile(r"\{([\w, ]*)\}")
-"""The first braces of a script: the names of its arguments."""
+ARGUMENTS = re.compile(r"\{((?:[\w, ]|\n--)*)\}")
+"""The first braces of a script: the names of its arguments, where these are many on several lines of comment."""
 
 
 @functools.cache

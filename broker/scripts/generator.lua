@@ -1,6 +1,7 @@
 -- What a generator calls (broker/generator_side.py); `renew` is a stage worker's as well.
 
--- claim_prompt: {generator, heard, lease_ms, max_attempts, may_hedge, max_rounds, held_version, held_digest, oldest_only, is_idle, engine}
+-- claim_prompt: {generator, heard, lease_ms, max_attempts, may_hedge, max_rounds, held_version, held_digest,
+--   oldest_only, is_idle, engine}
 -- Leases the next prompt batch of the job to a generator.
 --   generator     The id of the generator.
 --   heard         The number of the newest claim that the generator knows of; 0 before the first.
@@ -22,15 +23,16 @@
 -- work holds the iteration up (I5). Then what is new.
 -- Without oldest_only each generator without room might hold batches of younger iterations, and none take the work that
 -- makes room.
--- A generator that finds neither in any iteration may hedge: work on a copy of another's oldest batch; the first publication
--- wins (I3). A batch is hedged once, and not after it lost a holder: it may be the batch that kills, and would kill two
--- generators at each attempt.
+-- A generator that finds neither in any iteration may hedge: work on a copy of another's oldest batch; the first
+-- publication wins (I3). A batch is hedged once, and not after it lost a holder: it may be the batch that kills, and
+-- would kill two generators at each attempt.
 -- Keys:
 --   job            read: `state`; of an ended job nothing is handed out
 --   fence          read: the open iterations, and the versions that sample them
 --   weights        read: the manifest that the answer carries
 --   probes, proofs   read: whether the generator has shown what it computes with the version
---   progress       read: `recent_ms`, from which a hedge is due; written: `claim`, and `engine` by the job's first claim
+--   progress       read: `recent_ms`, from which a hedge is due; written: `claim`, and `engine` by the job's first
+--                  claim
 --   claimers       read: the claim whose answer was lost; written: the one that is answered now
 --   waiting        written: the generator, where there is nothing for it; removed where there is
 --   work           read: expired leases and free turns; written: the end of the new lease
@@ -56,8 +58,8 @@ local window = a.oldest_only and { fence.window[1] } or fence.window
 -- A batch is late when its rounds take this many times the median of the latest: at 1, every second one would be. Which
 -- round its holder is in isn't known here, so a batch gets the time of all that it may need.
 local LATE = 1.5 * a.max_rounds
--- The batch of a slot that is claimed next, and whether its generator has let its lease expire; nil where there is none. Batches whose
--- lease has expired come before new ones.
+-- The batch of a slot that is claimed next, and whether its generator has let its lease expire; nil where there is
+-- none. Batches whose lease has expired come before new ones.
 local function take(slot)
   -- Of what is free, the lowest turn: what was sent first.
   local expired = expired_items(slot, 0, now, a.lease_ms, 1)[1]
@@ -68,7 +70,8 @@ local function note_reclaimed(was_leased)
   count('reclaimed')
   count('lost')
 end
--- The version that samples a batch: what the generator holds, where that may and is the very same; else the newest that may.
+-- The version that samples a batch: what the generator holds, where that may and is the very same; else the newest that
+-- may.
 local function version_of(open, batch)
   local oldest, newest = range_of(open, batch)
   local newest_known
@@ -81,7 +84,8 @@ local function version_of(open, batch)
   end
   return newest_known
 end
--- The answer to a generator that has yet to show what its engine computes with the version of this batch; nil where it has.
+-- The answer to a generator that has yet to show what its engine computes with the version of this batch; nil where it
+-- has.
 -- Nothing is leased then: the batch waits for the first one that has.
 local function proof_due(open, batch)
   local version = version_of(open, batch)
@@ -116,8 +120,8 @@ local function lease(slot, id, member, last, was_leased)
     redis.call('ZADD', slot.claims, whole(now), id)
   end
 end
--- Passes over what the asker itself holds, and nothing else: the oldest of the others is near the front of the index. One that holds
--- more than it passes over hedges nothing.
+-- Passes over what the asker itself holds, and nothing else: the oldest of the others is near the front of the index.
+-- One that holds more than it passes over hedges nothing.
 local AT_ONCE = 16
 local MAX_PASSED = 1024
 local function oldest_of_others(slot)
@@ -147,7 +151,8 @@ local function again()
   local stands = prompts and (is_holder or last.hedge == claim.claim) and redis.call('ZSCORE', slot.work, member)
   if not stands then return nil end
   local batch = batch_of(slot, claim.batch_id)
-  -- The version may be another one than at the claim that was lost. The claim stands meanwhile, and comes again after the proof.
+  -- The version may be another one than at the claim that was lost. The claim stands meanwhile, and comes again after
+  -- the proof.
   local unproved = proof_due(open, batch)
   if unproved then return unproved end
   -- The lease begins anew with the answer; a hedge has none.
@@ -157,13 +162,14 @@ local function again()
 end
 local repeated = again()
 if repeated then return repeated end
--- How many dead batches one claim buries: who has no attempts left stands before what is new, and the caller says how many there are.
+-- How many dead batches one claim buries: who has no attempts left stands before what is new, and the caller says how
+-- many there are.
 local MAX_BURIED = 256
 local num_buried = 0
 for _, open in ipairs(window) do
   local slot = slot_of(open.iteration)
-  -- `take` removes nothing: each round of the loop leases the item, buries its batch or removes it from `work`, so that the next
-  -- one finds another.
+  -- `take` removes nothing: each round of the loop leases the item, buries its batch or removes it from `work`, so that
+  -- the next one finds another.
   local member, was_leased = take(slot)
   while member do
     local id = string.match(member, '^0/(.*)/0$') or ''
@@ -261,14 +267,15 @@ end
 return out
 
 -- prove_version: {generator, policy_version, weights_digest, kind}
--- Judges what a generator's engine computes with a version, by its log-probs of the version's probe (I11). A generator that passes may
--- claim batches of the version; one that passed before and doesn't now may not.
+-- Judges what a generator's engine computes with a version, by its log-probs of the version's probe (I11). A generator
+-- that passes may claim batches of the version; one that passed before and doesn't now may not.
 --   generator       The id of the generator.
 --   policy_version  The version.
 --   weights_digest  The digest of the weights that the engine has loaded.
 --   kind            Engine and dtype: engines of a kind round alike, and the first one's gap bounds the others'.
 --   payload         float32 [rows * scored tokens], the engine's log-probs
---   -> {proved|far|stale|not_finite, packed {gap, row, bound, k3, share, can_tell}}   see ProofVerdict of contracts/probes.py
+--   -> {proved|far|stale|not_finite, packed {gap, row, bound, k3, share, can_tell}}
+--      see ProofVerdict of contracts/probes.py
 --    | {unknown}   these weights are no version with a probe
 -- Keys:
 --   job        read: `state`; of an ended job nothing is proved
@@ -277,7 +284,8 @@ return out
 --   counters   written: proved, proof_far, proof_stale, proof_not_finite, proof_cant_tell
 require_number(a.policy_version, 0)
 local version = whole(a.policy_version)
-local packed, trainers_logprobs, logprobs_before = unpack(redis.call('HMGET', PROBES, version, version .. '/logprobs', version .. '/before'))
+local of_version = redis.call('HMGET', PROBES, version, version .. '/logprobs', version .. '/before')
+local packed, trainers_logprobs, logprobs_before = unpack(of_version)
 local probe = unpacked(packed)
 if is_ended() or not probe or not trainers_logprobs or probe.digest ~= a.weights_digest then return { 'unknown' } end
 if type(a.generator) ~= 'string' or type(a.kind) ~= 'string' or #a.generator > MAX_WHO or #a.kind > MAX_WHO then
@@ -296,7 +304,8 @@ end
 local function number_at(text, index)
   return (struct.unpack('<f', text, (index - 1) * FLOAT_BYTES + 1))
 end
--- gap: the largest difference, as a share of one and the log-prob's own size. square: the sum of squared differences in nats.
+-- gap: the largest difference, as a share of one and the log-prob's own size. square: the sum of squared differences in
+-- nats.
 local gap = 0
 local at = 1
 local k3 = 0
@@ -342,8 +351,9 @@ if first then
   bound = math.min(probe.limit, math.max(probe.floor, SLACK * first.gap))
   if probe.is_exact and first.gap == 0 then bound = 0 end
 end
--- The noise of an engine: the root of its mean squared difference at its kind's first version, in nats, and never less than a
--- sixteenth of what rounding may make. `share` is uncertain by noise / sqrt(step), so a sixteenth is eight times less than a half.
+-- The noise of an engine: the root of its mean squared difference at its kind's first version, in nats, and never less
+-- than a sixteenth of what rounding may make. `share` is uncertain by noise / sqrt(step), so a sixteenth is eight times
+-- less than a half.
 local noise = math.max(first and first.noise or math.sqrt(square / num), probe.floor / 16)
 local can_tell = is_finite and logprobs_before ~= false and math.sqrt(step) > 16 * noise
 local share = can_tell and along / step or 1
@@ -368,7 +378,9 @@ local field = proof_of(a.policy_version, a.generator)
 if outcome == 'proved' then
   -- Who is forgotten so proves once more. The first gaps of kinds stay, unless it is they that are too many.
   if redis.call('HLEN', PROOFS) >= MAX_CLAIMERS and redis.call('HEXISTS', PROOFS, field) == 0 then
-    for _, proof in ipairs(of_versions(redis.call('HKEYS', PROOFS), 0, math.huge)) do redis.call('HDEL', PROOFS, proof) end
+    for _, proof in ipairs(of_versions(redis.call('HKEYS', PROOFS), 0, math.huge)) do
+      redis.call('HDEL', PROOFS, proof)
+    end
     if redis.call('HLEN', PROOFS) >= MAX_CLAIMERS then redis.call('DEL', PROOFS) end
   end
   if not first then redis.call('HSET', PROOFS, first_field, cmsgpack.pack({ gap = gap, noise = noise })) end
@@ -380,9 +392,11 @@ else
   count('proof_' .. outcome)
 end
 local row = math.floor((at - 1) / probe.num_scored)
-return { outcome, cmsgpack.pack({ gap = gap, row = row, bound = bound, k3 = k3 / num, share = share, can_tell = can_tell }) }
+local verdict = { gap = gap, row = row, bound = bound, k3 = k3 / num, share = share, can_tell = can_tell }
+return { outcome, cmsgpack.pack(verdict) }
 
--- publish_batch: {batch_id, iteration, policy_version, weights_digest, shape, digest, generator, attempt, claim, max_bytes, num_rounds, stages, max_waiting, engine}
+-- publish_batch: {batch_id, iteration, policy_version, weights_digest, shape, digest, generator, attempt, claim,
+--   max_bytes, num_rounds, stages, max_waiting, engine}
 -- Publishes a batch, once: the fence refuses one of another version, iteration or content (I1, I2, I3).
 --   batch_id        The batch.
 --   iteration       Its iteration.
@@ -400,12 +414,14 @@ return { outcome, cmsgpack.pack({ gap = gap, row = row, bound = bound, k3 = k3 /
 --   engine          The kind of the generator's engine, where the job is deterministic.
 --   payload         RolloutBatch
 --   -> {accepted}
---    | {ended|stale|future|wrong_weights|unproved|wrong_engine|unexpected|duplicate|incomplete|oversize|closed}   counted by reason
+--    | {ended|stale|future|wrong_weights|unproved|wrong_engine|unexpected|duplicate|incomplete|oversize|closed}
+--      a refusal, which is counted by its reason
 --    | {full, rows that wait for columns}
 --    | {no_room, bytes that are missing}
 --    | OOM, at maxmemory
 -- A repeat by the publisher whose answer was lost is accepted again, and writes nothing.
--- Memory goes by age: what the oldest iteration needs for its commit, which alone frees any, is kept from the younger ones.
+-- Memory goes by age: what the oldest iteration needs for its commit, which alone frees any, is kept from the younger
+-- ones.
 -- Keys:
 --   job               read: `state`; an ended job takes nothing
 --   fence             read: the open iterations, the digests of their versions, and `version_bytes`
@@ -435,8 +451,8 @@ local function rows_waiting()
   for index = 0, num_slots() - 1 do sum = sum + (tonumber(redis.call('HGET', PROGRESS, 'waiting:' .. index)) or 0) end
   return sum
 end
--- What the oldest iteration lacks: its batches, as large as any yet, with columns as large where there are any, one more on its
--- way, and a version.
+-- What the oldest iteration lacks: its batches, as large as any yet, with columns as large where there are any, one
+-- more on its way, and a version.
 local function needed_by_oldest(largest)
   local oldest = fence.window[1]
   local settled = progress(slot_of(oldest.iteration))
@@ -464,7 +480,8 @@ local function stage(slot, published, rollouts)
   redis.call('HSET', slot.items, 'b/' .. a.batch_id, rollouts)
   redis.call('HINCRBY', PROGRESS, 'waiting:' .. slot.index, rows)
 end
--- Notes another one that holds the batch as it is settled; those whose leases have ended since they were noted are counted.
+-- Notes another one that holds the batch as it is settled; those whose leases have ended since they were noted are
+-- counted.
 local function note_missing(slot, last)
   local ends_ms = tonumber(redis.call('ZSCORE', slot.work, member_of(0, a.batch_id, 0)))
   -- Below 1 the score is a free turn, and no generator holds the batch.
@@ -489,11 +506,13 @@ if a.weights_digest ~= digest_of(fence, a.policy_version) then return refuse('wr
 -- I11: the engine has shown that it computes with these weights as the trainer does.
 if not is_proved(a.policy_version, a.weights_digest, a.generator) then return refuse('unproved') end
 local of_slot = 'published:' .. slot.index
-local engine, known, recent_ms, num_published = unpack(redis.call('HMGET', PROGRESS, 'engine', 'largest', 'recent_ms', of_slot))
+local engine, known, recent_ms, num_published =
+  unpack(redis.call('HMGET', PROGRESS, 'engine', 'largest', 'recent_ms', of_slot))
 if is_other_engine(engine or nil, a.engine) then return refuse('wrong_engine') end
 -- The same bytes under the same attempt: the publisher whose answer was lost. Anything else is a second copy (I3).
 if batch.state == 'published' then
-  if batch.digest == a.digest and batch.generator == a.generator and batch.attempt == a.attempt then return { 'accepted' } end
+  local is_repeat = batch.digest == a.digest and batch.generator == a.generator and batch.attempt == a.attempt
+  if is_repeat then return { 'accepted' } end
   return refuse('duplicate')
 end
 if batch.state ~= 'expected' then return refuse('unexpected') end
@@ -509,29 +528,37 @@ if open.iteration > fence.window[1].iteration then
   local missing = used + #rollouts + needed_by_oldest(largest) - limit
   if limit > 0 and missing > 0 then return { 'no_room', math.ceil(missing) } end
 else
-  -- Where the oldest iteration's commit frees more than its own batches, they go past the limit. What of them that is was kept free
-  -- when the younger ones came; where an estimate was short, or the limit was lowered, it is little.
+  -- Where the oldest iteration's commit frees more than its own batches, they go past the limit. What of them that is
+  -- was kept free when the younger ones came; where an estimate was short, or the limit was lowered, it is little.
   require_room(fence.window, 2)
 end
 local last = claim_of(slot, member_of(0, a.batch_id, 0))
 local is_hedge = last.hedger == a.generator
 -- False where the publisher lost its lease to another one: its time is unknown, and doesn't go into the median.
 local claimed_ms = is_hedge and last.hedged_ms or (last.worker == a.generator and last.claimed_ms)
-local published = { state = 'published', digest = a.digest, generator = a.generator, attempt = a.attempt, version = batch.version }
+local published = {
+  state = 'published',
+  digest = a.digest,
+  generator = a.generator,
+  attempt = a.attempt,
+  version = batch.version,
+}
 if a.stages then
   stage(slot, published, rollouts)
 else
-  published.entry = redis.call('XADD', slot.rollouts, '*', 'batch', rollouts, 'batch_id', a.batch_id, 'digest', a.digest)
+  published.entry =
+    redis.call('XADD', slot.rollouts, '*', 'batch', rollouts, 'batch_id', a.batch_id, 'digest', a.digest)
 end
 keep_engine(engine, a.engine)
 local recent = unpacked(recent_ms) or {}
 if claimed_ms then
-  -- ms for each round of sampling, never negative where a clock stepped back; the newest comes first, and beyond RECENT the oldest
-  -- goes.
+  -- ms for each round of sampling, never negative where a clock stepped back; the newest comes first, and beyond RECENT
+  -- the oldest goes.
   table.insert(recent, 1, math.floor(math.max(0, now_ms() - claimed_ms) / a.num_rounds))
   recent[RECENT + 1] = nil
 end
-redis.call('HSET', PROGRESS, of_slot, (tonumber(num_published) or 0) + 1, 'largest', whole(largest), 'recent_ms', cmsgpack.pack(recent))
+num_published = (tonumber(num_published) or 0) + 1
+redis.call('HSET', PROGRESS, of_slot, num_published, 'largest', whole(largest), 'recent_ms', cmsgpack.pack(recent))
 write_batch(slot, a.batch_id, published)
 note_missing(slot, last)
 drop_prompt(slot, a.batch_id)
@@ -546,11 +573,13 @@ return { 'accepted' }
 --   max_attempts  Claims of one batch, after which it is buried.
 --   reason        Why it failed; the ledger has it of a dead batch.
 --   is_released   True where the fault was not the batch's: the attempt doesn't count.
---   fault         The words of an exception that no code of ours raised, or ''. By the same ones it fails once again, and no more.
+--   fault         The words of an exception that no code of ours raised, or ''. By the same ones it fails once again,
+--                 and no more.
 --   -> {retried} | {dead} | {released} | {settled}   see `give_back`
 -- Keys:
 --   job, fence              read: an ended job and a closed iteration are settled
---   ledger                  read: the state of the batch, and how many there are; written: `dead`, after its last attempt
+--   ledger                  read: the state of the batch, and how many there are; written: `dead`, after its last
+--                           attempt
 --   items                   read and written: l/ITEM, the claim without its holder
 --   work                    written: the turn of the batch, behind all that were sent before; removed where it is dead
 --   claims, missing         removed: the claim is over
@@ -562,7 +591,8 @@ return { 'accepted' }
 --   onbeat:role:generator   never there: the right to read it shows the caller's role
 local slot = slot_of(a.lease.iteration)
 local id = a.lease.batch_id
-local outcome, batch, attempts, why = give_back(a.lease, 'expected', '%s', a.max_attempts, a.is_released, a.reason, a.fault)
+local outcome, batch, attempts, why =
+  give_back(a.lease, 'expected', '%s', a.max_attempts, a.is_released, a.reason, a.fault)
 if outcome == 'dead' then
   bury(slot, id, batch, why, attempts)
 elseif outcome ~= 'settled' then

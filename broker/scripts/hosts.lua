@@ -22,8 +22,8 @@
 --   leave   {reason}: ends the generation that it is a member of
 --           -> left
 -- A kind is {code, torch, device, cpu}, alike on all hosts of a trainer (I7).
--- A number is handed out at each forming and each sealing, by the server's clock as well: a restart that has lost one hands
--- it out to no other.
+-- A number is handed out at each forming and each sealing, by the server's clock as well: a restart that has lost one
+-- hands it out to no other.
 -- Keys:
 --   job     read: whether the job exists
 --   hosts   read and written: the group, its members and the ends of their leases

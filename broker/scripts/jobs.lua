@@ -15,10 +15,10 @@
 --    | {already}                    the job is there
 --    | {removed}                    a removal took this id
 --    | {full, limit, how many}      what there is too much of, and how many there are
--- A repeat after a lost answer changes nothing. An id that a removal took between the reservation of its key and this call
--- is not given again: a consumer is about to remove the files of that id.
--- A submission that is refused leaves nothing, its reservation neither: refusals may be without end. What a resume changes of a
--- spec is small, and counts as its first length.
+-- A repeat after a lost answer changes nothing. An id that a removal took between the reservation of its key and this
+-- call is not given again: a consumer is about to remove the files of that id.
+-- A submission that is refused leaves nothing, its reservation neither: refusals may be without end. What a resume
+-- changes of a spec is small, and counts as its first length.
 -- Keys:
 --   job, spec              written: the job's state and its JobSpec
 --   events                 written: JobEvent
@@ -78,7 +78,8 @@ return { 'created' }
 -- An epoch comes from a trainer: one that was replaced, or slept through a resume, ends no other's run (I4).
 -- Keys:
 --   job                    read: state; written: state, reason, fault, started_s, ended_s
---   fence                  read: epoch of a trainer that calls; written by a final state: an empty window, and a new epoch where no trainer calls
+--   fence                  read: epoch of a trainer that calls; written by a final state: an empty window, and a new
+--                          epoch where no trainer calls
 --   onbeat:active          removed, by a final state
 --   waiting, claimers      removed, by a final state
 --   the six of each slot   removed by a final state; `rollouts` is trimmed
@@ -116,7 +117,8 @@ return { 'set', state }
 -- Where nothing is committed nothing is left of what was sampled, so another kind of engine may begin.
 -- Iterations that stand open go, with their dead batches: they are sampled again from the first batch.
 -- Keys:
---   job                    read: state, health; written: state, reason, fault, trainer_starts, health_at_resume, horizons; removed: ended_s
+--   job                    read: state, health; written: state, reason, fault, trainer_starts, health_at_resume,
+--                          horizons; removed: ended_s
 --   spec                   read: it must be as the caller has read it; written: the new JobSpec
 --   audit                  read: the length of the chain
 --   fence                  written: a new epoch, which fences a sleeping trainer off, and an empty window
@@ -159,9 +161,10 @@ return { 'resumed' }
 --   seen_ended_s     The job's `ended_s` as the caller of a removal by age has read it, or none.
 --   payload          Removal
 --   -> {removed} | {refused, state} | {held, ms left of the trainer's lease} | {changed} | {unknown}
--- All keys of the job that keys.py lists go (what else has its tag, as of an Onbeat before any release, would take a walk through
--- the whole server): a call that comes late finds no fence, and is refused as stale or fenced off. So does what is left of a job
--- without a state. That its files are to go is noted in the same step: no death in between forgets them.
+-- All keys of the job that keys.py lists go (what else has its tag, as of an Onbeat before any release, would take a
+-- walk through the whole server): a call that comes late finds no fence, and is refused as stale or fenced off. So does
+-- what is left of a job without a state. That its files are to go is noted in the same step: no death in between
+-- forgets them.
 -- Keys:
 --   job                          read: state, ended_s, spec_bytes, owner; removed
 --   fence                        read: lease_until, num_slots; removed
@@ -172,7 +175,8 @@ return { 'resumed' }
 --   onbeat:owners                written: less the job and its bytes; removed with the key's last job
 --   onbeat:idempotency:K         removed, where it is of this job
 --   onbeat:changes               written: consumers look for files to remove
-local state, ended_s, spec_bytes, owner = unpack(redis.call('HMGET', JOB, 'state', 'ended_s', 'spec_bytes', 'owner'), 1, 4)
+local of_job = redis.call('HMGET', JOB, 'state', 'ended_s', 'spec_bytes', 'owner')
+local state, ended_s, spec_bytes, owner = unpack(of_job, 1, 4)
 if state and not ENDED[state] then return { 'refused', state } end
 -- A trainer may be writing its last checkpoint.
 local left = (tonumber(redis.call('HGET', FENCE, 'lease_until')) or 0) - now_ms()
@@ -195,10 +199,18 @@ if tonumber(spec_bytes) then
 end
 -- Each key by its name, since a walk by pattern would visit every key of the server.
 local names = {}
-for _, name in ipairs({ 'fence', 'weights', 'probes', 'audit', 'job', 'events', 'spec', 'chunks', 'shards', 'starting', 'files' }) do
+local open_names = {
+  'fence', 'weights', 'probes', 'audit', 'job', 'events', 'spec', 'chunks', 'shards', 'starting', 'files',
+}
+for _, name in ipairs(open_names) do
   names[#names + 1] = job_key(name)
 end
-for _, name in ipairs({ 'counters', 'dead', 'progress', 'buried', 'spans', 'claimers', 'waiting', 'missing', 'hosts', 'proofs' }) do names[#names + 1] = sealed_key(name) end
+local sealed_names = {
+  'counters', 'dead', 'progress', 'buried', 'spans', 'claimers', 'waiting', 'missing', 'hosts', 'proofs',
+}
+for _, name in ipairs(sealed_names) do
+  names[#names + 1] = sealed_key(name)
+end
 for index = 0, num_slots() - 1 do
   local slot = slot_at(index)
   for _, name in ipairs(SLOT_NAMES) do names[#names + 1] = slot[name] end

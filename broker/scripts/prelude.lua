@@ -1,4 +1,5 @@
--- The shared head of the library. Names of a job's keys; each function call is told the job's id and makes them (`begin`):
+-- The shared head of the library.
+-- Names of a job's keys; each function call is told the job's id and makes them (`begin`):
 --   fence     hash     One field a line; times are ms of Unix time by the server's clock.
 --                        epoch           the newest trainer's
 --                        owner           the trainer that holds the lease, '' of none
@@ -8,8 +9,9 @@
 --                        num_slots       how many iterations may be open at once
 --                        ledger_format   LEDGER_FORMAT of who wrote the window
 --                        version_bytes   bytes of the newest version in chunks
---                        window          packed, the open iterations, oldest first: of {iteration, slot, oldest_version,
---                                        newest_version, expected, opened_ms}; the i-th is committed + i
+--                        window          packed, the open iterations, oldest first: of {iteration, slot,
+--                                        oldest_version, newest_version, expected, opened_ms};
+--                                        the i-th is committed + i
 --                        versions        packed, the versions that sample them, oldest first: of {version, digest}
 --   weights   hash     version -> WeightManifest
 --   probes    hash     by version, how an engine's proof of it is judged; a version that isn't there needs no proof
@@ -19,48 +21,59 @@
 --   audit     stream   field record (AuditRecord), digest (the next record's `previous`)
 --   job       hash     state reason created_s started_s ended_s ...
 --   events    stream   field event (JobEvent), newest 10,000
--- What generators and stage workers write has sealed names: with a secret in them that no role of theirs can read. Rights in
--- Redis go by key, so whatever a function checks, its role could write past it; but it can't write to a key that it can't name
--- (connection/roles.py, decision 18). Sealed are
+-- What generators and stage workers write has sealed names: with a secret in them that no role of theirs can read.
+-- Rights in Redis go by key, so whatever a function checks, its role could write past it; but it can't write to a key
+-- that it can't name (connection/roles.py, decision 18). Sealed are
 --   counters  hash
 --   dead      stream   field batch_id, reason, attempts
 --   buried    stream   what dead batches were
 --   spans     stream   field spans
---   missing   zset     number of a claim -> ms of its lease's end: of generators whose batches were settled, or closed, without a word
---                      of theirs. Who says something of its claim goes; who hasn't by the end of the lease died with it
---   hosts     string   packed, the hosts whose ranks are one trainer: {number, formed, sealed, reason, members, refused}, and of a
---                      generation that stands {least, most, lease_ms, kind, address, key}; see hosts.lua
---   proofs    hash     VERSION/GENERATOR -> the weights digest of the version, where the generator's engine has shown what it computes
---                      (I11); `first KIND` -> packed {gap, noise}, what the first engine of a kind had at its first version
+--   missing   zset     number of a claim -> ms of its lease's end: of generators whose batches were settled, or closed,
+--                      without a word of theirs. Who says something of its claim goes; who hasn't by the end of the
+--                      lease died with it
+--   hosts     string   packed, the hosts whose ranks are one trainer: {number, formed, sealed, reason, members,
+--                      refused}, and of a generation that stands {least, most, lease_ms, kind, address, key}; see
+--                      hosts.lua
+--   proofs    hash     VERSION/GENERATOR -> the weights digest of the version, where the generator's engine has shown
+--                      what it computes (I11); `first KIND` -> packed {gap, noise}, what the first engine of a kind had
+--                      at its first version
 --   claimers  hash     who claims -> packed, the newest of its claims as it was answered (see `unheard`)
---   waiting   zset     STAGE/WHO of those whose newest claim found nothing -> stage x 2^42, and on top when that was (see `wake`)
+--   waiting   zset     STAGE/WHO of those whose newest claim found nothing -> stage x 2^42, and on top when that was
+--                      (see `wake`)
 --   progress  hash     Generators write it; the fence they only read. One field a line:
 --                        published:S     published batches of the iteration in slot S
 --                        dead:S          dead batches of it
 --                        waiting:S       its rows that lack columns, of a job with stages
---                        recent_ms       packed, ms from claim to publication for each round of the latest batches, newest first
+--                        recent_ms       packed, ms from claim to publication for each round of the latest batches,
+--                                        newest first
 --                        claim           the number of the newest claim
---                        engine          the one kind of engine that samples a deterministic job, from its first claim on
+--                        engine          the one kind of engine that samples a deterministic job, from its first
+--                                        claim on
 --                        largest         the bytes of the largest published batch
 --                        setback         packed, the newest claim that was given back (broker/ledger.py, Setback)
--- and six of each slot. Iteration t lives in slot t % num_slots, and as many iterations as there are slots may be open at once:
+-- and six of each slot. Iteration t lives in slot t % num_slots, and as many iterations as there are slots may be open
+-- at once:
 --     prompts   hash     batch id -> PromptBatch, of a batch that is neither published nor dead
---     rollouts  stream   field batch (RolloutBatch), batch_id, digest; without batch where stages made columns: it stays in `items`
+--     rollouts  stream   field batch (RolloutBatch), batch_id, digest; without batch where stages made columns: it
+--                        stays in `items`
 --     ledger    hash     batch id -> a packed map, by its `state` (broker/ledger.py):
 --                          expected    shape, sent_ms, and version where one alone may sample it
 --                          published   entry, digest, generator, attempt, version as before, and in a job with stages:
 --                                        shape       as before
 --                                        staged_ms   when its stages got it
---                                        left        its items without columns; while there are any, entry is '', and no
---                                                    trainer gets it
+--                                        left        its items without columns; while there are any, entry is '', and
+--                                                    no trainer gets it
 --                          dead        reason, version as before
---     claims    zset     batch id -> ms of its claim: batches that may be hedged, those of a first holder without a hedge
---     work      zset     STAGE/BATCH_ID/ITEM -> stage x 2^42 + the ms of its lease's end, or its turn where it is free, below 1.
---                        It has each item that has its inputs and lacks its columns, leased or free. Stage 0 has one item, 0, of
---                        each batch: its rollouts. A job's own stages are counted from 1, and items from 0
+--     claims    zset     batch id -> ms of its claim: batches that may be hedged, those of a first holder without a
+--                        hedge
+--     work      zset     STAGE/BATCH_ID/ITEM -> stage x 2^42 + the ms of its lease's end, or its turn where it is free,
+--                        below 1. It has each item that has its inputs and lacks its columns, leased or free. Stage 0
+--                        has one item, 0, of each batch: its rollouts. A job's own stages are counted from 1, and items
+--                        from 0
 --     items     hash     Of a job with stages b/BATCH_ID -> RolloutBatch, from its publication on; and of each item:
---                          l/ITEM    packed {worker, attempt, claim (its number), claimed_ms, lease_ms} of its last claim, of a
---                                    copied batch hedger, hedge (its number), hedged_ms, and fault, the words of the last one
+--                          l/ITEM    packed {worker, attempt, claim (its number), claimed_ms, lease_ms} of its last
+--                                    claim, of a copied batch hedger, hedge (its number), hedged_ms, and fault, the
+--                                    words of the last one
 --                          c/ITEM    its packed columns
 --                          d/ITEM    their digest, where another stage reads them
 --                          n/ITEM    how many of the items are there that its inputs are made by
@@ -69,10 +82,10 @@
 --   the number of slots   '' where the fence says it
 --   a                     one packed map: its small arguments by their names, the first braces of its head
 --   payloads              in the order in which it takes them; none of them is ever packed, joined or cut here
--- connection/script_texts.py makes a function of each script in the files next to this one. The code below runs once, when the
--- library is loaded.
--- A function checks everything before it writes: functions do not roll back. Each answers a list whose first item is its
--- outcome.
+-- connection/script_texts.py makes a function of each script in the files next to this one. The code below runs once,
+-- when the library is loaded.
+-- A function checks everything before it writes: functions do not roll back. Each answers a list whose first item is
+-- its outcome.
 local SEAL = '@SEAL@'
 local JOBS = 'onbeat:jobs'
 local ACTIVE = 'onbeat:active'
@@ -81,7 +94,8 @@ local SPEC_BYTES = 'onbeat:spec_bytes'
 local OWNERS = 'onbeat:owners'
 local CHANGES = 'onbeat:changes'
 
--- Variables of the call that runs; one runs at a time. Names of the job's keys stay for the next call, mostly of the same job.
+-- Variables of the call that runs; one runs at a time. Names of the job's keys stay for the next call, mostly of the
+-- same job.
 local ARGUMENTS, JOB_ID, NUM_SLOTS, SLOTS, IS_FULL
 local FENCE, WEIGHTS, PROBES, PROOFS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS, CLAIMERS, WAITING, MISSING, HOSTS
 local a, num_taken
@@ -108,7 +122,9 @@ local function require_short(holder, lists)
   for _, list in ipairs(lists) do
     local value = holder[list.name]
     if list.most and type(value) == 'table' then
-      if #value > list.most then return error(list.name .. ' has ' .. #value .. ' elements, and at most ' .. list.most .. ' are taken') end
+      if #value > list.most then
+        return error(list.name .. ' has ' .. #value .. ' elements, and at most ' .. list.most .. ' are taken')
+      end
       for _, element in ipairs(list.inside[1] and value or {}) do require_short(element, list.inside) end
     elseif not list.most then
       require_short(value, list.inside)
@@ -121,7 +137,9 @@ local function require_size(arguments, bounds)
   local num_payloads = #arguments - 3
   local num_bytes = 0
   if num_payloads < 0 then return error('a function is called with a job, a number of slots and its arguments') end
-  if num_payloads > bounds.payloads then return error(num_payloads .. ' payloads, and at most ' .. bounds.payloads .. ' are taken') end
+  if num_payloads > bounds.payloads then
+    return error(num_payloads .. ' payloads, and at most ' .. bounds.payloads .. ' are taken')
+  end
   if #arguments[1] > 64 or #arguments[2] > MAX_DIGITS then return error('not a job id, or not a number of slots') end
   if #arguments[3] > bounds.packed_bytes then
     return error(#arguments[3] .. ' bytes of arguments, and at most ' .. bounds.packed_bytes .. ' are taken')
@@ -132,7 +150,8 @@ local function require_size(arguments, bounds)
   end
 end
 
--- is_full: whether the server is at maxmemory, and the function is one that brings payloads. bounds: how much the function takes.
+-- is_full: whether the server is at maxmemory, and the function is one that brings payloads. bounds: how much the
+-- function takes.
 local function begin(arguments, is_full, bounds)
   require_size(arguments, bounds)
   -- Behind the three head arguments the payloads follow: `payload` takes them from the fourth on, each once, in order.
@@ -183,7 +202,8 @@ end
 -- The bytes that count for the server's limit, and the limit; 0 without one.
 local function memory()
   local info = redis.call('INFO', 'memory')
-  -- Found as it stands, then matched there: a pattern that is tried at each byte takes five times as long as the command.
+  -- Found as it stands, then matched there: a pattern that is tried at each byte takes five times as long as the
+  -- command.
   local function of(name)
     local _, at = string.find(info, '\n' .. name .. ':', 1, true)
     return at and tonumber(string.match(info, '^%d+', at + 1)) or 0
@@ -191,9 +211,11 @@ local function memory()
   return of('used_memory') - of('mem_not_counted_for_evict'), of('maxmemory')
 end
 
--- A number that a generator or a stage worker names; one that is none, or none of a sound size, would make a loop endless.
+-- A number that a generator or a stage worker names; one that is none, or none of a sound size, would make a loop
+-- endless.
 local function require_number(number, least, most)
-  local is_sound = type(number) == 'number' and number >= least and number <= (most or 2 ^ 40) and number == math.floor(number)
+  local is_whole = type(number) == 'number' and number == math.floor(number)
+  local is_sound = is_whole and number >= least and number <= (most or 2 ^ 40)
   return is_sound or error('not a whole number of at least ' .. least)
 end
 
@@ -224,7 +246,8 @@ local function unpacked(text)
   return is_packed and type(value) == 'table' and value or nil
 end
 
--- What the fence says, where that is a number of slots: loops run over them, and a role may have written the field by hand.
+-- What the fence says, where that is a number of slots: loops run over them, and a role may have written the field by
+-- hand.
 local function sound_slots(text)
   local slots = tonumber(text)
   return slots and slots >= 1 and slots <= MAX_SLOTS and slots == math.floor(slots) and slots or 1
@@ -274,7 +297,8 @@ end
 
 -- Older versions than the window's oldest go: no batch that may still come was sampled by them.
 local function write_fence(fence)
-  -- With nothing open the next iteration is committed + 1, and its newest version has the same number: what is older goes.
+  -- With nothing open the next iteration is committed + 1, and its newest version has the same number: what is older
+  -- goes.
   local oldest = fence.window[1] and fence.window[1].oldest_version or fence.committed + 1
   local versions = versions_of(fence)
   -- The list is ascending, so what is too old stands at its beginning.
@@ -301,8 +325,9 @@ local function digest_of(fence, version)
   end
 end
 
--- How many times the gap of the first engine of a kind a later one of that kind may have: the largest of some hundred differences
--- moves from version to version by a few times itself, and an engine that computes wrongly is further off by orders.
+-- How many times the gap of the first engine of a kind a later one of that kind may have: the largest of some hundred
+-- differences moves from version to version by a few times itself, and an engine that computes wrongly is further off
+-- by orders.
 local SLACK = 16
 
 -- The field of a generator's proof of a version.
@@ -310,8 +335,8 @@ local function proof_of(version, generator)
   return whole(version) .. '/' .. generator
 end
 
--- Whether a generator may sample with a version: its engine has shown what it computes with these very weights, or nothing is asked
--- (I11). What another hand wrote there is no digest of the version.
+-- Whether a generator may sample with a version: its engine has shown what it computes with these very weights, or
+-- nothing is asked (I11). What another hand wrote there is no digest of the version.
 local function is_proved(version, digest, generator)
   if redis.call('HEXISTS', PROBES, version) == 0 then return true end
   return digest ~= nil and redis.call('HGET', PROOFS, proof_of(version, generator)) == digest
@@ -385,11 +410,12 @@ local function keep_engine(engine, named)
   if named and not engine then redis.call('HSET', PROGRESS, 'engine', named) end
 end
 
--- A claim is known by its number, which no other claim of the job ever has: it grows, and goes by the server's clock as well as by
--- what was counted, as epochs do. So a call under a claim that a rewind, a resume or a restart has ended is never taken for one
--- under the claim that came after it, of the same batch, attempt and holder.
+-- A claim is known by its number, which no other claim of the job ever has: it grows, and goes by the server's clock as
+-- well as by what was counted, as epochs do. So a call under a claim that a rewind, a resume or a restart has ended is
+-- never taken for one under the claim that came after it, of the same batch, attempt and holder.
 local function new_claim()
-  -- Above the counter and not below the clock: a restart that has lost the last second of counting starts above what it gave out.
+  -- Above the counter and not below the clock: a restart that has lost the last second of counting starts above what it
+  -- gave out.
   local number = math.max((tonumber(redis.call('HGET', PROGRESS, 'claim')) or 0) + 1, now_ms())
   redis.call('HSET', PROGRESS, 'claim', whole(number))
   return number
@@ -403,10 +429,11 @@ local function is_claim(number, named)
   return named == number and type(named) == 'number'
 end
 
--- The newest claim of one who claims, where it has not heard of it: the answer was lost, and it is given again. So at most one claim of
--- each is unheard of, and a call that was sent again, or came late, takes nothing new. heard: the number of the newest that it knows.
--- A name is of one life of a process (`StackSettings.process_id` of contracts/settings.py): a process that comes back has another
--- name, so what its last life has died of counts as an attempt and is not given to it again as unheard.
+-- The newest claim of one who claims, where it has not heard of it: the answer was lost, and it is given again. So at
+-- most one claim of each is unheard of, and a call that was sent again, or came late, takes nothing new. heard: the
+-- number of the newest that it knows.
+-- A name is of one life of a process (`StackSettings.process_id` of contracts/settings.py): a process that comes back
+-- has another name, so what its last life has died of counts as an attempt and is not given to it again as unheard.
 local function unheard(who, heard)
   if type(who) ~= 'string' then return error('not a name') end
   local last = unpacked(redis.call('HGET', CLAIMERS, who))
@@ -417,7 +444,9 @@ local MAX_CLAIMERS = 4096
 local MAX_WHO = 300
 local function note_claimer(who, last)
   -- Who is forgotten so waits for the end of a lease.
-  if redis.call('HLEN', CLAIMERS) >= MAX_CLAIMERS and redis.call('HEXISTS', CLAIMERS, who) == 0 then redis.call('DEL', CLAIMERS) end
+  if redis.call('HLEN', CLAIMERS) >= MAX_CLAIMERS and redis.call('HEXISTS', CLAIMERS, who) == 0 then
+    redis.call('DEL', CLAIMERS)
+  end
   if #who <= MAX_WHO then redis.call('HSET', CLAIMERS, who, cmsgpack.pack(last)) end
 end
 
@@ -427,8 +456,8 @@ local function progress(slot)
   return { published = tonumber(published) or 0, dead = tonumber(dead) or 0 }
 end
 
--- For a payload that would be written to a server at maxmemory: there is no room, unless iterations of a window, from the first-th
--- on, have published batches, which their commits free. The words are the server's own.
+-- For a payload that would be written to a server at maxmemory: there is no room, unless iterations of a window, from
+-- the first-th on, have published batches, which their commits free. The words are the server's own.
 local function require_room(window, first)
   -- The loop has no round on a server with room.
   for index = first, IS_FULL and #window or 0 do
@@ -437,8 +466,8 @@ local function require_room(window, first)
   if IS_FULL then return error({ err = "OOM command not allowed when used memory > 'maxmemory'." }) end
 end
 
--- How long the latest publications took from their claim, divided by their rounds of sampling; more of them than a median
--- needs would only make it slow to follow.
+-- How long the latest publications took from their claim, divided by their rounds of sampling; more of them than a
+-- median needs would only make it slow to follow.
 local RECENT = 31
 
 -- A final state clears the window, and stands beside it: nothing of an ended job is claimed, renewed or published.
@@ -450,8 +479,8 @@ end
 -- The scores of a stage in `work`: no lease ends beyond it.
 local BAND = 2 ^ 42
 
--- Empties a slot: all that its iteration has, without a look at it. A group goes with what is pending in it and with the names of
--- all that ever read, the dead too. The stream stays: a reader that waits counts on ids that grow.
+-- Empties a slot: all that its iteration has, without a look at it. A group goes with what is pending in it and with
+-- the names of all that ever read, the dead too. The stream stays: a reader that waits counts on ids that grow.
 local function clear_slot(slot)
   if redis.call('EXISTS', slot.rollouts) == 1 then
     -- XTRIM keeps the last id that the stream has given out, which DEL would set back to 0-0.
@@ -472,10 +501,12 @@ local function claim_of(slot, member)
   return unpacked(redis.call('HGET', slot.items, 'l/' .. member)) or { attempt = 0 }
 end
 
--- Notes who holds batches of a slot that is about to be cleared: those who live hear of it when they renew their leases.
+-- Notes who holds batches of a slot that is about to be cleared: those who live hear of it when they renew their
+-- leases.
 local MAX_NOTED = 1024
 local function note_holders(slot)
-  -- Scores of stage 0 from 1 on are ends of leases; free turns stand below 1. The answer is member, score, member, score.
+  -- Scores of stage 0 from 1 on are ends of leases; free turns stand below 1. The answer is member, score, member,
+  -- score.
   local leased = redis.call('ZRANGE', slot.work, '1', whole(BAND - 1), 'BYSCORE', 'LIMIT', '0', MAX_NOTED, 'WITHSCORES')
   for at = 1, #leased, 2 do
     local claim = claim_of(slot, leased[at]).claim
@@ -524,9 +555,11 @@ local function end_hosts(hosts, reason)
   return hosts
 end
 
--- The hosts as they are now: a member whose lease is over, or from before a clock stepped back, has ended its generation.
+-- The hosts as they are now: a member whose lease is over, or from before a clock stepped back, has ended its
+-- generation.
 local function standing_hosts()
-  local hosts = unpacked(redis.call('GET', HOSTS)) or { number = 0, formed = 0, sealed = 0, members = {}, refused = {}, reason = '' }
+  local hosts = unpacked(redis.call('GET', HOSTS))
+    or { number = 0, formed = 0, sealed = 0, members = {}, refused = {}, reason = '' }
   local now = now_ms()
   for _, member in ipairs(hosts.members) do
     -- A lease that ends later than two of its lengths was written before the clock stepped back.
@@ -536,8 +569,8 @@ local function standing_hosts()
   return hosts
 end
 
--- Consumers block on `changes`, and look in any case every other second. what: 'asked' of a job that may want a trainer or its end,
--- 'removed' of one whose files are to go.
+-- Consumers block on `changes`, and look in any case every other second. what: 'asked' of a job that may want a trainer
+-- or its end, 'removed' of one whose files are to go.
 local function wake_consumers(what)
   redis.pcall('XADD', CHANGES, 'MAXLEN', '100', '*', 'what', what)
 end
@@ -554,7 +587,8 @@ local RESEND_MS = 15000
 local FORGOTTEN_MS = 30 * 86400 * 1000
 
 local function task_key(id)
-  if type(id) ~= 'string' or not string.match(id, '^task%-%x%x%x%x%x%x%x%x%x%x%x%x$') then return error('not a task id') end
+  local is_task_id = type(id) == 'string' and string.match(id, '^task%-%x%x%x%x%x%x%x%x%x%x%x%x$')
+  if not is_task_id then return error('not a task id') end
   return 'onbeat:task:' .. id
 end
 
@@ -570,7 +604,8 @@ local function tell_of_task(event)
   if event ~= '' and JOB_ID ~= '' and redis.call('HEXISTS', JOB, 'state') == 1 then tell(event) end
 end
 
--- The id of the oldest task that waits in a queue, which its caller sends a message for; but_for: one that it leaves alone.
+-- The id of the oldest task that waits in a queue, which its caller sends a message for; but_for: one that it leaves
+-- alone.
 local function oldest_waiting(queue, but_for)
   local oldest = ''
   local since = math.huge
@@ -595,7 +630,8 @@ end
 
 -- Stage 0 is leased by generators, a job's own by stage workers: neither has a say in what the other holds.
 local function require_worker_of(stage)
-  return redis.acl_check_cmd('GET', 'onbeat:role:' .. (stage == 0 and 'generator' or 'stage')) or error('a lease of the other role')
+  local role = stage == 0 and 'generator' or 'stage'
+  return redis.acl_check_cmd('GET', 'onbeat:role:' .. role) or error('a lease of the other role')
 end
 
 -- The words of a command in pieces, for Lua unpacks some thousands at once.
@@ -627,14 +663,15 @@ local function behind(letter, members)
 end
 
 local function score_of(stage, ends_ms)
-  -- 17 digits give a double back exactly. The sum has to stay below 2^53 for each ms to count: BAND has room for ms of Unix time
-  -- until the year 2109, and 2^53 / BAND for 2,047 stages.
+  -- 17 digits give a double back exactly. The sum has to stay below 2^53 for each ms to count: BAND has room for ms of
+  -- Unix time until the year 2109, and 2^53 / BAND for 2,047 stages.
   return string.format('%.17g', stage * BAND + ends_ms)
 end
 
--- Who claims in vain listens to a channel of its own, and looks again in any case each second: a wake is a hint, so one that goes to
--- a dead worker, or one who calls without need, costs no more than that. Neither the file nor a replica has it: a server that
--- waits writes nothing. is_idle: one that has work in hand, or can't take all, comes a second behind the others.
+-- Who claims in vain listens to a channel of its own, and looks again in any case each second: a wake is a hint, so one
+-- that goes to a dead worker, or one who calls without need, costs no more than that. Neither the file nor a replica
+-- has it: a server that waits writes nothing. is_idle: one that has work in hand, or can't take all, comes a second
+-- behind the others.
 local IDLE_MS = 1000
 local function note_waiting(stage, who, from_ms)
   if #who > MAX_WHO or redis.call('EXISTS', JOB) == 0 or is_ended() then return end
@@ -648,7 +685,9 @@ end
 -- Wakes as many as there are pieces of work for. Who waits last comes first: the dead don't come again.
 local function wake(stage, number)
   -- With REV the upper bound comes first, and the answer begins at the highest score.
-  local members = redis.call('ZRANGE', WAITING, score_of(stage, BAND - 1), score_of(stage, 1), 'BYSCORE', 'REV', 'LIMIT', '0', number)
+  local highest = score_of(stage, BAND - 1)
+  local lowest = score_of(stage, 1)
+  local members = redis.call('ZRANGE', WAITING, highest, lowest, 'BYSCORE', 'REV', 'LIMIT', '0', number)
   redis.set_repl(redis.REPL_NONE)
   call_with('ZREM', WAITING, members)
   local from = #whole(stage) + 2 -- behind the slash
@@ -659,14 +698,15 @@ local function wake(stage, number)
   redis.set_repl(redis.REPL_ALL)
 end
 
--- Items of a stage by the ends of their leases, at most so many. What is free has its turn there, which is never beyond this:
+-- Items of a stage by the ends of their leases, at most so many. What is free has its turn there, which is never beyond
+-- this:
 local LAST_TURN = 0.5
 local function in_work(slot, stage, from, to, number)
   return redis.call('ZRANGE', slot.work, score_of(stage, from), score_of(stage, to), 'BYSCORE', 'LIMIT', '0', number)
 end
 
--- The items of a stage whose lease has ended, at most `number` of them: their worker has died or hangs. If there are none, the items whose
--- lease ends later than any lease can: the server's clock has stepped back since.
+-- The items of a stage whose lease has ended, at most `number` of them: their worker has died or hangs. If there are
+-- none, the items whose lease ends later than any lease can: the server's clock has stepped back since.
 local function expired_items(slot, stage, now, lease_ms, number)
   -- From 1 on: what is free has its turn below 1, and is no lease.
   local ended = in_work(slot, stage, 1, now, number)
@@ -697,8 +737,10 @@ end
 --   dead       past its attempts
 --   settled    it is not the caller's any more
 -- Only the claim that holds the lease may: one that lost it, or is of a copy, would take the work from the
--- holder. is_released: it comes back as if it had not been claimed, for the fault was not its own: the attempt doesn't count (I6).
--- An attempt that fails by the fault of one before it is the last; its reason, which is answered behind the attempts, says so.
+-- holder. is_released: it comes back as if it had not been claimed, for the fault was not its own: the attempt doesn't
+-- count (I6).
+-- An attempt that fails by the fault of one before it is the last; its reason, which is answered behind the attempts,
+-- says so.
 local SAME_WORDS = ' (word for word as in an attempt before)'
 local function give_back(lease, state, counter, max_attempts, is_released, reason, fault)
   require_worker_of(lease.stage)
@@ -708,7 +750,8 @@ local function give_back(lease, state, counter, max_attempts, is_released, reaso
   local last = claim_of(slot, member)
   heard_of(lease.claim)
   local is_over = is_ended() or not open_at(read_fence(), lease.iteration) or batch.state ~= state
-  if is_over or not is_claim(last.claim, lease.claim) or not redis.call('ZSCORE', slot.work, member) then return 'settled' end
+  is_over = is_over or not is_claim(last.claim, lease.claim) or not redis.call('ZSCORE', slot.work, member)
+  if is_over then return 'settled' end
   count(string.format(counter, is_released and 'released' or 'failed'))
   -- A fault of code that repeats word for word would do so at each attempt that is left.
   fault = type(fault) == 'string' and fault ~= '' and fault or nil
@@ -721,13 +764,18 @@ local function give_back(lease, state, counter, max_attempts, is_released, reaso
     batch_id = lease.batch_id, item = lease.item, worker = last.worker, attempt = last.attempt,
     is_released = is_released == true, reason = reason, at_ms = now_ms() }))
   -- A released attempt is taken back, so that it doesn't count. The number of the claim goes: no worker holds the item.
-  local given_back = { worker = '', attempt = is_released and last.attempt - 1 or last.attempt, claimed_ms = last.claimed_ms,
-    fault = fault or last.fault }
+  local given_back = {
+    worker = '',
+    attempt = is_released and last.attempt - 1 or last.attempt,
+    claimed_ms = last.claimed_ms,
+    fault = fault or last.fault,
+  }
   redis.call('HSET', slot.items, 'l/' .. member, cmsgpack.pack(given_back))
   return is_released and 'released' or 'retried'
 end
 
--- Puts batches {id, shape, version, prompts} in work, for their first attempts; version: the only one that may sample it, or none.
+-- Puts batches {id, shape, version, prompts} in work, for their first attempts; version: the only one that may sample
+-- it, or none.
 local function expect(slot, batches)
   local before = redis.call('HLEN', slot.ledger)
   local now = now_ms()
@@ -780,7 +828,8 @@ end
 -- weights: a restart may have lost the newer one, and generators would load what the fence then refuses.
 local function add_version(fence, version)
   local known = digest_of(fence, version.version)
-  -- The commit of iteration t makes version t + 1, and none can be newer. Another digest of a known version is other weights.
+  -- The commit of iteration t makes version t + 1, and none can be newer. Another digest of a known version is other
+  -- weights.
   if version.version > fence.committed + 1 or (known and known ~= version.digest) then return 'out_of_order' end
   local manifest = redis.call('HGET', WEIGHTS, version.version)
   if not manifest or not string.find(manifest, version.digest, 1, true) then return 'no_manifest' end
@@ -790,16 +839,17 @@ local function add_version(fence, version)
   end
 end
 
--- An opening is {iteration, oldest_version, newest_version, num_batches, batches}: `batches` are the first of them, whose
--- payloads come with it. `dispatch` (trainer.lua) takes the rest, so that no script holds the server for long.
+-- An opening is {iteration, oldest_version, newest_version, num_batches, batches}: `batches` are the first of them,
+-- whose payloads come with it. `dispatch` (trainer.lua) takes the rest, so that no script holds the server for long.
 
--- An iteration follows the newest one (I4), finds a slot free, is sampled by no version beyond its own, and by none that is
--- older than the window is long (I2).
+-- An iteration follows the newest one (I4), finds a slot free, is sampled by no version beyond its own, and by none
+-- that is older than the window is long (I2).
 local function is_next(fence, opening)
   local iteration = opening.iteration
   local oldest = opening.oldest_version
   local newest = opening.newest_version
-  -- Versions are counted as iterations are: version t is that which iteration t begins with, so a lag is iteration - version.
+  -- Versions are counted as iterations are: version t is that which iteration t begins with, so a lag is iteration -
+  -- version.
   return iteration == newest_iteration(fence) + 1 and #fence.window < num_slots()
     and newest <= iteration and oldest <= newest and oldest >= math.max(0, iteration - num_slots() + 1)
 end
@@ -815,8 +865,14 @@ local function open(fence, opening)
   group(slot.rollouts, 'trainers')
   for _, batch in ipairs(opening.batches) do batch.prompts = payload() end
   expect(slot, opening.batches)
-  table.insert(fence.window, { iteration = opening.iteration, slot = slot.index, oldest_version = opening.oldest_version,
-    newest_version = opening.newest_version, expected = opening.num_batches, opened_ms = now_ms() })
+  table.insert(fence.window, {
+    iteration = opening.iteration,
+    slot = slot.index,
+    oldest_version = opening.oldest_version,
+    newest_version = opening.newest_version,
+    expected = opening.num_batches,
+    opened_ms = now_ms(),
+  })
   redis.call('HSET', PROGRESS, 'published:' .. slot.index, 0, 'dead:' .. slot.index, 0)
   wake(0, #opening.batches)
 end
@@ -828,30 +884,33 @@ local function last_link()
 end
 
 -- Takes a batch out for good; the trainer sees it in the ledger and decides by its policy.
--- Its reason stays, of the newest 1,000. content: {field, bytes}, for a person to read: the field 'prompts' (PromptBatch) or
--- 'rollouts' (RolloutBatch). It stays with the newest MAX_KEPT and up to MAX_KEPT_BYTES, so that all are 4 MB at most.
+-- Its reason stays, of the newest 1,000. content: {field, bytes}, for a person to read: the field 'prompts'
+-- (PromptBatch) or 'rollouts' (RolloutBatch). It stays with the newest MAX_KEPT and up to MAX_KEPT_BYTES, so that all
+-- are 4 MB at most.
 local MAX_KEPT = 64
 local MAX_KEPT_BYTES = 65536
 local function note_death(slot, id, batch, reason, attempts, content)
   reason = string.sub(reason, 1, 2000)
   write_batch(slot, id, { state = 'dead', reason = reason, version = batch.version })
   redis.call('HINCRBY', PROGRESS, 'dead:' .. slot.index, 1)
-  local entry = redis.call('XADD', DEAD, 'MAXLEN', '1000', '*', 'batch_id', id, 'reason', reason, 'attempts', whole(attempts))
+  local fields = { 'batch_id', id, 'reason', reason, 'attempts', whole(attempts) }
+  local entry = redis.call('XADD', DEAD, 'MAXLEN', '1000', '*', unpack(fields))
   if content.bytes and #content.bytes <= MAX_KEPT_BYTES then
     redis.call('XADD', sealed_key('buried'), 'MAXLEN', MAX_KEPT, entry, content.field, content.bytes)
   end
   count('dead')
 end
 
--- Gives up a batch that is not published and has no attempt left: it leaves `work` and `prompts`, and is `dead` in the ledger.
+-- Gives up a batch that is not published and has no attempt left: it leaves `work` and `prompts`, and is `dead` in the
+-- ledger.
 local function bury(slot, id, batch, reason, attempts)
   local prompts = redis.call('HGET', slot.prompts, id)
   drop_prompt(slot, id)
   note_death(slot, id, batch, reason, attempts, { field = 'prompts', bytes = prompts })
 end
 
--- What follows is of jobs with stages. `stages` are those of the spec: of {unit, after}, after: the stages whose columns a stage
--- reads.
+-- What follows is of jobs with stages. `stages` are those of the spec: of {unit, after}, after: the stages whose
+-- columns a stage reads.
 
 -- Most rows of a batch (contracts/spec/limits.py): loops run over them.
 local MAX_ROWS = 2 ^ 14
@@ -874,8 +933,8 @@ end
 local function overlap(stage, other, batch, item)
   local rows = item_rows(stage, batch)
   local its = item_rows(other, batch)
-  -- Rows item * rows to item * rows + rows - 1, by the size of the other's items. For groups of 4 of a batch of 8: group 1 has rows
-  -- 4 to 7, so of a stage by row items 4 to 7, of a stage by batch item 0.
+  -- Rows item * rows to item * rows + rows - 1, by the size of the other's items. For groups of 4 of a batch of 8:
+  -- group 1 has rows 4 to 7, so of a stage by row items 4 to 7, of a stage by batch item 0.
   return math.floor(item * rows / its), math.floor((item * rows + rows - 1) / its)
 end
 

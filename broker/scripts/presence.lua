@@ -6,11 +6,12 @@
 --   id       The id of the process.
 --   payload  its record, or '' of one that leaves, or is long gone
 --   -> {beaten} | {full} | OOM, of a new process at maxmemory
--- What it says is data for its readers, behind the ms at which it came, and bounded: in bytes, and in how many say something. The more
--- are known the less each may say: all together stay below 90 MB. One that is known may always say as much as it did, or a little:
+-- What it says is data for its readers, behind the ms at which it came, and bounded: in bytes, and in how many say
+-- something. The more are known the less each may say: all together stay below 90 MB. One that is known may always say
+-- as much as it did, or a little:
 -- it lives, and must not be taken for dead.
--- At maxmemory a known one goes on. A new one is let in while few are known: a run may need it to go on, and to free memory. So
--- what they say past the limit is a quarter of a megabyte.
+-- At maxmemory a known one goes on. A new one is let in while few are known: a run may need it to go on, and to free
+-- memory. So what they say past the limit is a quarter of a megabyte.
 -- Keys:
 --   onbeat:S:KIND   read: how many are known; written: the id -> 'MS RECORD', ms of Unix time; removed where it leaves
 local MAX_ID = 256

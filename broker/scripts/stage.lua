@@ -15,10 +15,13 @@
 --   -> {claimed, packed {claim, found, fields}, n x the value of a field}
 --        claim    The number of the claim.
 --        found    A list of {iteration, batch_id, digest, items}; items: a list of {item, attempt}.
---        fields   Fields of `items`, each once: batches that the worker lacks, and the columns that its items are made of.
+--        fields   Fields of `items`, each once: batches that the worker lacks, and the columns that its items are made
+--                 of.
 --    | {none, ms until a lease ends, or -1 where there is none}
--- A large batch is not among the fields: the worker reads it where it stands, since here it would be copied three times.
--- The oldest iteration comes first, and in it an expired lease; then what is free. The first item goes out whatever its size.
+-- A large batch is not among the fields: the worker reads it where it stands, since here it would be copied three
+-- times.
+-- The oldest iteration comes first, and in it an expired lease; then what is free. The first item goes out whatever its
+-- size.
 -- Keys:
 --   job            read: `state`; of an ended job nothing is handed out
 --   fence          read: the open iterations
@@ -113,7 +116,14 @@ local function lease_out(member, attempt, fault)
   claim = claim or new_claim()
   local key = whole(attempt) .. ' ' .. (type(fault) == 'string' and fault or '')
   packed[key] = packed[key]
-    or cmsgpack.pack({ worker = a.worker, attempt = attempt, claim = claim, claimed_ms = now, lease_ms = a.lease_ms, fault = fault })
+    or cmsgpack.pack({
+      worker = a.worker,
+      attempt = attempt,
+      claim = claim,
+      claimed_ms = now,
+      lease_ms = a.lease_ms,
+      fault = fault,
+    })
   claimed[#claimed + 1] = 'l/' .. member
   claimed[#claimed + 1] = packed[key]
   -- ZADD takes the score before the member.
@@ -236,7 +246,8 @@ return values
 --   items    read: b/BATCH_ID, the RolloutBatch
 local slot = slot_of(a.iteration)
 local batch = batch_of(slot, a.batch_id)
-local rollouts = batch.state == 'published' and batch.digest == a.digest and redis.call('HGET', slot.items, 'b/' .. a.batch_id)
+local is_published = batch.state == 'published' and batch.digest == a.digest
+local rollouts = is_published and redis.call('HGET', slot.items, 'b/' .. a.batch_id)
 if not rollouts then return { 'gone' } end
 return { 'read', rollouts }
 
@@ -262,7 +273,8 @@ return { 'read', rollouts }
 --   job, fence      read: the columns of an ended job and of a closed iteration are settled
 --   ledger          read and written: `left`, how many items of the batch lack columns, and `entry`
 --   items           read: columns that stand, and digests of inputs; written: c/, d/ and n/ITEM; removed: l/ITEM
---   work            read: an item whose inputs are not there is not in work; written: items that have their inputs now; removed: those that were put
+--   work            read: an item whose inputs are not there is not in work; written: items that have their inputs now;
+--                   removed: those that were put
 --   rollouts        written: the entry of a batch whose columns are complete, without its payload
 --   progress        written: waiting:S
 --   waiting         removed: the stage workers that are woken
@@ -354,7 +366,8 @@ local function free_readers(slot, run, batch, items)
     end
   end
 end
--- The batch stays where it is, and the trainer reads it there beside its columns: written again, it would cross the file twice.
+-- The batch stays where it is, and the trainer reads it there beside its columns: written again, it would cross the
+-- file twice.
 local function complete(slot, id, batch)
   -- From here on the trainer sees the batch.
   batch.entry = redis.call('XADD', slot.rollouts, '*', 'batch_id', id, 'digest', batch.digest)
@@ -447,7 +460,8 @@ return out
 --   max_attempts  Claims of one item, after which its batch is buried.
 --   reason        Why it failed; the ledger has it of a dead batch.
 --   is_released   True where the fault was not the item's: the attempt doesn't count.
---   fault         The words of an exception that no code of ours raised, or ''. By the same ones it fails once again, and no more.
+--   fault         The words of an exception that no code of ours raised, or ''. By the same ones it fails once again,
+--                 and no more.
 --   -> {retried} | {dead} | {released} | {settled}   see `give_back`
 -- Keys:
 --   job, fence          read: an ended job and a closed iteration are settled
@@ -455,7 +469,8 @@ return out
 --   items               read and written: l/ITEM, the claim without its holder; removed with a dead batch
 --   work                written: the item, free again; removed with a dead batch
 --   missing             removed: the claim is over
---   progress            written: `setback`, what failed last and why; where a batch dies published:S, waiting:S and dead:S
+--   progress            written: `setback`, what failed last and why; where a batch dies published:S, waiting:S and
+--                       dead:S
 --   dead, buried        written: a batch after an item's last attempt
 --   waiting             removed: the stage worker that is woken
 --   counters            written: stage_failed:STAGE, stage_released:STAGE, dead
@@ -464,7 +479,9 @@ local slot = slot_of(a.lease.iteration)
 local stage = a.lease.stage
 local id = a.lease.batch_id
 local item = a.lease.item
-local outcome, batch, attempts, why = give_back(a.lease, 'published', 'stage_%s:' .. stage, a.max_attempts, a.is_released, a.reason, a.fault)
+local counter = 'stage_%s:' .. stage
+local outcome, batch, attempts, why =
+  give_back(a.lease, 'published', counter, a.max_attempts, a.is_released, a.reason, a.fault)
 if outcome == 'dead' then
   bury_staged(slot, id, batch, a.stages, why, attempts)
 elseif outcome ~= 'settled' then

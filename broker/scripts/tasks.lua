@@ -1,15 +1,20 @@
--- Tasks: work that a request or the clock starts (broker/task_store.py). The records here are what is true; Celery's messages only say
--- that there may be one to begin. Keys, all of the server:
---   onbeat:task:ID      hash   kind queue job who arguments (TaskArguments) state reason created_ms started_ms ended_ms attempts worker
---                              turn (number of its newest attempt, which no other has), lease_until, cancel, progress (TaskProgress),
---                              result (TaskResult), entry (of the clock), same (its field in task_names)
+-- Tasks: work that a request or the clock starts (broker/task_store.py). The records here are what is true; Celery's
+-- messages only say that there may be one to begin. Keys, all of the server:
+--   onbeat:task:ID      hash   kind queue job who arguments (TaskArguments) state reason created_ms started_ms ended_ms
+--                              attempts worker turn (number of its newest attempt, which no other has), lease_until,
+--                              cancel, progress (TaskProgress), result (TaskResult), entry (of the clock), same (its
+--                              field in task_names)
 --   onbeat:tasks        zset   task id -> the ms of its creation: every record that there is
---   onbeat:open_tasks   zset   task id that is queued or running -> the ms at which its message is sent again, or its lease is over
---   onbeat:task_names   hash   what is asked, by whom -> task id: a request that comes again is answered the same task while it is open
---   onbeat:task_counts  hash   'STATE KIND' -> how many have ended so; 'ms KIND' -> how long their last attempts took together
---   onbeat:clock        hash   owner, lease_until, entries (packed ClockEntry list); of each entry 'last NAME' (ms of its newest task's
---                              creation), 'task NAME' (that task), 'failed NAME' (the newest one before it that failed), 'done NAME' (ms
---                              at which one was done last) and 'place NAME' (how far its work has come, where the next one goes on)
+--   onbeat:open_tasks   zset   task id that is queued or running -> the ms at which its message is sent again, or its
+--                              lease is over
+--   onbeat:task_names   hash   what is asked, by whom -> task id: a request that comes again is answered the same task
+--                              while it is open
+--   onbeat:task_counts  hash   'STATE KIND' -> how many have ended so; 'ms KIND' -> how long their last attempts took
+--                              together
+--   onbeat:clock        hash   owner, lease_until, entries (packed ClockEntry list); of each entry 'last NAME' (ms of
+--                              its newest task's creation), 'task NAME' (that task), 'failed NAME' (the newest one
+--                              before it that failed), 'done NAME' (ms at which one was done last) and 'place NAME'
+--                              (how far its work has come, where the next one goes on)
 
 -- create_task: {task_id, kind, queue, who, entry, interval_ms, phase_ms, max_waiting, max_kept}
 -- Creates a task, unless the same one is open.
@@ -60,14 +65,15 @@ for _, id in ipairs(redis.call('ZRANGE', OPEN_TASKS, 0, -1)) do
   if queue == a.queue and state == 'queued' then num_waiting = num_waiting + 1 end
 end
 if num_waiting >= a.max_waiting then return { 'full', num_waiting } end
-redis.call('HSET', task_key(a.task_id), 'kind', a.kind, 'queue', a.queue, 'job', JOB_ID, 'who', a.who, 'arguments', arguments,
-  'state', 'queued', 'created_ms', whole(now), 'attempts', 0, 'turn', 0, 'entry', a.entry, 'same', same)
+redis.call('HSET', task_key(a.task_id), 'kind', a.kind, 'queue', a.queue, 'job', JOB_ID, 'who', a.who,
+  'arguments', arguments, 'state', 'queued', 'created_ms', whole(now), 'attempts', 0, 'turn', 0, 'entry', a.entry,
+  'same', same)
 redis.call('ZADD', TASKS, whole(now), a.task_id)
 redis.call('ZADD', OPEN_TASKS, whole(now + RESEND_MS), a.task_id)
 redis.call('HSET', TASK_NAMES, same, a.task_id)
 if a.entry ~= '' then
-  -- Of an entry that runs each minute two runs are kept, the newest and the newest that failed: all of them would push out what people
-  -- have asked for.
+  -- Of an entry that runs each minute two runs are kept, the newest and the newest that failed: all of them would push
+  -- out what people have asked for.
   local before = redis.call('HGET', CLOCK, 'task ' .. a.entry)
   local ended = before and redis.call('HGET', task_key(before), 'state')
   if ended == 'failed' then
@@ -107,18 +113,21 @@ return { 'created', a.task_id }
 --    | {busy}                  this worker runs another task of its queue
 --    | {unknown}
 -- Keys:
---   onbeat:task:ID      read: state, lease and attempts; written: the attempt; read of other tasks: what the worker runs
+--   onbeat:task:ID      read: state, lease and attempts; written: the attempt; read of other tasks: what the worker
+--                       runs
 --   onbeat:open_tasks   read: what is open; written: the end of the lease, or when the message is sent again
 local key = task_key(a.task_id)
 local now = now_ms()
-local state, queue, lease_until, attempts, turn, kind, job, who, arguments =
-  unpack(redis.call('HMGET', key, 'state', 'queue', 'lease_until', 'attempts', 'turn', 'kind', 'job', 'who', 'arguments'))
+local of_task =
+  redis.call('HMGET', key, 'state', 'queue', 'lease_until', 'attempts', 'turn', 'kind', 'job', 'who', 'arguments')
+local state, queue, lease_until, attempts, turn, kind, job, who, arguments = unpack(of_task)
 if not state then return { 'unknown' } end
 if TASK_ENDED[state] then return { 'ended', state } end
 -- At the very end of a lease it counts as over, here as in `due_tasks`.
 if state == 'running' and (tonumber(lease_until) or 0) > now then return { 'held' } end
 for _, id in ipairs(redis.call('ZRANGE', OPEN_TASKS, 0, -1)) do
-  local worker, its_queue, its_state, its_end = unpack(redis.call('HMGET', task_key(id), 'worker', 'queue', 'state', 'lease_until'))
+  local of_other = redis.call('HMGET', task_key(id), 'worker', 'queue', 'state', 'lease_until')
+  local worker, its_queue, its_state, its_end = unpack(of_other)
   if worker == a.worker and its_queue == queue and its_state == 'running' and (tonumber(its_end) or 0) > now then
     redis.call('ZADD', OPEN_TASKS, whole(now + RESEND_MS), a.task_id)
     return { 'busy' }
@@ -128,8 +137,8 @@ attempts = tonumber(attempts) or 0
 turn = (tonumber(turn) or 0) + 1
 local is_exhausted = attempts >= a.max_attempts
 if not is_exhausted then attempts = attempts + 1 end
-redis.call('HSET', key, 'state', 'running', 'attempts', attempts, 'turn', turn, 'worker', a.worker, 'started_ms', whole(now),
-  'lease_until', whole(now + a.lease_ms), 'progress', '')
+redis.call('HSET', key, 'state', 'running', 'attempts', attempts, 'turn', turn, 'worker', a.worker,
+  'started_ms', whole(now), 'lease_until', whole(now + a.lease_ms), 'progress', '')
 redis.call('ZADD', OPEN_TASKS, whole(now + a.lease_ms), a.task_id)
 return { is_exhausted and 'exhausted' or 'begun', turn, attempts, kind or '', job or '', who or '', arguments or '' }
 
@@ -166,7 +175,8 @@ return { 'renewed', cancel == '1' and 1 or 0 }
 -- Only the newest attempt ends a task: one that was taken for dead changes nothing.
 -- Keys:
 --   onbeat:task:ID       read: the attempt; written: its outcome; read of other tasks: which one waits longest
---   onbeat:open_tasks    removed, or written: now, where another attempt follows; the next of the queue is looked at later
+--   onbeat:open_tasks    removed, or written: now, where another attempt follows; the next of the queue is looked at
+--                        later
 --   onbeat:task_names    removed: the same may be asked again
 --   onbeat:task_counts   written: 'STATE KIND' and 'ms KIND'
 --   onbeat:clock         written: done of the entry
@@ -176,8 +186,9 @@ local now = now_ms()
 local progress = payload()
 local result = payload()
 local event = payload()
-local state, turn, attempts, kind, queue, started, same, entry, cancel =
-  unpack(redis.call('HMGET', key, 'state', 'turn', 'attempts', 'kind', 'queue', 'started_ms', 'same', 'entry', 'cancel'))
+local of_task =
+  redis.call('HMGET', key, 'state', 'turn', 'attempts', 'kind', 'queue', 'started_ms', 'same', 'entry', 'cancel')
+local state, turn, attempts, kind, queue, started, same, entry, cancel = unpack(of_task)
 if state ~= 'running' or tonumber(turn) ~= a.turn then return { 'lost' } end
 kind = kind or ''
 queue = queue or ''
@@ -255,7 +266,8 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', OPEN_TASKS, '-inf', whole(now), 
     close_task(id, 'cancelled', kind, same or '')
   else
     if state == 'running' then
-      redis.call('HSET', task_key(id), 'state', 'queued', 'reason', 'worker ' .. (worker or '') .. ' ended while it ran')
+      local reason = 'worker ' .. (worker or '') .. ' ended while it ran'
+      redis.call('HSET', task_key(id), 'state', 'queued', 'reason', reason)
     end
     redis.call('ZADD', OPEN_TASKS, whole(now + RESEND_MS), id)
     out[#out + 1] = id
@@ -272,7 +284,8 @@ return out
 --   payload   a packed list of ClockEntry
 --   -> {held, 1 where the clock is the owner's, else 0}
 -- Keys:
---   onbeat:clock   read and written: owner, lease_until; written: entries; removed: fields of entries that are gone for 30 days
+--   onbeat:clock   read and written: owner, lease_until; written: entries; removed: fields of entries that are gone for
+--                  30 days
 local entries = payload()
 local now = now_ms()
 local owner, lease_until = unpack(redis.call('HMGET', CLOCK, 'owner', 'lease_until'))
@@ -296,7 +309,8 @@ return { 'held', 1 }
 --   max_waiting  Most messages that wait in it.
 --   payload      the message
 --   -> {sent} | {full}
--- Celery's own way refuses at maxmemory; tasks that free memory must still be heard of. So it is bounded here, in number and length.
+-- Celery's own way refuses at maxmemory; tasks that free memory must still be heard of. So it is bounded here, in
+-- number and length.
 -- Keys:
 --   onbeat:celery:QUEUE   read: its length; written: the message, which Celery's workers take from the other end
 local message = payload()

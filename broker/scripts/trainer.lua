@@ -1,11 +1,12 @@
--- What a trainer calls (broker/trainer_side.py): its lease, the open iterations, the versions of the weights. What is told an epoch
--- first runs behind `as_trainer`.
+-- What a trainer calls (broker/trainer_side.py): its lease, the open iterations, the versions of the weights. What is
+-- told an epoch first runs behind `as_trainer`.
 
 -- acquire_trainer: {owner, lease_ms, sealed}
 -- Gives a trainer the job, under a new epoch.
 --   owner     The name of this life of the trainer: a repeat by the same owner keeps its epoch.
 --   lease_ms  How long the lease lasts.
---   sealed    The number of the hosts whose ranks it leads, which has to be that of those that stand; 0 where one host has all.
+--   sealed    The number of the hosts whose ranks it leads, which has to be that of those that stand; 0 where one host
+--             has all.
 --   -> {acquired, epoch}
 --    | {held, ms left}       another trainer's lease lives
 --    | {no_group, reason}    the hosts are no group any more
@@ -24,7 +25,8 @@ local last_epoch, owner, lease_until = unpack(redis.call('HMGET', FENCE, 'epoch'
 local left = (tonumber(lease_until) or 0) - now
 local is_mine = owner == a.owner
 if left > 2 * a.lease_ms and not is_mine then
-  -- The clock stepped back: a holder that lives says so within a lease, a dead one must not hold for as long as the step.
+  -- The clock stepped back: a holder that lives says so within a lease, a dead one must not hold for as long as the
+  -- step.
   left = a.lease_ms
   redis.call('HSET', FENCE, 'lease_until', whole(now + a.lease_ms))
 end
@@ -98,8 +100,8 @@ return { 'opened' }
 --   payloads   a PromptBatch for each of batches
 --   -> {dispatched, how many} | {fenced} | {wrong_iteration, newest iteration}
 --    | {no_manifest}   a version that alone may sample a batch was not announced
--- What an opening had no room for or no version yet, and what a restart has lost: an expected batch that is nowhere goes in
--- work.
+-- What an opening had no room for or no version yet, and what a restart has lost: an expected batch that is nowhere
+-- goes in work.
 -- Keys:
 --   fence           read: the open iterations, and the versions that sample them
 --   ledger          read: batches that are expected already; written: `expected`
@@ -136,8 +138,8 @@ return { 'dispatched', #lost }
 --   iteration  The iteration.
 --   batch_ids  The batches that are looked up, where the iteration is not whole.
 --   -> {whole} | {lost, n x batch id} | {fenced} | {wrong_iteration, newest iteration}
--- It writes nothing. An iteration is whole when its counts agree, and then its batches aren't looked at: a trainer that waits
--- asks every other second, of any number of batches.
+-- It writes nothing. An iteration is whole when its counts agree, and then its batches aren't looked at: a trainer that
+-- waits asks every other second, of any number of batches.
 -- Keys:
 --   fence          read: epoch, and how many batches the iteration expects
 --   progress       read: published:S and dead:S
@@ -168,13 +170,14 @@ return out
 --   read_ahead   The entries after it that this trainer has read while it waited.
 --   -> {claimed, dead count, the kind of engine that sampled them or '', n x (entry, payload, digest, batch id)}
 --    | {fenced} | {wrong_iteration, newest iteration}
--- A payload is megabytes. It comes as '' where the trainer has read it already, and as nil where the batch has columns: the
--- trainer reads it next to them.
+-- A payload is megabytes. It comes as '' where the trainer has read it already, and as nil where the batch has columns:
+-- the trainer reads it next to them.
 -- A repeat after a lost answer gives the same again: what is pending after the last entry comes before what is new.
 -- Keys:
 --   fence      read: epoch, and the open iterations
 --   progress   read: dead:S and engine
---   rollouts   read: entries; written: they are pending for this epoch, as the group's consumer, until their iteration's commit
+--   rollouts   read: entries; written: they are pending for this epoch, as the group's consumer, until their
+--              iteration's commit
 local fence = read_fence()
 if not open_at(fence, a.iteration) then return { 'wrong_iteration', newest_iteration(fence) } end
 local slot = slot_of(a.iteration)
@@ -203,6 +206,8 @@ local function add(from)
 end
 if last == '0-0' then
   -- From the beginning, and whatever its idle time: all that an earlier epoch claimed and didn't commit is this one's.
+  -- Without COUNT only 100 entries would come. 10,000 is the bound of an iteration's batches (MAX_BATCHES of
+  -- contracts/encoding/wire.py), and each batch has at most one entry: this call takes them all.
   redis.call('XAUTOCLAIM', slot.rollouts, 'trainers', trainer, '0', '0', 'COUNT', '10000', 'JUSTID')
 end
 -- Where a restart has forgotten that the last entry was given, nothing is passed over: it would never be given again.
@@ -210,8 +215,12 @@ local is_given = last == '0-0' or #redis.call('XPENDING', slot.rollouts, 'traine
 -- As XREADGROUP would deliver them, without a look at their payloads.
 local read = is_given and { unpack(a.read_ahead, 1, math.min(left, #a.read_ahead)) } or {}
 if #read > 0 then
-  for _, word in ipairs({ 'FORCE', 'JUSTID', 'LASTID', read[#read] }) do read[#read + 1] = word end
-  for _, id in ipairs(redis.call('XCLAIM', slot.rollouts, 'trainers', trainer, '0', unpack(read))) do give(id, '', '', '') end
+  -- The options of XCLAIM come after the ids. LASTID sets the group's last delivered entry: the last of these ids.
+  local last_read = read[#read]
+  for _, word in ipairs({ 'FORCE', 'JUSTID', 'LASTID', last_read }) do read[#read + 1] = word end
+  for _, id in ipairs(redis.call('XCLAIM', slot.rollouts, 'trainers', trainer, '0', unpack(read))) do
+    give(id, '', '', '')
+  end
   -- What came meanwhile the next wait brings: here it would be copied twice more.
   if #out > 3 then return out end
 end
@@ -245,7 +254,8 @@ return out
 --   ledger                         read: each batch, held against what was trained; removed
 --   audit                          read: the newest link of the chain; written: AuditRecord and its digest
 --   weights                        read: the versions that sample need their manifests
---   progress                       written: engine, where a restart has forgotten it; removed: waiting:S; of an opening as `open_iteration`
+--   progress                       written: engine, where a restart has forgotten it; removed: waiting:S; of an opening
+--                                  as `open_iteration`
 --   rollouts                       trimmed: the payloads of the iteration, which frees their memory
 --   prompts, claims, work, items   removed: all of the slot; of an opening written as `open_iteration`
 --   events                         written: JobEvent
@@ -253,7 +263,8 @@ return out
 local fence = read_fence()
 if fence.committed >= a.iteration then return { 'already_committed' } end
 local oldest = table.remove(fence.window, 1)
-if not oldest or oldest.iteration ~= a.iteration then return { 'wrong_iteration', oldest and oldest.iteration or fence.committed } end
+local oldest_iteration = oldest and oldest.iteration or fence.committed
+if not oldest or oldest.iteration ~= a.iteration then return { 'wrong_iteration', oldest_iteration } end
 if a.previous ~= last_link() then return { 'broken_link' } end
 local engine = engine_of_job()
 if is_other_engine(engine, a.engine) then return { 'wrong_engine', engine } end
@@ -266,7 +277,8 @@ local trained = a.trained
 for i = 1, #ledger, 2 do
   local id = ledger[i]
   local batch = unpacked(ledger[i + 1]) or {}
-  -- I3: each batch is trained as it was published. One that is still expected but was trained is of a server that came back older:
+  -- I3: each batch is trained as it was published. One that is still expected but was trained is of a server that came
+  -- back older:
   -- its publication was lost, and the trainer has the batch.
   if batch.state ~= 'dead' then
     if not trained[id] then return { 'missing', id } end
@@ -333,7 +345,9 @@ for _, version in ipairs(redis.call('HKEYS', WEIGHTS)) do
   -- Version a.iteration is what the next iteration begins with, and stays.
   if tonumber(version) > a.iteration then redis.call('HDEL', WEIGHTS, version) end
 end
-for _, field in ipairs(of_versions(redis.call('HKEYS', PROBES), a.iteration + 1, math.huge)) do redis.call('HDEL', PROBES, field) end
+for _, field in ipairs(of_versions(redis.call('HKEYS', PROBES), a.iteration + 1, math.huge)) do
+  redis.call('HDEL', PROBES, field)
+end
 redis.call('XADD', AUDIT, '*', 'record', payload(), 'digest', a.digest)
 tell(payload())
 count('rewinds')
@@ -348,8 +362,8 @@ return { 'rewound' }
 --   payloads   an AuditRecord for each of digests
 --   -> {restored} | {already_restored} | {fenced}
 --    | {broken_link}   the first record doesn't follow the newest one
--- A server that came back older gets records back that it had accepted before: the run folder has them, and the weights that
--- they made. The fence goes on behind them, with nothing open.
+-- A server that came back older gets records back that it had accepted before: the run folder has them, and the weights
+-- that they made. The fence goes on behind them, with nothing open.
 -- Keys:
 --   fence                  read and written: committed, and an empty window without versions
 --   audit                  read: the newest link of the chain; written: the lost records, oldest first
@@ -385,11 +399,12 @@ return { 'recorded' }
 --   policy_version  The version.
 --   oldest_kept     The oldest version whose manifest stays.
 --   chunk_bytes     Bytes of the version in Redis, which the next one is expected to need as well.
---   payloads        WeightManifest; FenceProbe or '' for a version that needs no proof; the trainer's log-probs of the probe's rows,
---                   and those under the version before, '' of none
+--   payloads        WeightManifest; FenceProbe or '' for a version that needs no proof; the trainer's log-probs of the
+--                   probe's rows, and those under the version before, '' of none
 --   -> {published} | {fenced}
 --    | {divergent, the digest that this version has}   the window is sampled with other weights of it
--- What may sample the window stays, also where a trainer counts on commits that a restart has lost: a claim must find it.
+-- What may sample the window stays, also where a trainer counts on commits that a restart has lost: a claim must find
+-- it.
 -- Keys:
 --   fence     read: epoch, the window and its versions; written: version_bytes
 --   weights   written: WeightManifest; removed: those that nothing may ask for any more
@@ -402,6 +417,8 @@ local logprobs = payload()
 local logprobs_before = payload()
 local known = digest_of(fence, a.policy_version)
 -- A restart may have lost the rewind of a trainer that lives, and which has made this version anew with other weights.
+-- The manifest is packed bytes that nothing here decodes. A digest is plain text in them, so that a manifest of the
+-- same weights contains it. (1, true: search from the first byte, and for the text itself, not for a pattern.)
 if known and not string.find(manifest, known, 1, true) then return { 'divergent', known } end
 redis.call('HSET', WEIGHTS, a.policy_version, manifest)
 local version = whole(a.policy_version)
@@ -440,8 +457,8 @@ return { 'announced' }
 --   keep_ms  The time without another chunk after which all chunks go.
 --   payload  the chunk's bytes
 --   -> {put} | {fenced} | OOM, at maxmemory
--- Where an open iteration has published batches its commit frees them, and the chunk is of the version that it needs: it goes past
--- the limit. A version that nothing waits for doesn't.
+-- Where an open iteration has published batches its commit frees them, and the chunk is of the version that it needs:
+-- it goes past the limit. A version that nothing waits for doesn't.
 -- Keys:
 --   fence      read: epoch, and the open iterations
 --   progress   read: published:S, where the server is at maxmemory

@@ -378,6 +378,8 @@ class ExactAccumulator(GradientAccumulator):
         """Largest magnitude that the finished passes of the open micro-batch can have added up to."""
         self._reached_in_pass = 0.0
         """Largest magnitude of the gradients of the pass that is under way."""
+        # With `initial`, accumulate yields one number more than there are targets: the end of the last one, for which
+        # there is no name (hence strict=False).
         starts = itertools.accumulate((target.numel() for target in self._targets.values()), initial=0)
         self._starts = dict(zip(self._targets, starts, strict=False))
 
@@ -463,7 +465,11 @@ class ExactAccumulator(GradientAccumulator):
 
 
 class FloatAccumulator(GradientAccumulator):
-    """Sums in float32: 4 bytes a parameter, and the last bits depend on arrival order (`trainer.accumulation`)."""
+    """Sums in float32: 4 bytes a parameter, and the last bits depend on arrival order (`trainer.accumulation`).
+
+    It takes no lock: two threads must not add to the sums of one accumulator at the same time. None do, since
+    `consumer/ranks/threads.py: passes_at_once` lets a trainer with such sums train one batch after another.
+    """
 
     dtype: ClassVar[torch.dtype] = torch.float32
 

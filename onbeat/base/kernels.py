@@ -1,5 +1,5 @@
-"""The kernels that compute a model, as the bits of a computation depend on them (I7): those that a processor's kind has
-libraries choose, and, where a job asks for it (`model.matmul`), products by oneDNN.
+"""Chooses the kernels that compute a model; the bits of its results depend on them (I7). Libraries choose most of them
+by the processor. A job may ask for oneDNN's matrix products (`model.matmul`).
 
     rows [N, K] · weightᵀ [K, outputs]; backward: gradient · weight, and gradientᵀ · rows
 

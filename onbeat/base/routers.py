@@ -111,8 +111,10 @@ class RouterTap:
                 cure='set trainer.packing = "padded"',
             )
         replayed = self.routes[self._num_replayed : end].reshape(own.shape).to(own)
-        # A pass by the cache calls the model several times; behind its last token a recomputed one begins anew.
+        # A pass by the cache calls the model several times, and each call takes the next routes. After the last of them
+        # the count is 0 again: a backward pass that recomputes its activations begins with the first token.
         self._num_replayed = end % len(self.routes)
+        # -1 leaves the router's own choice.
         indices = torch.where(replayed < 0, own, replayed)
         # As topk returns them: the scores at the indices, with their gradient.
         return torch.return_types.topk((scores.gather(-1, indices), indices))

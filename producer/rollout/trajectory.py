@@ -44,7 +44,9 @@ class PlayedTrajectory:
     context: list[int] = field(default_factory=list)
     """The prompt and all tokens after it."""
     _begins: int = 0
-    """Place in the context with which what the model sees begins."""
+    """Place in the context from which on the model sees its tokens: where the environment last began anew. 0: it never
+    did, and the model sees all of the context, the prompt included. (It can't have begun anew at 0: the prompt is
+    there.)"""
     tools: tuple[Tool, ...] = ()
     asks_for_tokens: bool = False
     """Whether the environment is told what was sampled beside what it says."""
@@ -152,6 +154,8 @@ class PlayedTrajectory:
         if self._open_turn is None:
             raise AssertionError("a reply follows a turn")
         start, finish_reason = self._open_turn
+        # A turn counts tokens from the end of the prompt on, as `token_ids` of its completion does; `_begins` counts
+        # from the beginning of the context.
         self._open_turn = None
         self._turns.append(
             Turn(
@@ -178,6 +182,8 @@ class PlayedTrajectory:
         else:
             observation = self.renderer.go_on(self.context[begins:start], self.context[start:], messages, self.tools)
         added = len(observation) + self.max_new_tokens
+        # Neither bound counts the tokens of the prompt: tokens that the model sees count from the end of the prompt on,
+        # or, where it began anew, from there.
         num_seen = len(self.context) - (begins or len(self.prompt_ids))
         most = self.environment.max_tokens
         _, most_seen = self.environment.seen_bound

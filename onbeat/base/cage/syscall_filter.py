@@ -11,8 +11,9 @@ import ctypes
 import errno
 import platform
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from onbeat.base.cage import kernel
 from onbeat.base.cage.syscall_numbers import ARCHITECTURES, FIRST_UNREAD, NUMBERS, X32_NUMBERS
@@ -22,12 +23,17 @@ FLAG_SPEC_ALLOW = 1 << 2
 """Keeps the processor's speculation as it is: without it scorers are slower on older kernels."""
 
 LOAD = 0x20
+"""Loads four bytes of `struct seccomp_data` into the accumulator, the one value that the next lines look at."""
 AND = 0x54
+"""Keeps the accumulator's bits that are in the operand."""
 JUMP_EQUAL = 0x15
 JUMP_GREATER_OR_EQUAL = 0x35
 JUMP_ANY_BIT = 0x45
+"""True where the accumulator has any of the operand's bits."""
 RETURN = 0x06
+"""Ends the program; its operand is the answer to the call."""
 NUMBER_AT = 0
+"""The number of the call. This and the next two are offsets in `struct seccomp_data`, in bytes."""
 ARCHITECTURE_AT = 4
 ARGUMENTS_AT = 16
 """Each argument has eight bytes, the low half first, on machines whose lowest byte comes first."""
@@ -38,12 +44,31 @@ REFUSE = 0x00050000 | errno.EACCES
 UNKNOWN = 0x00050000 | errno.ENOSYS
 """The kernel's own answer to a number that it doesn't know: libraries go on with an older call."""
 LATE = 0x00050000 | errno.ETIMEDOUT
+"""The answer of a wait whose time is over. As in REFUSE, the high half says "answer this error", the low half which."""
 FUTEX_COMMAND = 0x7F
+"""The bits of futex(2)'s operation that name its command; those above are flags (FUTEX_PRIVATE_FLAG, and which
+clock)."""
 FUTEX_WAIT = 0
 FUTEX_WAKE = 1
 FUTEX_WAIT_BITSET = 9
 
-Line = tuple[int, int, int, int]
+NEXT = ""
+"""The label of the next line, whichever it is."""
+
+
+class Line(NamedTuple):
+    """A line of a filter's program, an instruction of classic BPF."""
+
+    code: int
+    operand: int
+    if_true: str = NEXT
+    """The label at which the program goes on where a jump's condition holds. Lines that don't jump have NEXT in
+    both."""
+    if_false: str = NEXT
+
+
+Program = Sequence[Line | str]
+"""Lines, and labels between them: a label stands before the line that it names. Jumps only go forward."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +79,15 @@ class Only:
 
     values: Mapping[int, tuple[int, ...]]
 
-    def lines(self) -> list[Line]:
-        program: list[Line] = []
+    def lines(self) -> Program:
+        program: list[Line | str] = []
         for argument, values in self.values.items():
-            program.append((LOAD, 0, 0, ARGUMENTS_AT + 8 * argument))
-            program += [(JUMP_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
-            program.append((RETURN, 0, 0, REFUSE))
-        return [*program, (RETURN, 0, 0, ALLOW)]
+            has_passed = f"argument {argument} has one of its values"
+            program.append(Line(LOAD, ARGUMENTS_AT + 8 * argument))
+            program += [Line(JUMP_EQUAL, value, if_true=has_passed) for value in values]
+            program.append(Line(RETURN, REFUSE))
+            program.append(has_passed)
+        return [*program, Line(RETURN, ALLOW)]
 
 
 @dataclass(frozen=True)
@@ -72,41 +99,44 @@ class Never:
     bits: int = 0
     mask: int = 0xFFFFFFFF
 
-    def lines(self) -> list[Line]:
-        checks = [(JUMP_ANY_BIT, self.bits)] if self.bits else []
-        checks += [(AND, self.mask)] if self.values else []
-        checks += [(JUMP_EQUAL, value) for value in self.values]
-        return [
-            (LOAD, 0, 0, ARGUMENTS_AT + 8 * self.argument),
-            *(
-                (code, 0 if code == AND else len(checks) - place, 0, value)
-                for place, (code, value) in enumerate(checks)
-            ),
-            (RETURN, 0, 0, ALLOW),
-            (RETURN, 0, 0, REFUSE),
-        ]
+    def lines(self) -> Program:
+        program: list[Line | str] = [Line(LOAD, ARGUMENTS_AT + 8 * self.argument)]
+        if self.bits:
+            program.append(Line(JUMP_ANY_BIT, self.bits, if_true="refuse"))
+        if self.values:
+            # The bits outside the mask go only after `bits` were looked for in all of the argument.
+            program.append(Line(AND, self.mask))
+            program += [Line(JUMP_EQUAL, value, if_true="refuse") for value in self.values]
+        return [*program, Line(RETURN, ALLOW), "refuse", Line(RETURN, REFUSE)]
 
 
 class WakesAlone:
     """A process of one thread may wake by futex(2). Its wait with a time-out is late at once, and one without, which no
     other thread can end, ends the process."""
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> Program:
+        operation = ARGUMENTS_AT + 8 * 1
+        # A pointer of eight bytes: both halves of one that is not given are 0.
         timeout = ARGUMENTS_AT + 8 * 3
         return [
-            (LOAD, 0, 0, ARGUMENTS_AT + 8),
-            (AND, 0, 0, FUTEX_COMMAND),
-            (JUMP_EQUAL, 6, 0, FUTEX_WAKE),
-            (JUMP_EQUAL, 1, 0, FUTEX_WAIT),
-            (JUMP_EQUAL, 0, 7, FUTEX_WAIT_BITSET),
-            (LOAD, 0, 0, timeout),
-            (JUMP_EQUAL, 0, 4, 0),
-            (LOAD, 0, 0, timeout + 4),
-            (JUMP_EQUAL, 1, 2, 0),
-            (RETURN, 0, 0, ALLOW),
-            (RETURN, 0, 0, KILL),
-            (RETURN, 0, 0, LATE),
-            (RETURN, 0, 0, REFUSE),
+            Line(LOAD, operation),
+            Line(AND, FUTEX_COMMAND),
+            Line(JUMP_EQUAL, FUTEX_WAKE, if_true="allow"),
+            Line(JUMP_EQUAL, FUTEX_WAIT, if_true="wait"),
+            Line(JUMP_EQUAL, FUTEX_WAIT_BITSET, if_false="refuse"),
+            "wait",
+            Line(LOAD, timeout),
+            Line(JUMP_EQUAL, 0, if_false="late"),
+            Line(LOAD, timeout + 4),
+            Line(JUMP_EQUAL, 0, if_true="kill", if_false="late"),
+            "allow",
+            Line(RETURN, ALLOW),
+            "kill",
+            Line(RETURN, KILL),
+            "late",
+            Line(RETURN, LATE),
+            "refuse",
+            Line(RETURN, REFUSE),
         ]
 
 
@@ -130,21 +160,49 @@ def compiled(chosen: Filter) -> bytes:
     if machine not in ARCHITECTURES or not kernel.IS_LINUX:
         return b""
     column = list(ARCHITECTURES).index(machine)
-    lines: list[Line] = [
-        (LOAD, 0, 0, ARCHITECTURE_AT),
-        (JUMP_EQUAL, 1, 0, ARCHITECTURES[machine]),
-        (RETURN, 0, 0, KILL),
-        (LOAD, 0, 0, NUMBER_AT),
-        (JUMP_GREATER_OR_EQUAL, 0, 1, X32_NUMBERS),
-        (RETURN, 0, 0, REFUSE),
-        (JUMP_GREATER_OR_EQUAL, 0, 1, FIRST_UNREAD),
-        (RETURN, 0, 0, UNKNOWN),
+    # The number of a call means something on one architecture only, so that this is looked at first. Numbers of x32,
+    # calls of x86_64 with pointers of 32 bits, lie above all others, and so above FIRST_UNREAD, too: they come before
+    # it.
+    head: Program = [
+        Line(LOAD, ARCHITECTURE_AT),
+        Line(JUMP_EQUAL, ARCHITECTURES[machine], if_true="is our architecture"),
+        Line(RETURN, KILL),
+        "is our architecture",
+        Line(LOAD, NUMBER_AT),
+        Line(JUMP_GREATER_OR_EQUAL, X32_NUMBERS, if_false="is not of x32"),
+        Line(RETURN, REFUSE),
+        "is not of x32",
+        Line(JUMP_GREATER_OR_EQUAL, FIRST_UNREAD, if_false="is in the table"),
+        Line(RETURN, UNKNOWN),
+        "is in the table",
     ]
+    code = _assembled(head)
     for name, rule in chosen.rules.items():
-        block = [(RETURN, 0, 0, rule)] if isinstance(rule, int) else rule.lines()
-        lines += [(JUMP_EQUAL, 0, len(block), NUMBERS[name][column]), *block]
-    lines.append((RETURN, 0, 0, chosen.others))
-    return b"".join(struct.pack("=HBBI", *line) for line in lines)
+        block = [Line(RETURN, rule)] if isinstance(rule, int) else rule.lines()
+        # Each block ends with a return in each of its branches. The accumulator has the number until a block is
+        # entered.
+        code += _assembled([Line(JUMP_EQUAL, NUMBERS[name][column], if_false="next call"), *block, "next call"])
+    return code + _assembled([Line(RETURN, chosen.others)])
+
+
+def _assembled(program: Program) -> bytes:
+    """Returns the lines as the kernel reads them: code, number of lines to skip if true, if false, operand."""
+    places: dict[str, int] = {}
+    lines: list[Line] = []
+    for item in program:
+        if isinstance(item, str):
+            places[item] = len(lines)
+        else:
+            lines.append(item)
+
+    def skipped(number: int, label: str) -> int:
+        """Returns how many lines lie between line `number` and the one that the label names."""
+        return 0 if label == NEXT else places[label] - (number + 1)
+
+    return b"".join(
+        struct.pack("=HBBI", line.code, skipped(number, line.if_true), skipped(number, line.if_false), line.operand)
+        for number, line in enumerate(lines)
+    )
 
 
 class _Program(ctypes.Structure):

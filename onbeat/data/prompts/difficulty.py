@@ -103,9 +103,14 @@ class MeasuredPool(Pool):
         )
 
     def _draw(self, iteration: int, quota: int, seed: str) -> _Draw:
-        """Draws from each pool without replacement; a source that is smaller than the quota comes several times."""
+        """Draws from each pool without replacement; a source that is smaller than the quota comes several times.
+
+        Each call of `draw` advances its state, so that the order of the calls below, and of the numbers that each gets,
+        is part of the result: another order gives other prompts, and with them other digests of the job (I7).
+        """
         easy, normal, hard = self._pools_at(iteration)
-        draw, taken = seeded(f"{seed}/difficulty/{iteration}"), set[int]()
+        draw = seeded(f"{seed}/difficulty/{iteration}")
+        taken = set[int]()
 
         def take_from(pool: Sequence[int], most: int) -> None:
             left = [number for number in pool if number not in taken]
@@ -114,10 +119,13 @@ class MeasuredPool(Pool):
         of_easy = self.pools.easy_fraction
         of_hard = self.pools.hard_fraction
         shares = quotas([of_easy, max(0.0, 1.0 - of_easy - of_hard), of_hard], quota, iteration)
+        # First the share of each pool: easy, normal, hard. Pools that have fewer prompts than their share are filled up
+        # from the others: normal ones first, then hard, then easy ones.
         for pool, share in zip((easy, normal, hard), shares, strict=True):
             take_from(pool, share)
         for pool in (normal, hard, easy):
             take_from(pool, quota - len(taken))
+        # Sorted before the shuffle: a set has an order of its own, which is none that a digest could depend on.
         chosen = sorted(taken)
         draw.shuffle(chosen)
         places = [self.places[number] for number in itertools.islice(itertools.cycle(chosen), quota)]

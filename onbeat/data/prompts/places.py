@@ -140,6 +140,8 @@ def quotas(weights: Sequence[float], size: int, iteration: int) -> list[int]:
     shift = (iteration + 1) * GOLDEN % 1.0
     total = math.fsum(weights)
     ends = [math.floor(size * part / total + shift) for part in itertools.accumulate(weights)]
+    # The last sum of shares is all of `size`, and the shift is below 1: floor(size + shift) is `size`. It is written as
+    # such, since a sum of floats may end a little above or below the total.
     return [end - start for start, end in itertools.pairwise([0, *ends[:-1], size])]
 
 
