@@ -62,7 +62,7 @@ def awaited_batch(
         (batch_id, claimed_ms), *_ = claims
         held_s = now_s - claimed_ms / 1000
         if held_s >= _patience_s(fence):
-            return _held(broker, slot, batch_id.decode(errors="replace"), claimed_s=claimed_ms / 1000, live=live)
+            return _holder_text(broker, slot, batch_id.decode(errors="replace"), claimed_s=claimed_ms / 1000, live=live)
     elif free:
         return _unclaimed(broker, slot, free[0].decode(errors="replace"), now_s=now_s)
     return ""
@@ -93,7 +93,9 @@ def _after(setback: Setback) -> str:
     return f"batch {setback.batch_id}, which {setback.worker} {how}, and which is tried again: {reason}"
 
 
-def _held(broker: Broker, slot: SlotKeys, batch_id: str, *, claimed_s: float, live: Sequence[GeneratorSeen]) -> str:
+def _holder_text(
+    broker: Broker, slot: SlotKeys, batch_id: str, *, claimed_s: float, live: Sequence[GeneratorSeen]
+) -> str:
     with broker.call():
         value: Any = broker.redis.hget(slot.items, item_fields(0, batch_id, 0).claim)
     claim = readable(value, LastClaim)

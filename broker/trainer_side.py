@@ -137,7 +137,7 @@ class TrainerSide:
             chunk_bytes=manifest.num_chunk_bytes,
         )
         if outcome != b"published":
-            raise FenceViolation(f"version {version} cannot be announced: {_said(outcome, rest)}", field="digest")
+            raise FenceViolation(f"version {version} cannot be announced: {_words_of(outcome, rest)}", field="digest")
         # Without a lag the opening wakes the generators: they hear of files while they wait for it.
         if self._num_open > 1:
             # It wakes the generators that receive versions while they sample: they wait for files.
@@ -198,7 +198,7 @@ class TrainerSide:
         known = [KnownVersion(version=version, digest=digest) for version, digest in sorted(versions.items())]
         outcome, *rest = self._fenced("open_iteration", *payloads, opening=following, versions=known)
         if outcome not in (b"opened", b"already_open"):
-            raise FenceViolation(f"iteration {opening.iteration} cannot open: {_said(outcome, rest)}")
+            raise FenceViolation(f"iteration {opening.iteration} cannot open: {_words_of(outcome, rest)}")
         if outcome == b"opened":
             self._dispatch(opening.iteration, chunks)
         return outcome == b"opened"
@@ -211,7 +211,7 @@ class TrainerSide:
         event = encode(Rewound.by(record, committed=self.fence().committed))
         outcome, *rest = self._fenced("rewind", encode(record), event, iteration=record.iteration, **_links(record))
         if outcome not in (b"rewound", b"already_rewound"):
-            raise FenceViolation(f"iteration {record.iteration} cannot be next: {_said(outcome, rest)}")
+            raise FenceViolation(f"iteration {record.iteration} cannot be next: {_words_of(outcome, rest)}")
         for cursor in self._cursors:
             cursor.read_ahead.clear()
 
@@ -235,7 +235,7 @@ class TrainerSide:
                 previous=chunk[0].previous,
             )
             if outcome not in (b"restored", b"already_restored"):
-                raise FenceViolation(f"iteration {newest.iteration} cannot be restored: {_said(outcome, rest)}")
+                raise FenceViolation(f"iteration {newest.iteration} cannot be restored: {_words_of(outcome, rest)}")
 
     def claim_rollouts(self, iteration: int, *, max_batches: int) -> tuple[list[Arrived], int]:
         """Claims published batches of an open iteration. Doesn't block.
@@ -263,7 +263,7 @@ class TrainerSide:
             read_ahead=list(read_ahead),
         )
         if outcome != b"claimed":
-            raise FenceViolation(f"the fence is not open at iteration {iteration}: {_said(outcome, [num_dead])}")
+            raise FenceViolation(f"the fence is not open at iteration {iteration}: {_words_of(outcome, [num_dead])}")
         engine, *rows = rows
         if rows and engine and self._engine is None:
             self._engine = engine.decode(errors="replace")
@@ -401,7 +401,7 @@ class TrainerSide:
         """Returns the batches that are neither settled nor in work; None where no batch of the iteration is so."""
         outcome, *rest = self._fenced("reconcile", iteration=iteration, batch_ids=batch_ids)
         if outcome not in (b"whole", b"lost"):
-            raise FenceViolation(f"the fence is not open at iteration {iteration}: {_said(outcome, rest)}")
+            raise FenceViolation(f"the fence is not open at iteration {iteration}: {_words_of(outcome, rest)}")
         if outcome == b"whole":
             return None
         return [batch_id.decode() for batch_id in rest]
@@ -413,7 +413,7 @@ class TrainerSide:
             if outcome == b"no_manifest":
                 raise FenceViolation(f"a batch of iteration {iteration} lacks the version that samples it: no_manifest")
             if outcome != b"dispatched":
-                raise FenceViolation(f"the fence is not open at iteration {iteration}: {_said(outcome, value)}")
+                raise FenceViolation(f"the fence is not open at iteration {iteration}: {_words_of(outcome, value)}")
             num_dispatched += value[0]
         return num_dispatched
 
@@ -469,7 +469,7 @@ class TrainerSide:
             **_links(record),
         )
         if outcome not in (b"committed", b"already_committed"):
-            raise FenceViolation(f"iteration {record.iteration} cannot be committed: {_said(outcome, rest)}")
+            raise FenceViolation(f"iteration {record.iteration} cannot be committed: {_words_of(outcome, rest)}")
         # The slot is the next iteration's now: what was read ahead of it is gone from the stream.
         self._cursor_of(record.iteration).read_ahead.clear()
         if opening and outcome == b"committed":
@@ -509,6 +509,6 @@ def _links(record: AuditRecord) -> dict[str, str]:
     return {"digest": record_digest(record), "previous": record.previous}
 
 
-def _said(outcome: bytes, rest: Sequence[bytes | int]) -> str:
+def _words_of(outcome: bytes, rest: Sequence[bytes | int]) -> str:
     words = [item.decode() if isinstance(item, bytes) else str(item) for item in (outcome, *rest)]
     return " ".join(words)

@@ -265,7 +265,7 @@ class DiskUse:
             del self.bytes[gone], self._looked_s[gone]
         self._active = set(active)
 
-    def told(self, status: JobStatus) -> JobStatus:
+    def with_size_and_folder(self, status: JobStatus) -> JobStatus:
         """Returns the status with its size, where that is known, and the folder by which commands find the stack."""
         directory = str(self._run_root.resolve()) if (self._run_root / STACK_FILE).exists() else ""
         return replace(status, disk_bytes=self.bytes.get(status.job_id), stack_directory=directory)

@@ -115,7 +115,7 @@ class Generator(Worker[Claim]):
         )
         self._jobs = jobs
         self._model = model
-        self._held = HeldBatches(self._freed.set)
+        self._batches = HeldBatches(self._freed.set)
         self._receipt = Receipt(calls=calls, model=model, activity=self._activity)
         self._carrier = Carrier(
             generator_id=generator_id, calls=calls, rewards=rewards, activity=self._activity, freed=self._freed.set
@@ -133,7 +133,7 @@ class Generator(Worker[Claim]):
         await self._model.aclose()
 
     def _settle(self, claim: Claim) -> None:
-        self._held.settle(claim)
+        self._batches.settle(claim)
 
     def _copies(self) -> Sequence[Claim]:
         return [claim for claim in self._leases if claim.hedged]
@@ -182,7 +182,7 @@ class Generator(Worker[Claim]):
         if self._model.loading_weights:
             return f"loading {self._model.loading_weights[-1].rpartition('/')[2]}"
         away = [f"waiting for the {service.name}" for service in self._services if service.is_away]
-        return "; ".join(filter(None, [self._held.in_words, *away])) or "waiting"
+        return "; ".join(filter(None, [self._batches.in_words, *away])) or "waiting"
 
     async def _take(self) -> bool:
         await self._until_freed(self._is_full)
@@ -193,14 +193,14 @@ class Generator(Worker[Claim]):
         batch = claim.prompt_batch
         with about_batch(batch.job_id, iteration=batch.iteration, batch_id=batch.batch_id, attempt=claim.attempt):
             loaded = await self._ready(job, claim)
-            if loaded is None or self._held.is_settled(claim):
+            if loaded is None or self._batches.is_settled(claim):
                 self._end(claim)
             else:
                 self._begin(claim, self._carrier.carry(self._sample(job, claim, loaded)))
         return True
 
     def _end(self, claim: Claim) -> None:
-        self._held.end(claim)
+        self._batches.end(claim)
         super()._end(claim)
 
     def _is_full(self) -> bool:
@@ -210,11 +210,11 @@ class Generator(Worker[Claim]):
         if self._stopping.is_set():
             return False
         loaded = self._model.loaded
-        num_sampling = self._held.num_sampling
+        num_sampling = self._batches.num_sampling
         is_busy = loaded is not None and num_sampling >= loaded.engine.max_concurrent_completions
         # A batch that shares the engine here would have it for itself in a generator that is idle.
-        has_share = num_sampling > 0 and self._held.num_in_engine >= self._jobs.share(self._heartbeat.num_live)
-        return is_busy or has_share or self._held.num_finishing >= MAX_FINISHING
+        has_share = num_sampling > 0 and self._batches.num_in_engine >= self._jobs.share(self._heartbeat.num_live)
+        return is_busy or has_share or self._batches.num_finishing >= MAX_FINISHING
 
     async def _claim_next(self) -> tuple[ActiveJob, Claim] | None:
         """Claims a batch of the job whose turn it is, under a lease that the heartbeat keeps.
@@ -237,8 +237,8 @@ class Generator(Worker[Claim]):
                 lease_s,
                 hedge=hedge,
                 loaded=self._model.newest_ready(job.spec),
-                oldest_only=self._held.lacks_room,
-                is_idle=not self._held.num_sampling,
+                oldest_only=self._batches.lacks_room,
+                is_idle=not self._batches.num_sampling,
             )
             try:
                 claim = await self._calls(claim_batch)
@@ -286,7 +286,7 @@ class Generator(Worker[Claim]):
         """Loads a version without a claim, and shows it to the fence; leaves the job alone where that fails."""
         # The fence asks for a proof also of a version that the engine holds: while it samples, and loads nothing.
         if not self._model.holds(job.spec, manifest):
-            await self._until_freed(lambda: self._held.need_weights)
+            await self._until_freed(lambda: self._batches.need_weights)
             # The trainer keeps what is said to be loading.
             self._heartbeat.changed.set()
         try:
@@ -322,7 +322,7 @@ class Generator(Worker[Claim]):
         verdict = await self._model.show(loaded, job.spec, manifest, prove)
         if not verdict.is_proved and verdict.outcome != "unknown":
             log.warning("%s; its engine is made anew", proof_failure(verdict, manifest))
-            await self._until_freed(lambda: self._held.need_weights)
+            await self._until_freed(lambda: self._batches.need_weights)
             await self._model.begin_anew()
             loaded = await ready()
             verdict = await self._model.show(loaded, job.spec, manifest, prove)
@@ -340,11 +340,11 @@ class Generator(Worker[Claim]):
             await wait_for(self._stopping, IDLE_POLL_S)
             return
         first = turns[0]
-        is_lone = len(self._jobs) == 1 and not self._held.num_sampling
+        is_lone = len(self._jobs) == 1 and not self._batches.num_sampling
         timeout_s = PROMPTS_WAIT_S if is_lone else SHARED_PROMPTS_WAIT_S
         for shard in await self._calls(first.side.wait_for_prompts, timeout_s):
             # The iteration is over where the next version is being written; what still generates is in vain.
-            if not self._held.need_weights:
+            if not self._batches.need_weights:
                 try:
                     with self._activity.span(first.job_id, "load", iteration=shard.policy_version):
                         await self._model.load_ahead(shard)
@@ -355,7 +355,7 @@ class Generator(Worker[Claim]):
         """Lets the engine sleep where a colocated job has no more work for it; False while a batch may need it."""
         if not self._model.awake_for:
             return True
-        if self._held.need_weights:
+        if self._batches.need_weights:
             # It may also be the work of a generator that died meanwhile: the wait is short.
             self._freed.clear()
             await wait_for(self._freed, SHARED_PROMPTS_WAIT_S)
@@ -376,7 +376,7 @@ class Generator(Worker[Claim]):
             is_held = self._model.holds(job.spec, claim.manifest)
             had_turn_of = self._model.awake_for
             if not is_held:
-                await self._until_freed(lambda: self._held.need_weights)
+                await self._until_freed(lambda: self._batches.need_weights)
                 # The trainer keeps what is said to be loading.
                 self._heartbeat.changed.set()
             with self._activity.span(job.job_id, "load", iteration=claim.prompt_batch.iteration):
@@ -403,5 +403,5 @@ class Generator(Worker[Claim]):
         self._activity.holds(weights.policy_version)
         batch = CarriedBatch(job=job, claim=claim, loaded=loaded, weights=weights, play=play)
         batch.sample(started_s=self._activity.now_s())
-        self._held.carry(batch)
+        self._batches.carry(batch)
         return batch

@@ -42,7 +42,7 @@ class FakeEngine(GenerationEngine):
         return 1
 
     async def generate(self, batch: PromptBatch, turn: Turn | None = None) -> list[list[Completion]]:
-        check_version(self._held, batch)
+        check_version(self._verified_weights, batch)
         return self._sampled(batch)
 
     def _sampled(self, batch: PromptBatch) -> list[list[Completion]]:
@@ -61,34 +61,34 @@ class FakeEngine(GenerationEngine):
         return growing.completions
 
     async def logprobs(self, rows: Sequence[ProbeRow]) -> LogProbs:
-        completions = self._sampled(probe_batch(self._held, rows))
+        completions = self._sampled(probe_batch(self._verified_weights, rows))
         return b"".join(completion.generator_logprobs for (completion,) in completions)
 
     async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
         """A shard is read with the rest of its version."""
-        before, self._held = self._held, None
+        before, self._verified_weights = self._verified_weights, None
         if isinstance(weights, WeightShard):
             return
         ready = asked_for(weights) in (before, *self._beside)
-        self._held = asked_for(weights) if ready else self._load(weights)
-        if self._held in self._beside and before is not None:
-            self._beside[self._beside.index(self._held)] = before
+        self._verified_weights = asked_for(weights) if ready else self._load(weights)
+        if self._verified_weights in self._beside and before is not None:
+            self._beside[self._beside.index(self._verified_weights)] = before
 
     @property
     def ready_versions(self) -> tuple[VerifiedWeights, ...]:
-        return (*([self._held] if self._held else []), *self._beside)
+        return (*([self._verified_weights] if self._verified_weights else []), *self._beside)
 
     async def receive_weights(
         self, announced: Sequence[WeightManifest], shards: Sequence[WeightShard] = (), *, num_versions: int
     ) -> bool:
         known = [asked_for(manifest) for manifest in announced]
         self._beside = [one for one in self._beside if one in known]
-        if self._held is None or num_versions == 1:
+        if self._verified_weights is None or num_versions == 1:
             return False
-        coming = [one for one in announced if one.policy_version > self._held.policy_version]
+        coming = [one for one in announced if one.policy_version > self._verified_weights.policy_version]
         missing = [one for one in coming if asked_for(one) not in self._beside]
         # As in HeldVersions: one before the version in use makes way, where there is no other room.
-        passed = [one for one in self._beside if one.policy_version < self._held.policy_version]
+        passed = [one for one in self._beside if one.policy_version < self._verified_weights.policy_version]
         if missing and passed and len(self._beside) >= num_versions - 1:
             self._beside.remove(passed[0])
         if missing and len(self._beside) < num_versions - 1:
@@ -111,11 +111,11 @@ class FakeEngine(GenerationEngine):
         return VerifiedWeights(policy_version=manifest.policy_version, weights_digest=found)
 
     async def aclose(self) -> None:
-        self._held, self._beside = None, []
+        self._verified_weights, self._beside = None, []
 
     def logits(self, prefix: list[int]) -> NDArray[np.float32]:
         """[V] logits in [-2, 2) after the tokens of `prefix`, under the loaded weights."""
-        digest = self._held.weights_digest if self._held else ""
+        digest = self._verified_weights.weights_digest if self._verified_weights else ""
         name = f"{digest}/{','.join(map(str, prefix))}"
         noise = hashlib.shake_128(name.encode()).digest(2 * self._vocab_size)
         return np.frombuffer(noise, dtype="<u2").astype(np.float32) / np.float32(16384.0) - np.float32(2.0)

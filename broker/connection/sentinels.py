@@ -108,7 +108,7 @@ class Primary:
             host, sentinel = self._sentinels[0]
             # The next look asks another: they learn of a failover one after the other, who leads it comes last.
             self._sentinels.rotate(-1)
-            answer = self._asked(sentinel)
+            answer = self._state_of(sentinel)
             if isinstance(answer, tuple):
                 answers.append(answer)
                 if answer[0] >= self._epoch and answer[1]:
@@ -127,7 +127,7 @@ class Primary:
         if answers and (max(answers)[0] >= self._epoch or len(answers) == len(self._sentinels)):
             self._epoch, _, self.place = max(answers)
 
-    def _asked(self, sentinel: Redis) -> tuple[int, bool, Place] | str:
+    def _state_of(self, sentinel: Redis) -> tuple[int, bool, Place] | str:
         """Returns (the failover's number, whether this sentinel hears the server, its place), or why there is none."""
         try:
             state: Any = sentinel.sentinel_master(self._name)

@@ -98,13 +98,13 @@ def list_jobs(
 ) -> Response:
     """List the newest jobs, newest first: those in one of the states that are given, with the text in their names."""
     statuses = newest_jobs(services.broker, limit=limit, states=state or (), name=name)
-    return json_answer({"jobs": [services.disk.told(status) for status in statuses]})
+    return json_answer({"jobs": [services.disk.with_size_and_folder(status) for status in statuses]})
 
 
 @router.get("/{job_id}", **STATUS)
 def get_job(job_id: KnownJob, services: HasServices) -> Response:
     """Show a job's status."""
-    return json_answer(services.disk.told(job_status(services.broker, job_id)))
+    return json_answer(services.disk.with_size_and_folder(job_status(services.broker, job_id)))
 
 
 @router.post("/{job_id}/cancel", **STATUS)

@@ -193,25 +193,25 @@ class _Samples(Collector):
 
     def __init__(self) -> None:
         kinds = {GAUGE: GaugeMetricFamily, COUNTER: CounterMetricFamily}
-        self._found = {
+        self._families = {
             family.name: kinds[family.kind](family.name, family.meaning, labels=family.labels) for family in FAMILIES
         }
         self._used: set[str] = set()
 
     def add(self, name: str, value: float, *labels: str) -> None:
         self._used.add(name)
-        self._found[name].add_metric(labels, value)
+        self._families[name].add_metric(labels, value)
 
     def add_number(self, name: str, value: float, job_id: str) -> None:
         """Adds a number of a job's last trained iteration."""
         gauge = f"onbeat_job_{name}"
-        if gauge not in self._found:
+        if gauge not in self._families:
             meaning = f"{name} of the job's last trained iteration (docs/numbers.md)."
-            self._found[gauge] = GaugeMetricFamily(gauge, meaning, labels=("job",))
+            self._families[gauge] = GaugeMetricFamily(gauge, meaning, labels=("job",))
         self.add(gauge, value, job_id)
 
     def collect(self) -> Iterable[Metric]:
-        return [metric for name, metric in self._found.items() if name in self._used]
+        return [metric for name, metric in self._families.items() if name in self._used]
 
 
 def stack_metrics(services: Services) -> bytes:

@@ -46,7 +46,7 @@ class DeadLetterBox:
             rows = self._redis.xrevrange(self._keys.dead, count=limit)
         return self._letters([row for row in rows if is_letter(row[1])])
 
-    def one(self, entry_id: str) -> DeadLetter:
+    def letter(self, entry_id: str) -> DeadLetter:
         """Raises NotFound."""
         rows = []
         if ENTRY_ID.fullmatch(entry_id):
@@ -65,7 +65,7 @@ class DeadLetterBox:
 
         Raises NotFound, and Conflict with the reason where that would not bring the batch back.
         """
-        letter = self.one(entry_id)
+        letter = self.letter(entry_id)
         if not letter.can_retry and not self._is_queued_again(letter):
             raise Conflict(f"batch {letter.batch_id} can't be tried again: {letter.why_not}", field="entry_id")
         self._jobs.resume(self._job_id)
@@ -79,7 +79,7 @@ class DeadLetterBox:
         state = self._jobs.state(self._job_id)
         keys = self._broker.job_keys(self._job_id, spec.num_open)
         fence = read_fence(self._broker, keys)
-        buried = self._kept(rows)
+        buried = self._contents_of(rows)
         is_dead = self._are_dead_now(keys, fence, [fields[b"batch_id"] for _, fields in rows])
         letters = []
         for entry, fields in rows:
@@ -101,7 +101,7 @@ class DeadLetterBox:
             )
         return tuple(letters)
 
-    def _kept(self, rows: list[tuple[bytes, dict[bytes, bytes]]]) -> dict[bytes, dict[bytes, bytes]]:
+    def _contents_of(self, rows: list[tuple[bytes, dict[bytes, bytes]]]) -> dict[bytes, dict[bytes, bytes]]:
         """Returns the fields of each entry's batch, where Redis still has them."""
         if not rows:
             return {}

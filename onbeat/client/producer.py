@@ -109,7 +109,7 @@ class Producer(OwnWorker[Claim, PromptClaim]):
                 lease_s=spec.timeouts.generator_lease_s,
                 wait=self._side.wait_for_prompts,
             )
-        self._said = GeneratorSeen(
+        self._sign_of_life = GeneratorSeen(
             worker_id=self._connection.process_id,
             model=self.spec.model.path,
             engine=kind or "",
@@ -152,11 +152,11 @@ class Producer(OwnWorker[Claim, PromptClaim]):
         return (taken.claim,)
 
     def _seen(self) -> GeneratorSeen:
-        return changed(self._said, batches=self._leases.names)
+        return changed(self._sign_of_life, batches=self._leases.names)
 
     def _says(self, **fields: Any) -> None:
         """Takes note of what its next sign of life says."""
-        self._said = changed(self._said, **fields)
+        self._sign_of_life = changed(self._sign_of_life, **fields)
 
     def make_model(self, device: str = "cpu") -> PreTrainedModel:
         """Makes the job's transformers model without its values, which `load` brings. It imports torch."""
@@ -259,7 +259,7 @@ class Producer(OwnWorker[Claim, PromptClaim]):
         if self._prover is None or probe is UNSET:
             return
         numbers = packed_logprobs(self._prover.logprobs, probe.rows)
-        engine = self._said.engine or OWN_ENGINE
+        engine = self._sign_of_life.engine or OWN_ENGINE
         verdict = self._side.prove(manifest, numbers, kind=f"{engine} {self.spec.model.dtype}")
         # Of a version that is announced no more nothing can be claimed.
         if not verdict.is_proved and verdict.outcome != "unknown":

@@ -88,10 +88,10 @@ def packed(column: Column, values: Sequence[Any] | np.ndarray, *, of: str) -> li
     """
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
         raise _wrong(column, of, f"is a {type(values).__name__}, where a list with one value a row is needed")
-    return [_one(column, value, f"row {row}", of) for row, value in enumerate(values)]
+    return [_packed_value(column, value, f"row {row}", of) for row, value in enumerate(values)]
 
 
-def _one(column: Column, value: Any, row: str, of: str) -> bytes:
+def _packed_value(column: Column, value: Any, row: str, of: str) -> bytes:
     if column.type == "text":
         if not isinstance(value, str):
             raise _wrong(column, of, f"{row} is a {type(value).__name__}, not a text")

@@ -50,7 +50,7 @@ Digests = Mapping[str, Digest] | UnsetType
 Identity = tuple[int, int, int, int, int]
 """Device, inode, bytes, times of the last write and of the last change of the inode, in ns."""
 
-_kept: dict[Identity, Digest] = {}
+_known_digests: dict[Identity, Digest] = {}
 _hashing = Lock()
 
 
@@ -203,16 +203,16 @@ def digest_of_file(file: Path) -> Digest:
         if status.st_size < KEPT_BYTES:
             return _hash(opened)
         identity = _identity(status)
-        digest = _kept.get(identity)
+        digest = _known_digests.get(identity)
         if digest:
             return digest
         # Two requests for one large file read it once.
         with _hashing:
-            digest = _kept.get(identity) or _hash(opened)
+            digest = _known_digests.get(identity) or _hash(opened)
             if _identity(os.fstat(number)) == identity and _has_settled(status):
-                while len(_kept) >= MOST_KEPT:
-                    del _kept[next(iter(_kept))]
-                _kept[identity] = digest
+                while len(_known_digests) >= MOST_KEPT:
+                    del _known_digests[next(iter(_known_digests))]
+                _known_digests[identity] = digest
             return digest
 
 

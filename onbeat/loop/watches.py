@@ -69,7 +69,7 @@ class GeneratorWatch:
     unfit: dict[str, str] = field(default_factory=dict)
     """Folder of a version that each live generator of this job's kind of engine refuses, whatever copy of it it would
     read → why, as one of them says; as of the last look."""
-    _told: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _reminders: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Folder of a version that is refused → when it was told last, and the pause until it is told again."""
 
     def loading(self, *, before: int) -> frozenset[str]:
@@ -155,12 +155,12 @@ class GeneratorWatch:
         A folder that stays refused is due ever more seldom, for its files may be whole.
         """
         refused = {generator.rejected_weights for generator in live} - {""}
-        self._told = {folder: times for folder, times in self._told.items() if folder in refused}
+        self._reminders = {folder: times for folder, times in self._reminders.items() if folder in refused}
         now_s, due = self.clock(), set[str]()
         for folder in refused:
-            told_s, pause_s = self._told.get(folder, (-math.inf, LOOK_EVERY_S / 2))
+            told_s, pause_s = self._reminders.get(folder, (-math.inf, LOOK_EVERY_S / 2))
             if now_s - told_s >= pause_s:
-                self._told[folder] = now_s, min(LONGEST_PAUSE_S, 2 * pause_s)
+                self._reminders[folder] = now_s, min(LONGEST_PAUSE_S, 2 * pause_s)
                 due.add(folder)
         return frozenset(due)
 

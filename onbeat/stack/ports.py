@@ -16,7 +16,7 @@ from contracts.errors import Unavailable
 HOST = "127.0.0.1"
 FIRST, LAST = 20_000, 32_000
 ATTEMPTS = 200
-_given: deque[int] = deque(maxlen=1000)
+_recent_ports: deque[int] = deque(maxlen=1000)
 """What this process was given last: some of it may not be bound yet."""
 
 
@@ -24,8 +24,8 @@ def free_port() -> int:
     """Finds a port that could be bound a moment ago, and another one each time; the caller's bind may still lose a race
     against another process."""
     for port in random.SystemRandom().sample(range(FIRST, LAST), ATTEMPTS):
-        if port not in _given and is_free(port):
-            _given.append(port)
+        if port not in _recent_ports and is_free(port):
+            _recent_ports.append(port)
             return port
     raise Unavailable(f"{ATTEMPTS} ports between {FIRST} and {LAST} are all in use", field="port")
 

@@ -313,7 +313,7 @@ class EmbeddedStack:
             settings = replace(settings, redis_url=self.redis.url_of(REDIS_ROLES[service]))
         settings = replace(settings, name=name, colocated_threads=self.options.colocated_threads_of(service))
         if self._targets is not None and service in PROCESSES:
-            settings = self._targets.told(name, settings)
+            settings = self._targets.with_ports(name, settings)
         environment = child_environment(self._inherited(), settings_of(service, settings), port=port)
         if service in ("generator", "stage"):
             # They compute by themselves; a consumer's trainer gets its environment from that.

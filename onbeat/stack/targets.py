@@ -34,7 +34,7 @@ class MetricsTargets:
         self._ports: dict[str, int] = {}
         self._files: list[Path] = []
 
-    def told(self, name: str, settings: StackSettings) -> StackSettings:
+    def with_ports(self, name: str, settings: StackSettings) -> StackSettings:
         """Returns the settings of a process with the ports of its metrics, which are the same at each of its starts."""
         settings = replace(settings, metrics_port=self._port(name))
         service, dash, number = name.partition("-")

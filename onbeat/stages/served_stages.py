@@ -130,7 +130,7 @@ class ServedStages:
         due = self._refused.due - self._lacking.keys()
         return [stage for stages in self._by_job.values() for stage in stages if stage.key in due]
 
-    def made(self, stage: ServedStage) -> None:
+    def note_columns_made(self, stage: ServedStage) -> None:
         """Records that columns of an item were made."""
         self._refused.went_well(stage.key)
 

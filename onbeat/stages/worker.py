@@ -230,7 +230,7 @@ class StageWorker(Worker[ClaimedItem]):
                 raise failure from error
             return outcome
         reach("stage.after_put")
-        self._stages.made(stage)
+        self._stages.note_columns_made(stage)
         if outcome in (PutOutcome.ACCEPTED, PutOutcome.AGAIN):
             log.debug("%s: %s", name_of(stage, item), outcome.value)
             return "put"

@@ -56,7 +56,7 @@ class PlainView:
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._clock = clock
-        self._reason = self._told = ""
+        self._reason = self._printed_reason = ""
         self._since_s = clock()
 
     def event(self, event: events.JobEvent, progress: JobProgress) -> None:
@@ -70,10 +70,10 @@ class PlainView:
             self._reason, self._since_s = status.reason, self._clock()
         lasting_s = LASTING_S.get(JobState.RUNNING if ": " in status.reason else status.state, 4.0)
         has_lasted = self._clock() - self._since_s >= lasting_s
-        if has_lasted and self._reason != self._told and not status.state.is_final:
-            self._told = self._reason
-            if self._told:
-                self._console.print(f"job {status.state.value}: {one_line(self._told)}", soft_wrap=True)
+        if has_lasted and self._reason != self._printed_reason and not status.state.is_final:
+            self._printed_reason = self._reason
+            if self._printed_reason:
+                self._console.print(f"job {status.state.value}: {one_line(self._printed_reason)}", soft_wrap=True)
 
 
 def health_lines(status: JobStatus) -> list[Text]:

@@ -84,7 +84,7 @@ class EngineTensors:
         self._is_given_up = is_given_up
         self.tensors = {name: _memory_for(tensor, is_beside=is_beside) for name, tensor in targets.items()}
         """Contiguous, on the CPU: the memory of the targets themselves, or other memory of the same shapes."""
-        self._held: Identity | None = None
+        self._held_version: Identity | None = None
         """The version that the tensors hold, whole and verified."""
         self._ahead: Arrival | None = None
         """A version of which some files are in place, and no manifest came yet; then nothing is held."""
@@ -94,14 +94,14 @@ class EngineTensors:
         none.
         """
         if self._ahead is None:
-            return self._held
+            return self._held_version
         # Once a version has begun to arrive, what is in memory serves the deltas of that version alone.
         return self._ahead.base if self._ahead.policy_version == policy_version else None
 
     def arriving(self, policy_version: int) -> Arrival:
         """Goes on with a version, or begins it: from here on the tensors hold nothing whole."""
-        base = self._held
-        self._held = None
+        base = self._held_version
+        self._held_version = None
         if self._ahead is None or self._ahead.policy_version != policy_version:
             if self._ahead is not None:
                 self._ahead.hashing.close()
@@ -117,13 +117,13 @@ class EngineTensors:
         return arrival
 
     @property
-    def held(self) -> Identity | None:
+    def held_version(self) -> Identity | None:
         """The version that the tensors hold, whole and verified; None while there is none."""
-        return self._held
+        return self._held_version
 
     def hold(self, manifest: WeightManifest) -> None:
         """Notes that the tensors are this version, by its digest."""
-        self._held = identity(manifest)
+        self._held_version = identity(manifest)
 
     def use(self) -> None:
         """Lets the engine sample from these tensors: on the CPU from their very memory, elsewhere from a copy (I2)."""
@@ -139,7 +139,7 @@ class EngineTensors:
 
     def begin_at(self, other: EngineTensors, policy_version: int) -> None:
         """Begins a version at a copy of what other memory holds: nothing is held here before that version is."""
-        base = other.held
+        base = other.held_version
         self.forget()
         for name, tensor in other.tensors.items():
             self.tensors[name].copy_(tensor)
@@ -147,7 +147,7 @@ class EngineTensors:
 
     def forget(self) -> None:
         """Holds nothing from now on, and awaits nothing."""
-        self._held = None
+        self._held_version = None
         if self._ahead is not None:
             self._ahead.hashing.close()
             self._ahead = None

@@ -67,7 +67,7 @@ class HeldVersions:
         """Held by the one that reads, and by whatever gives memory to a version or takes it away."""
         self._placing = threading.RLock()
         """Held for a moment, while it changes which memory is in use, beside or reserved."""
-        self.held: tuple[Identity, ...] = ()
+        self.verified_versions: tuple[Identity, ...] = ()
         """What is whole and verified, in use or beside it; as of the last call that changed it."""
 
     def load(self, manifest: WeightManifest) -> str:
@@ -113,7 +113,7 @@ class HeldVersions:
             self._job_id = announced[0].job_id if announced else self._job_id
             self._announced = {identity(manifest) for manifest in announced}
             self._cut(self._limit)
-            manifest = next_to_receive(announced, in_memory=self.held, in_use=self._in_use.held)
+            manifest = next_to_receive(announced, in_memory=self.verified_versions, in_use=self._in_use.held_version)
             memory = self._reserve_beside(manifest.policy_version) if manifest else None
             if manifest is None or memory is None:
                 return False
@@ -125,8 +125,8 @@ class HeldVersions:
     def receive_ahead(self, shard: WeightShard) -> None:
         """Reads a file of the version after all that are held, before that version is announced."""
         with self._reading:
-            newest = max(self.held, default=None)
-            if self._in_use.held is None or newest is None or shard.policy_version != newest[0] + 1:
+            newest = max(self.verified_versions, default=None)
+            if self._in_use.held_version is None or newest is None or shard.policy_version != newest[0] + 1:
                 return
             memory = self._reserve_beside(shard.policy_version)
             if memory is None:
@@ -171,7 +171,7 @@ class HeldVersions:
     def _use_held(self, version: Identity) -> bool:
         """Puts a version that is held into use; answers whether it is held."""
         with self._placing:
-            holding = [memory for memory in self._offered() if memory.held == version]
+            holding = [memory for memory in self._offered() if memory.held_version == version]
             if not holding:
                 return False
             memory = holding[0]
@@ -188,17 +188,19 @@ class HeldVersions:
             self._note()
 
     def _note(self) -> None:
-        self.held = tuple(memory.held for memory in self._offered() if memory.held is not None)
+        self.verified_versions = tuple(
+            memory.held_version for memory in self._offered() if memory.held_version is not None
+        )
 
     def _offered(self) -> list[EngineTensors]:
         """Returns the memory that holds versions which may be asked for: that in use comes first."""
-        beside = [memory for memory in self._beside if memory.held in self._announced]
+        beside = [memory for memory in self._beside if memory.held_version in self._announced]
         return [memory for memory in (self._in_use, *beside) if memory is not self._reserved]
 
     def _age(self, memory: EngineTensors) -> Identity:
         """Returns the version that memory holds, as a key for an order from the oldest on; free memory comes first."""
-        is_kept = memory is self._in_use or memory.held in self._announced
-        return memory.held if is_kept and memory.held is not None else (-1, "")
+        is_kept = memory is self._in_use or memory.held_version in self._announced
+        return memory.held_version if is_kept and memory.held_version is not None else (-1, "")
 
     def _cut(self, num_beside: int) -> None:
         """Gives back memory that is free, and then that of the oldest versions."""
@@ -211,9 +213,9 @@ class HeldVersions:
 
     def _begin(self, memory: EngineTensors, policy_version: int, *, bases: Collection[Identity]) -> None:
         """Begins a delta at a copy of the newest of its bases that is held, unless the memory itself holds one."""
-        if memory.awaits == policy_version or memory.held in bases:
+        if memory.awaits == policy_version or memory.held_version in bases:
             return
-        sources = [other for other in (self._in_use, *self._beside) if other.held in bases]
+        sources = [other for other in (self._in_use, *self._beside) if other.held_version in bases]
         if sources:
             memory.begin_at(max(sources, key=self._age), policy_version)
 
@@ -221,7 +223,7 @@ class HeldVersions:
         """Finds memory that holds no version of use, at best that which awaits this version; takes new memory within
         the limit.
         """
-        free = [memory for memory in self._beside if memory.held not in self._announced]
+        free = [memory for memory in self._beside if memory.held_version not in self._announced]
         if free:
             return min(free, key=lambda memory: (memory.awaits != policy_version, memory.awaits is not None))
         if len(self._beside) >= self._limit:

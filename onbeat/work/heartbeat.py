@@ -53,15 +53,15 @@ class Leases(Generic[C]):
     """
 
     def __init__(self) -> None:
-        self._held: dict[int, _Lease[C]] = {}
+        self._leases: dict[int, _Lease[C]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._leases)
 
     def __iter__(self) -> Iterator[C]:
         with self._lock:
-            return iter([lease.claim for lease in self._held.values()])
+            return iter([lease.claim for lease in self._leases.values()])
 
     def __str__(self) -> str:
         return ", ".join(self.names)
@@ -70,10 +70,10 @@ class Leases(Generic[C]):
     def names(self) -> tuple[str, ...]:
         """The names of all claims, for people."""
         with self._lock:
-            return tuple(sorted(lease.name for lease in self._held.values()))
+            return tuple(sorted(lease.name for lease in self._leases.values()))
 
     def __contains__(self, claim: object) -> bool:
-        return id(claim) in self._held
+        return id(claim) in self._leases
 
     def hold(self, side: Side[C], claim: C, *, lease_s: float, name: str) -> None:
         """Keeps a claim until `end`.
@@ -85,12 +85,12 @@ class Leases(Generic[C]):
             name: The claim's name, for people.
         """
         with self._lock:
-            self._held[id(claim)] = _Lease(side, claim, lease_s, name)
+            self._leases[id(claim)] = _Lease(side, claim, lease_s, name)
 
     def end(self, claim: C) -> str | None:
         """Forgets a claim, and returns its name; None where it wasn't kept."""
         with self._lock:
-            lease = self._held.pop(id(claim), None)
+            lease = self._leases.pop(id(claim), None)
         return lease.name if lease else None
 
     @property
@@ -99,7 +99,7 @@ class Leases(Generic[C]):
         before a lease runs out.
         """
         with self._lock:
-            return min([PRESENCE_S, *(lease.lease_s / 3 for lease in self._held.values())])
+            return min([PRESENCE_S, *(lease.lease_s / 3 for lease in self._leases.values())])
 
     def renew(self, claims: Collection[C] | None = None) -> Renewal[C]:
         """Begins the leases of claims anew. It blocks, and is safe to repeat.
@@ -116,7 +116,7 @@ class Leases(Generic[C]):
         ids = None if claims is None else {id(claim) for claim in claims}
         by_side: dict[int, tuple[Side[C], list[C]]] = {}
         with self._lock:
-            for key, lease in self._held.items():
+            for key, lease in self._leases.items():
                 if ids is None or key in ids:
                     by_side.setdefault(id(lease.side), (lease.side, []))[1].append(lease.claim)
         renewals = [side.renew(claims) for side, claims in by_side.values()]
@@ -157,7 +157,7 @@ class Heartbeat(Generic[C]):
     _due_s: float = 0.0
     """Monotonic time of the next renewal, with which comes a look at the others."""
 
-    def held(self) -> None:
+    def look_at_new_claim(self) -> None:
         """Looks at a new claim: its lease may be shorter than those that the next renewal was chosen for."""
         due_s = time.monotonic() + self.leases.pause_s
         if due_s < self._due_s:

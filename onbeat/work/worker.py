@@ -193,7 +193,7 @@ class Worker(ABC, Generic[C]):
         self._leases.hold(side, claim, lease_s=lease_s, name=name)
         self.has_claimed = True
         self._idle_since_s = None
-        self._heartbeat.held()
+        self._heartbeat.look_at_new_claim()
 
     def _let_go(self, lapsed: Renewal[C]) -> None:
         """Ends leases that others hold, or that are settled. What ended while they were renewed is no loss."""

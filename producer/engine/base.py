@@ -89,7 +89,7 @@ class GenerationEngine(ABC):
     options are a record in contracts/engines.py.
     """
 
-    _held: VerifiedWeights | None = None
+    _verified_weights: VerifiedWeights | None = None
     """Set by the implementation: what `policy_version` answers."""
 
     @classmethod  # noqa: B027  (most run wherever torch does)
@@ -99,7 +99,7 @@ class GenerationEngine(ABC):
     @property
     def policy_version(self) -> VerifiedWeights | None:
         """The version that it holds; None before the first verified load, and after a load that failed."""
-        return self._held
+        return self._verified_weights
 
     @property
     @abstractmethod
@@ -185,7 +185,7 @@ class GenerationEngine(ABC):
         """The versions that `load_weights` has nothing to read for: each was read whole, and its digest computed over
         the memory that it is in (I2). An engine with memory for one version has no other.
         """
-        return () if self._held is None else (self._held,)
+        return () if self._verified_weights is None else (self._verified_weights,)
 
     async def receive_weights(
         self, announced: Sequence[WeightManifest], shards: Sequence[WeightShard] = (), *, num_versions: int

@@ -104,7 +104,7 @@ class BatchingEngine(GenerationEngine):
         return self._max_sequences
 
     async def generate(self, batch: PromptBatch, turn: Turn | None = None) -> list[list[Completion]]:
-        check_version(self._held, batch)
+        check_version(self._verified_weights, batch)
         check_fits(batch, context_tokens=self._context_tokens, vocabulary_tokens=self._vocabulary_tokens)
         if 0.0 < batch.sampling.temperature < LEAST_TEMPERATURE:
             raise BatchFailed(
@@ -130,7 +130,7 @@ class BatchingEngine(GenerationEngine):
 
     async def _logprobs_of(self, rows: Sequence[ProbeRow], *, copy: int) -> LogProbs:
         """Computes `logprobs` with one copy of the model."""
-        batch = probe_batch(self._held, rows)
+        batch = probe_batch(self._verified_weights, rows)
         check_fits(batch, context_tokens=self._context_tokens, vocabulary_tokens=self._vocabulary_tokens)
         tokens = [unpack_int32(row.prompt + row.scored) for row in rows]
         longest = max(map(len, tokens))
@@ -153,11 +153,11 @@ class BatchingEngine(GenerationEngine):
         if isinstance(weights, WeightShard):
             # Such a loader takes whole versions: the shard is read with the rest of its version.
             return
-        self._held = None
+        self._verified_weights = None
         async with self._within(f"loading version {weights.policy_version}"):
             verified = await self._replace_weights(weights)
         reach("producer.loading_weights")
-        self._held = verified
+        self._verified_weights = verified
 
     @contextlib.asynccontextmanager
     async def _within(self, what: str) -> AsyncIterator[None]:

@@ -87,7 +87,7 @@ class HeldRows:
         """[R, T]"""
         self._tokens = np.empty((0, 0), dtype="<i4")
         self._logprobs = np.empty((0, 0), dtype="<f4")
-        self._kept = np.empty(0, dtype=object)
+        self._kept_sets = np.empty(0, dtype=object)
         """[R] the kept set of each token, a list; its own for each row."""
         self._routes = np.empty(0, dtype=object)
         """[R] the experts of each token that went through the model, packed, a list; its own for each row."""
@@ -116,7 +116,7 @@ class HeldRows:
             # Column t of a row draws its token t. What is given is measured, and draws nothing.
             self._uniforms[places, : batch.sampling.max_new_tokens] = completion_uniforms(batch)
         for place in places:
-            self._kept[place] = []
+            self._kept_sets[place] = []
             self._routes[place] = []
         self._num_rows += len(places)
         return places
@@ -141,7 +141,7 @@ class HeldRows:
         self._tokens[at, steps] = tokens = drawn.tokens
         self._logprobs[at, steps] = drawn.logprobs
         for row, ids in drawn.kept_ids.items():
-            of_place: list[NDArray[np.int32]] = self._kept[int(at[row])]
+            of_place: list[NDArray[np.int32]] = self._kept_sets[int(at[row])]
             of_place.append(ids)
         self._steps[at] = steps + 1
         stopped = np.zeros(len(at), dtype=bool)
@@ -197,10 +197,10 @@ class HeldRows:
     def _move(self, moves: Moves) -> Moves:
         for of_places in (
             self._owners, self._rows, self._kinds, self._steps, self._most,
-            self._uniforms, self._tokens, self._logprobs, self._kept, self._routes,
+            self._uniforms, self._tokens, self._logprobs, self._kept_sets, self._routes,
         ):  # fmt: skip
             of_places[moves.target] = of_places[moves.source]
-        for of_objects in (self._owners, self._kept, self._routes):
+        for of_objects in (self._owners, self._kept_sets, self._routes):
             of_objects[moves.num_rows : self._num_rows] = None
         self._num_rows = moves.num_rows
         return moves
@@ -214,7 +214,7 @@ class HeldRows:
                 of_kind = logits if len(rows) == len(at) else logits[rows]
                 contexts = self._contexts(sampling, at[rows]) if sampling.processing else None
                 if is_given:
-                    part = measure(of_kind, sampling, self._given(at[rows]), contexts)
+                    part = measure(of_kind, sampling, self._dataset_tokens(at[rows]), contexts)
                 else:
                     part = sample(of_kind, sampling, uniforms[rows], contexts)
                 drawn.tokens[rows] = part.tokens
@@ -223,7 +223,7 @@ class HeldRows:
                 drawn.kept_ids.update((int(rows[row]), ids) for row, ids in part.kept_ids.items())
         return drawn
 
-    def _given(self, at: Places) -> Places:
+    def _dataset_tokens(self, at: Places) -> Places:
         """Returns [N] the next token of each row whose batch gives its completions."""
         tokens = np.empty(len(at), dtype=np.int64)
         for number, place in enumerate(at.tolist()):
@@ -257,7 +257,7 @@ class HeldRows:
             token_ids=self._tokens[place, :num_tokens].tobytes(),
             generator_logprobs=self._logprobs[place, :num_tokens].tobytes(),
             finish_reason="stop" if finish_reason == "stop" else "length",
-            kept_sets=pack_kept_sets(self._kept[place]) if growing.batch.has_kept_sets else UNSET,
+            kept_sets=pack_kept_sets(self._kept_sets[place]) if growing.batch.has_kept_sets else UNSET,
             **self._routes_of(place),
         )
 
@@ -279,7 +279,7 @@ class HeldRows:
         if num_places <= places and num_tokens <= tokens:
             return
         more = ((0, max(0, num_places - places)), (0, max(0, num_tokens - tokens)))
-        for name in ("_owners", "_rows", "_kinds", "_steps", "_most", "_kept", "_routes"):
+        for name in ("_owners", "_rows", "_kinds", "_steps", "_most", "_kept_sets", "_routes"):
             setattr(self, name, np.pad(getattr(self, name), more[:1]))
         for name in ("_uniforms", "_tokens", "_logprobs"):
             setattr(self, name, np.pad(getattr(self, name), more))

@@ -131,7 +131,7 @@ class EnvironmentPool:
             Show(Session(session_id="", task=task, number=thread.next_number(), call_timeout_s=limit_s, idle_s=limit_s))
             for task, thread in zip(request.tasks, threads, strict=True)
         ]
-        return await self._asked(asks, threads)
+        return await self._results_of(asks, threads)
 
     async def open(self, request: service.OpenRequest) -> list[service.Result]:
         """Begins sessions; one that has the id of another ends that one. Raises Unavailable, InvalidInput."""
@@ -146,14 +146,14 @@ class EnvironmentPool:
             )
         threads = kind.least_loaded(len(request.sessions))
         asks = [self._begun(new, thread, request) for new, thread in zip(request.sessions, threads, strict=True)]
-        return await self._asked(asks, threads)
+        return await self._results_of(asks, threads)
 
     async def step(self, steps: Sequence[service.Step]) -> list[service.Result]:
         """Raises Unavailable, InvalidInput."""
         _no_twice([step.session_id for step in steps])
         entries = [self._sessions.get(step.session_id) for step in steps]
         asks = [Advance(entry[0], step) for entry, step in zip(entries, steps, strict=True) if entry is not None]
-        results = iter(await self._asked(asks, [entry[1] for entry in entries if entry is not None]))
+        results = iter(await self._results_of(asks, [entry[1] for entry in entries if entry is not None]))
         return [NO_SESSION if entry is None else next(results) for entry in entries]
 
     def renew(self, session_ids: Sequence[str]) -> int:
@@ -201,7 +201,7 @@ class EnvironmentPool:
             on_printed=on_printed,
         )
 
-    async def _asked(self, asks: Sequence[Ask], threads: Sequence[PlayingThread]) -> list[service.Result]:
+    async def _results_of(self, asks: Sequence[Ask], threads: Sequence[PlayingThread]) -> list[service.Result]:
         """Results in order; cancelling it withdraws what isn't played yet."""
         if self.num_waiting() + len(asks) > MAX_WAITING:
             raise Unavailable(f"{self.num_waiting()} steps wait already", cure="start another reward service")

@@ -125,11 +125,11 @@ def _columns(plugin: Plugin, component: PluginReward, items: Sequence[RewardItem
     rows = [json.loads(item.metadata or "{}") for item in items]
     for column in plugin.columns[: plugin.num_required]:
         if not all(column in row for row in rows):
+            arguments = _arguments_text(plugin.sees_groups)
             raise UnknownEntryPoint(
                 f"`{component.entry_point}` can't be called: it needs `{column}`",
                 field="entry_point",
-                cure=f"{_given(plugin.sees_groups)}; name a column in dataset.metadata_columns, or give the argument a "
-                "default",
+                cure=f"{arguments}; name a column in dataset.metadata_columns, or give the argument a default",
             )
     there = [column for column in rows[0] if all(column in row for row in rows)]
     if not plugin.takes_all:
@@ -190,7 +190,7 @@ def _number(component: PluginReward, value: object) -> float:
     return float(value)
 
 
-def _given(sees_groups: bool) -> str:
+def _arguments_text(sees_groups: bool) -> str:
     names = (*GROUP_ARGUMENTS, GROUP_SIZE) if sees_groups else ARGUMENTS
     return f"it is given those of {', '.join(names)} that it names"
 
@@ -229,7 +229,7 @@ def _load(name: str, file: str, source: str, package: str) -> Plugin:
         signature.bind(**dict.fromkeys((*argument_names, *required), ""))
     except TypeError as error:
         problem = f"`{name}` can't be called: {error}"
-        raise UnknownEntryPoint(problem, field="entry_point", cure=_given(sees_groups)) from error
+        raise UnknownEntryPoint(problem, field="entry_point", cure=_arguments_text(sees_groups)) from error
     return Plugin(
         function=function,
         argument_names=argument_names,

@@ -235,7 +235,7 @@ class ScoringThread(CageThread[Work, ScorerCage]):
 
         A failure is that of each item, so that no other component is to blame for it.
         """
-        names = self._said(work, work.components, lambda cage: cage.warm_up_scorer(work.components))
+        names = self._answer_of(work, work.components, lambda cage: cage.warm_up_scorer(work.components))
         if isinstance(names, Unscorable):
             work.refusal = names
             return
@@ -243,7 +243,7 @@ class ScoringThread(CageThread[Work, ScorerCage]):
             items = enumerate(work.request.items)
             places = [place for place, item in items if name in names and component.scores(item.source)]
             if places:
-                answer = self._said(work, (component,), partial(self._groups_scored, work, component, places))
+                answer = self._answer_of(work, (component,), partial(self._groups_scored, work, component, places))
                 if isinstance(answer, Unscorable):
                     answer = [answer] * len(places)
                 for place, score in zip(places, answer, strict=False):
@@ -285,7 +285,7 @@ class ScoringThread(CageThread[Work, ScorerCage]):
                 self._starters[work.owner] = _Starter.TOO_SLOW
             raise
 
-    def _said(
+    def _answer_of(
         self, work: Work, components: tuple[RewardComponent, ...], ask: Callable[[ScorerCage], T]
     ) -> T | Unscorable:
         """Returns the answer of the request's scorer process for the whole request, or why there is none."""

@@ -90,7 +90,7 @@ def engine_of(kind: type[BatchingEngine], error: BaseException) -> LoadedModel:
     engine._llm = SimpleNamespace(errored=False)
     engine._dead = (_CoreDied,)
     batch = prompt_batch([[1, 2]])
-    engine._held = VerifiedWeights(policy_version=batch.policy_version, weights_digest=batch.weights_digest)
+    engine._verified_weights = VerifiedWeights(policy_version=batch.policy_version, weights_digest=batch.weights_digest)
     return LoadedModel(model=Any, deterministic=False, engine=engine, detokenizer=Any)  # type: ignore[arg-type]
 
 

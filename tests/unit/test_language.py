@@ -21,11 +21,15 @@ NOT_YET = Path(__file__).parent / "not_yet_named.txt"
 
 
 def bound_names(node: ast.AST) -> Iterator[str]:
-    """Yields the names that a node binds: targets of assignments and loops, and parameters."""
+    """Yields the names that a node binds: targets of assignments and loops, attributes, parameters and functions."""
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         yield node.id
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        yield node.attr
     elif isinstance(node, ast.arg):
         yield node.arg
+    elif isinstance(node, FUNCTION):
+        yield node.name
 
 
 def vague_places(path: Path) -> list[str]:
@@ -33,7 +37,7 @@ def vague_places(path: Path) -> list[str]:
     places: list[tuple[int, str]] = []
     for node in ast.walk(ast.parse(path.read_text())):
         for name in bound_names(node):
-            if name in VAGUE_NAMES:
+            if name.strip("_") in VAGUE_NAMES:
                 places.append((node.lineno, f"the name `{name}`"))  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(node, FUNCTION | ast.ClassDef | ast.Module):
             first_word = (ast.get_docstring(node) or "").split(" ", 1)[0]

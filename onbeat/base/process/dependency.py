@@ -186,7 +186,7 @@ class Dependency:
         while True:
             self._moved.clear()
             try:
-                answer = await self._asked(ask)
+                answer = await self._timed(ask)
             except Unavailable as problem:
                 if problem.is_doubtful and await self.is_reached():
                     raise
@@ -207,7 +207,7 @@ class Dependency:
         if self.is_away or is_slow or self.others_miss:
             await self.is_reached()
 
-    async def _asked(self, ask: Callable[[], Awaitable[A]]) -> A:
+    async def _timed(self, ask: Callable[[], Awaitable[A]]) -> A:
         self._num_asked += 1
         number = self._num_asked
         self._asked_s[number] = self.clock()

@@ -141,7 +141,7 @@ class PromptSource:
                     self._check_length(example, len(whole))
                     completion = UNSET
                     if gives:
-                        completion = pack_int32(self._given(example, text))
+                        completion = pack_int32(self._completion_ids(example, text))
                 except InvalidInput as error:
                     if not filters or error.field not in TOO_LONG:
                         raise
@@ -234,7 +234,7 @@ class PromptSource:
         except (TemplateRefuses, TemplateEnded) as error:
             raise invalid(error, where=example.origin or example.example_id) from error
 
-    def _given(self, example: Example, prompt: str) -> list[int]:
+    def _completion_ids(self, example: Example, prompt: str) -> list[int]:
         return given_ids(
             self._tokenizer,
             example,

@@ -69,7 +69,7 @@ class GivenTokens:
     def open(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         if not has_tokens(messages):
             return self.renderer.open(messages, tools)
-        token_ids, problem = self._given(messages)
+        token_ids, problem = self._token_ids_of(messages)
         if problem or tools:
             raise InvalidInput(
                 f"its initial observation is no prompt: {problem or 'it has tokens and tools'}",
@@ -85,12 +85,12 @@ class GivenTokens:
     ) -> list[int]:
         if not has_tokens(messages):
             return self.renderer.go_on(prompt, turn, messages, tools)
-        token_ids, problem = self._given(messages)
+        token_ids, problem = self._token_ids_of(messages)
         if problem:
             raise PrefixBroken(f"the environment's tokens are no observation: {problem}")
         return token_ids
 
-    def _given(self, messages: Sequence[Message]) -> tuple[list[int], str]:
+    def _token_ids_of(self, messages: Sequence[Message]) -> tuple[list[int], str]:
         token_ids: list[int] = []
         for message in messages:
             if message.token_ids is UNSET or len(message.token_ids) % ITEM_BYTES:

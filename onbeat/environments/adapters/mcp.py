@@ -81,14 +81,14 @@ class Mcp(Environment):
                 refusal = arguments
                 answers.append(refusal)
             else:
-                answers.append(await self._made(call, arguments))
+                answers.append(await self._answer_to(call, arguments))
         return Reply(answers, metrics=self._calls.metrics())
 
     async def close(self) -> None:
         if self._connection is not None:
             await self._connection.close()
 
-    async def _made(self, call: ToolCall, arguments: dict[str, Any]) -> Message:
+    async def _answer_to(self, call: ToolCall, arguments: dict[str, Any]) -> Message:
         assert self._connection is not None
         result = await self._connection.call(call.name, arguments)
         if isinstance(result, str):

@@ -50,7 +50,7 @@ class ReasoningGym(Environment):
         self._ask = ask
 
     def reset(self, task: dict[str, Any], seed: int) -> InitialObservation:
-        name, self._entry = self._made(seed) if self._task else _given(str(task.get("entry", "")))
+        name, self._entry = self._generated(seed) if self._task else _entry_of(str(task.get("entry", "")))
         self._score = self._gym.get_score_answer_fn(name)
         return InitialObservation(str(self._entry["question"]) + self._ask)
 
@@ -75,11 +75,11 @@ class ReasoningGym(Environment):
         except MALFORMED:
             return False
 
-    def _made(self, seed: int) -> tuple[str, dict[str, Any]]:
+    def _generated(self, seed: int) -> tuple[str, dict[str, Any]]:
         return self._task, self._gym.create_dataset(self._task, seed=seed % SEEDS, size=1)[0]
 
 
-def _given(entry: str) -> tuple[str, dict[str, Any]]:
+def _entry_of(entry: str) -> tuple[str, dict[str, Any]]:
     try:
         known = known_tasks.read_task_entry(entry)
     except InvalidInput as error:

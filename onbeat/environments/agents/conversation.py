@@ -81,7 +81,7 @@ class Conversation:
         self._parallel = parallel
         self._guard = Lock()
         self._events: SimpleQueue[New | Ended | Broken] = SimpleQueue()
-        self._said: list[Message] = []
+        self._messages: list[Message] = []
         """All messages of a conversation by messages."""
         self._context: list[int] | None = None
         """All tokens of one by tokens."""
@@ -140,7 +140,7 @@ class Conversation:
             if self._context is None:
                 # The model's message as an agent receives it and has to repeat it.
                 model_message = Message(role="assistant", content=message.content, tool_calls=message.tool_calls)
-                self._said.append(model_message)
+                self._messages.append(model_message)
             elif message.sampled is not UNSET:
                 self._context += unpack_int32(message.sampled.token_ids)
             else:
@@ -176,7 +176,7 @@ class Conversation:
         problem, new = self._continued(request)
         begins_anew = bool(problem) and self._rewrites and request.tools == self._tools
         if begins_anew:
-            self._said = []
+            self._messages = []
             self._context = None
             problem, new = self._continued(request)
         self._pending = request
@@ -219,7 +219,7 @@ class Conversation:
 
     def _continued(self, request: Request) -> tuple[str, tuple[Message, ...]]:
         """Returns the problem of a request as the next one ("" where there is none), and its new messages."""
-        is_first = not self._said and self._context is None
+        is_first = not self._messages and self._context is None
         if request.token_ids is not None:
             return self._continued_by_tokens(request.token_ids, is_first=is_first)
         if self._context is not None:
@@ -228,21 +228,21 @@ class Conversation:
             self._tools = request.tools
         elif request.tools != self._tools:
             return "its tools are others than before", ()
-        problem = first_difference(self._said, request.messages)
+        problem = first_difference(self._messages, request.messages)
         if problem:
             return problem, ()
-        new = request.messages[len(self._said) :]
+        new = request.messages[len(self._messages) :]
         if not new:
             return "there is no new message after the model's", ()
         if not is_first:
-            for place, message in enumerate(new, start=len(self._said)):
+            for place, message in enumerate(new, start=len(self._messages)):
                 if message.role == "assistant":
                     return f"message {place} is the assistant's, and the model did not say it", ()
-        self._said += new
+        self._messages += new
         return "", new
 
     def _continued_by_tokens(self, token_ids: list[int], *, is_first: bool) -> tuple[str, tuple[Message, ...]]:
-        if self._said:
+        if self._messages:
             return "it asked by messages before, and now by tokens", ()
         before = [] if self._context is None else self._context
         if token_ids[: len(before)] != before:

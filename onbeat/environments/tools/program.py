@@ -298,7 +298,7 @@ def _be(program: Program, into: int) -> None:
         pass
     except BaseException as error:
         # The model's program may raise anything; the model reads it as the tool's output.
-        sys.stdout.write(_told(error))
+        sys.stdout.write(_error_text(error))
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
     os._exit(0)
@@ -367,7 +367,7 @@ def _counted_ids() -> Callable[[object], int]:
     return counted
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Returns the error as Python prints it, with the program's own lines alone."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == NAME]
     lines = [f"  line {frame.lineno}, in {frame.name}\n" for frame in frames[-MAX_ERROR_LINES:]]

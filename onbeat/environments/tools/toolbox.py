@@ -91,10 +91,10 @@ class Toolbox:
                 refusal = arguments
                 answers.append(refusal)
             else:
-                answers.append(self._made(call, arguments))
+                answers.append(self._answer_to(call, arguments))
         return answers
 
-    def _made(self, call: ToolCall, arguments: dict[str, Any]) -> Message:
+    def _answer_to(self, call: ToolCall, arguments: dict[str, Any]) -> Message:
         function = self._functions[call.name]
         try:
             inspect.signature(function).bind(**arguments)

@@ -35,8 +35,8 @@ class HealthWatch:
         self._health = Health(spec)
         self._accepted: frozenset[str] = frozenset()
         """Rules that were broken at the last resume. A trainer that was replaced breaks none anew, and accepts none."""
-        self._told: tuple[HealthProblem, ...] = ()
-        self._told_past: tuple[HealthProblem, ...] = ()
+        self._recorded: tuple[HealthProblem, ...] = ()
+        self._recorded_past: tuple[HealthProblem, ...] = ()
 
     def begin(self, first: int) -> None:
         """Takes the iterations before the first one: what was wrong at the last resume ends nothing any more."""
@@ -48,8 +48,8 @@ class HealthWatch:
             problems = self._health.iteration(metrics)
         fields = self._jobs.fields(self._folder.job_id)
         self._accepted = frozenset(problem.rule for problem in health_of(fields, "health_at_resume"))
-        self._told = health_of(fields)
-        self._told_past = health_of(fields, "health_past")
+        self._recorded = health_of(fields)
+        self._recorded_past = health_of(fields, "health_past")
         self._tell(problems, first - 1)
 
     def scored(self, score: EvaluationScore) -> None:
@@ -62,20 +62,20 @@ class HealthWatch:
 
     def check(self) -> None:
         """Raises Unhealthy where a rule of `trainer.stop_on` was broken since the last resume."""
-        for problem in self._told:
+        for problem in self._recorded:
             if problem.rule in self._stops and problem.rule not in self._accepted:
                 raise Unhealthy(problem.in_words, field="trainer.stop_on", cure=problem.cure)
 
     def _tell(self, problems: tuple[HealthProblem, ...], iteration: int) -> None:
         past = self._health.past
-        if (problems, past) == (self._told, self._told_past):
+        if (problems, past) == (self._recorded, self._recorded_past):
             return
         for problem in problems:
-            if problem not in self._told:
+            if problem not in self._recorded:
                 log.warning("%s; %s", problem.in_words, problem.cure)
-        is_news = problems != self._told
-        self._told = problems
-        self._told_past = past
+        is_news = problems != self._recorded
+        self._recorded = problems
+        self._recorded_past = past
         self._jobs.record_health(self._folder.job_id, problems, past)
         if not is_news:
             # A replay from an earlier checkpoint may forget what was gone.

@@ -27,7 +27,7 @@ class AdapterReader:
         self._base: dict[str, Tensor] = {}
         """Copies of the base's weights that have adapters; the engine's own are overwritten by the merge."""
         self._base_digest = ""
-        self._made: WeakKeyDictionary[EngineTensors, Identity] = WeakKeyDictionary()
+        self._merged: WeakKeyDictionary[EngineTensors, Identity] = WeakKeyDictionary()
         """Memory → the version that was merged there last: while it holds that one, its tensors without adapters are
         the base's."""
 
@@ -36,7 +36,7 @@ class AdapterReader:
         adapter = manifest.adapter
         assert adapter is not None
         layers = layers_of(_matrices(files, manifest, adapter), weights=engine.tensors)
-        is_merged = arrival.base is not None and arrival.base == self._made.get(engine)
+        is_merged = arrival.base is not None and arrival.base == self._merged.get(engine)
         has_base = self._base_digest == adapter.base.weights_digest and self._base.keys() == layers.keys()
         if not is_merged or not has_base:
             self._read_base(files.bases, adapter.base, engine, names=layers, dtype=manifest.dtype)
@@ -47,7 +47,7 @@ class AdapterReader:
             weight = self._base[name]
             merge_into(target, weight, lora_a=layer.lora_a, lora_b=layer.lora_b, scaling=adapter.scaling)
             arrival.hashing.add([(name, target)])
-        self._made[engine] = identity(manifest)
+        self._merged[engine] = identity(manifest)
 
     def _read_base(
         self, files: VersionFiles, step: WeightStep, engine: EngineTensors, *, names: Collection[str], dtype: str
@@ -63,7 +63,7 @@ class AdapterReader:
         base_digest = fill_and_check(fill_whole, files, whole, engine, arrival)
         if (self._base_digest, self._base.keys()) != (base_digest, set(names)):
             # Other memory holds merges into another base, or of other weights.
-            self._made.clear()
+            self._merged.clear()
             self._base = {name: torch.empty_like(engine.tensors[name]) for name in names}
         self._base_digest = base_digest
         for name, base_tensor in self._base.items():

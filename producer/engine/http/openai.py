@@ -146,9 +146,9 @@ class OpenaiEngine(BatchingEngine):
     async def _measure(
         self, rows: Sequence[Sequence[int]], *, num_scored: int, copy: int
     ) -> list[Sequence[float | None]]:
-        assert self._held is not None
+        assert self._verified_weights is not None
         requests = [partial(self._row_logprobs, row, num_scored=num_scored, copy=copy) for row in rows]
-        return await self._by_version(self._held.weights_digest, "a probe", requests)
+        return await self._by_version(self._verified_weights.weights_digest, "a probe", requests)
 
     async def _by_version(
         self, weights_digest: str, what: str, requests: Sequence[Callable[[], Awaitable[T]]]
@@ -167,7 +167,7 @@ class OpenaiEngine(BatchingEngine):
                 )
         except Exception:
             # The server is given the version again before it samples another batch, whatever the failure was.
-            self._held = None
+            self._verified_weights = None
             raise
         return answers
 
@@ -266,7 +266,7 @@ class OpenaiEngine(BatchingEngine):
         return self._requests.gone(problem)
 
     async def aclose(self) -> None:
-        self._held = None
+        self._verified_weights = None
         await self._requests.aclose()
 
 

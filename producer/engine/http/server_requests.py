@@ -91,13 +91,13 @@ class ServerRequests:
             BatchFailed: The server refuses the request, or its answer stays unreadable.
             EngineUnavailable: The server stays away.
         """
-        return await self._asked(partial(self._http.post, path, json=body, headers=headers), path, kind)
+        return await self._with_retries(partial(self._http.post, path, json=body, headers=headers), path, kind)
 
     async def get(self, path: str, kind: Any) -> Any:
         """Gets an instance of `kind`. Raises as `post` does."""
-        return await self._asked(partial(self._http.get, path), path, kind)
+        return await self._with_retries(partial(self._http.get, path), path, kind)
 
-    async def _asked(self, send: Callable[[], Awaitable[httpx.Response]], path: str, kind: Any) -> Any:
+    async def _with_retries(self, send: Callable[[], Awaitable[httpx.Response]], path: str, kind: Any) -> Any:
         pauses = (random.uniform(0.5 * pause_s, 1.5 * pause_s) for pause_s in PAUSES_S)
         ask = partial(self._answer, send, path, kind)
         return await tried_again(self._url, ask, pauses=pauses, helps=_may_pass, sleep=self._sleep)

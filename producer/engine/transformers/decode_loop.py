@@ -100,7 +100,7 @@ class DecodeLoop:
         """Those whose shared step failed: which of them is at fault shows when each is decoded by itself."""
         self._joining: Request | None = None
         """The request that is put into the model now."""
-        self._held: list[Request] = []
+        self._requests: list[Request] = []
         self._is_running = False
         self._is_closing = False
         self._broken: EngineUnavailable | None = None
@@ -147,7 +147,7 @@ class DecodeLoop:
         while True:
             self._admit()
             self._let_go()
-            if self._held:
+            if self._requests:
                 self._advance()
             elif self._is_over():
                 return
@@ -187,21 +187,21 @@ class DecodeLoop:
         """Takes every request out."""
         with self._lock:
             joining = [self._joining] if self._joining is not None else []
-            requests = [*joining, *self._held, *self._suspects, *self._waiting]
+            requests = [*joining, *self._requests, *self._suspects, *self._waiting]
             self._suspects.clear()
             self._waiting.clear()
         self._joining = None
-        self._held = []
+        self._requests = []
         return requests
 
     def _let_go(self) -> None:
         """Drops what no caller waits for any more."""
-        for request in self._held:
+        for request in self._requests:
             if self._is_closing:
                 request.give_up()
             if not request.is_open:
                 self._rows.drop(request)
-        self._held = [request for request in self._held if request.is_open]
+        self._requests = [request for request in self._requests if request.is_open]
 
     def _admit(self) -> None:
         """Takes in what has room, in the order of the requests."""
@@ -219,17 +219,17 @@ class DecodeLoop:
         except BatchFailed as error:
             request.fail(error)
         except TORCH_ERRORS as error:
-            self._suspect([request], error, is_alone=not self._held)
+            self._suspect([request], error, is_alone=not self._requests)
         except Exception as error:
             # How far it came is unknown: those that were held can't be trusted to be whole.
-            self._fail_together([request, *self._held], error)
+            self._fail_together([request, *self._requests], error)
         else:
-            self._held.append(request)
+            self._requests.append(request)
             self._answer_finished()
 
     def _next(self) -> Request | None:
         with self._lock:
-            if not self._held:
+            if not self._requests:
                 queue = self._suspects or self._waiting
                 return queue.popleft() if queue else None
             # A suspect has no company: it may be what all of them would fail of.
@@ -240,32 +240,32 @@ class DecodeLoop:
             return None
 
     def _advance(self) -> None:
-        if len(self._held) > 1:
+        if len(self._requests) > 1:
             reach("producer.sharing_steps")
         try:
             diverged = self._rows.advance()
         except Exception as error:
             # The batches share this step, so none of them can be trusted; the loop's thread goes on for others.
-            self._fail_together(self._held, error)
+            self._fail_together(self._requests, error)
             return
         if diverged:
-            for request in self._held:
+            for request in self._requests:
                 if request in diverged:
                     request.fail(not_finite())
-            self._held = [request for request in self._held if request not in diverged]
+            self._requests = [request for request in self._requests if request not in diverged]
         self._answer_finished()
 
     def _answer_finished(self) -> None:
-        if any(request.finished for request in self._held):
-            for request in self._held:
+        if any(request.finished for request in self._requests):
+            for request in self._requests:
                 if request.finished:
                     request.succeed()
-            self._held = [request for request in self._held if not request.finished]
+            self._requests = [request for request in self._requests if not request.finished]
 
     def _fail_together(self, requests: list[Request], error: Exception) -> None:
         """Lets all rows go after an error that any of these batches may be the cause of."""
         self._rows.reset()
-        self._held = []
+        self._requests = []
         self._suspect(requests, error, is_alone=len(requests) == 1)
 
     def _suspect(self, requests: list[Request], error: Exception, *, is_alone: bool) -> None:

@@ -121,7 +121,7 @@ class TransformersEngine(base.GenerationEngine):
         return str(self._verdict or "")
 
     async def generate(self, batch: PromptBatch, turn: base.Turn | None = None) -> list[list[Completion]]:
-        base.check_version(self._held, batch)
+        base.check_version(self._verified_weights, batch)
         base.check_fits(batch, context_tokens=self._context_tokens, vocabulary_tokens=self._vocabulary_tokens)
         request = decode_loop.Request(batch, turn)
         self._loop.put(request)
@@ -129,16 +129,16 @@ class TransformersEngine(base.GenerationEngine):
         return await asyncio.wrap_future(request.answer)
 
     async def logprobs(self, rows: Sequence[ProbeRow]) -> LogProbs:
-        completions = await self.generate(base.probe_batch(self._held, rows))
+        completions = await self.generate(base.probe_batch(self._verified_weights, rows))
         return b"".join(completion.generator_logprobs for (completion,) in completions)
 
     async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
-        self._held = None
+        self._verified_weights = None
         if isinstance(weights, WeightShard):
             await self._on_thread(partial(self._weights.load_ahead, weights), what=f"loading {weights.path}")
             return
         digest = await self._on_thread(partial(self._load, weights), what=f"loading {weights.directory}")
-        self._held = base.VerifiedWeights(policy_version=weights.policy_version, weights_digest=digest)
+        self._verified_weights = base.VerifiedWeights(policy_version=weights.policy_version, weights_digest=digest)
 
     @property
     def ready_versions(self) -> tuple[base.VerifiedWeights, ...]:
@@ -146,7 +146,7 @@ class TransformersEngine(base.GenerationEngine):
             return ()
         return tuple(
             base.VerifiedWeights(policy_version=version, weights_digest=digest)
-            for version, digest in self._weights.held
+            for version, digest in self._weights.verified_versions
         )
 
     async def receive_weights(
@@ -166,7 +166,7 @@ class TransformersEngine(base.GenerationEngine):
     async def aclose(self) -> None:
         self._closing.set()
         self._loop.close()
-        self._held = None
+        self._verified_weights = None
         self._weights.give_up()
         for thread in (self._thread, self._receiving):
             await asyncio.to_thread(thread.shutdown, wait=True, cancel_futures=True)
@@ -195,7 +195,7 @@ class TransformersEngine(base.GenerationEngine):
 
     def _use_threads(self, num_threads: int) -> None:
         _use_threads(num_threads)
-        if self._held is not None:
+        if self._verified_weights is not None:
             self._judge()
 
     @torch.inference_mode()

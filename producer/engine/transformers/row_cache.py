@@ -117,7 +117,7 @@ class RowCache:
             rows[index, :, :, :, :length] = prompts[index, None, :, :, width - length :]
             mask[index, :, :length] = 0.0
 
-    def held(self, place: int, num_tokens: int) -> Tensor:
+    def first_tokens(self, place: int, num_tokens: int) -> Tensor:
         """Copies a row's first tokens: [layer, 2, column, head, head dimension]; of the second axis 0 is keys and 1
         values.
         """

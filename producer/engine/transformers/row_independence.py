@@ -269,7 +269,7 @@ class _Probe:
         for of_step, at in zip(tokens, positions, strict=True):
             self._logits(stepped, of_step, at, width)
         for place, length in enumerate((lengths[:num_rows] + num_tokens).tolist()):
-            if not same_bytes(fed.held(place, length), stepped.held(place, length)):
+            if not same_bytes(fed.first_tokens(place, length), stepped.first_tokens(place, length)):
                 raise NotShared(f"a row's bits differ where {num_tokens} tokens of {num_rows} rows are fed at once")
 
     def _logits(self, cache: RowCache, tokens: Tensor, positions: Tensor, num_columns: int) -> Tensor:

@@ -251,7 +251,7 @@ class SharedDecoding:
             if free_bytes >= 0:
                 prompt = growing.batch.prompts[row // growing.batch.group_size]
                 tokens = np.frombuffer(prompt.token_ids + growing.ended[row].token_ids, dtype="<i4")
-                past = Past(tokens=tokens[:num_tokens], keys_and_values=self._cache.held(place, num_tokens))
+                past = Past(tokens=tokens[:num_tokens], keys_and_values=self._cache.first_tokens(place, num_tokens))
                 self._kept_rows.keep(turn.trajectories, row if turn.rows is None else turn.rows[row], past)
         self._follow(self._rows.leave(ended))
 

@@ -327,7 +327,7 @@ class VllmEngine(BatchingEngine):
         """Gives weights and cache back (level 2), where sleep mode is on."""
         if not self._has_sleep_mode or self._is_asleep:
             return
-        self._held = None
+        self._verified_weights = None
         async with self._within("falling asleep"):
             await self._llm.sleep(level=SLEEP_LEVEL)
         self._is_asleep = True
@@ -341,7 +341,7 @@ class VllmEngine(BatchingEngine):
         self._is_asleep = False
 
     async def aclose(self) -> None:
-        self._held = None
+        self._verified_weights = None
         if self._llm.output_handler is not None:
             # The handler would take the end of the core for a failure.
             self._llm.output_handler.cancel()

@@ -48,7 +48,7 @@ def engine(
     tiny_model_folder(tmp_path, "qwen3")
     setup = engine_setup(tmp_path)
     made = VllmEngine(setup, VllmOptions(sleep_mode=sleep_mode, timeout_s=timeout_s))
-    made._held = VerifiedWeights(policy_version=3, weights_digest=DIGEST)
+    made._verified_weights = VerifiedWeights(policy_version=3, weights_digest=DIGEST)
     return made, llm, started.arguments
 
 

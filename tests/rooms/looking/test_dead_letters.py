@@ -92,7 +92,7 @@ def test_an_entry_that_is_none_is_not_found(
     answer = ask("POST", f"/v1/jobs/{job.job_id}/dead/{entry}/retry")
     assert (answer.status_code, answer.json()["field"]) == (404, "entry_id")
     with pytest.raises(NotFound):
-        DeadLetterBox(job.broker, job.job_id).one(entry)
+        DeadLetterBox(job.broker, job.job_id).letter(entry)
 
 
 def test_a_retry_of_a_running_job_changes_nothing(settings: StackSettings) -> None:
@@ -138,7 +138,7 @@ def test_an_entry_that_no_script_wrote_hides_no_letter(fields: dict[str, bytes],
     box = DeadLetterBox(job.broker, job.job_id)
     assert [one.batch_id for one in box.newest(10)] == [batch_id]
     with pytest.raises(NotFound):
-        box.one(str(entry, "ascii") if isinstance(entry, bytes) else entry)
+        box.letter(str(entry, "ascii") if isinstance(entry, bytes) else entry)
 
 
 def test_a_batch_that_a_stage_gave_up_is_told_with_its_prompts_too(redis_server: EmbeddedRedis) -> None:

@@ -153,11 +153,11 @@ def test_the_digest_of_a_file_that_was_written_just_now_is_not_kept(
     """Within the resolution of a file's times a second writing could not be told from the first."""
     monkeypatch.setattr(named_files, "KEPT_BYTES", 4)
     monkeypatch.setattr(named_files, "SETTLED_S", 3600.0)
-    monkeypatch.setattr(named_files, "_kept", {})
+    monkeypatch.setattr(named_files, "_known_digests", {})
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"first")
     assert digest_of_file(path) == content_digest(b"first")
-    assert named_files._kept == {}
+    assert named_files._known_digests == {}
 
 
 def test_a_folder_with_more_files_than_a_spec_may_name_is_refused(

@@ -70,7 +70,7 @@ def read_row(row: PlacedRow, columns: RowColumns, *, template: str = "", needs_r
             values[name] = value
     if template:
         values["prompt"] = filled_template(template, row)
-    prompt, completion = _asked(values, columns, row)
+    prompt, completion = _prompt_and_completion(values, columns, row)
     needs_reference |= columns.reference != RowColumns().reference
     if "reference" not in values and not completion and needs_reference:
         raise missing(
@@ -84,7 +84,9 @@ def read_row(row: PlacedRow, columns: RowColumns, *, template: str = "", needs_r
     )
 
 
-def _asked(values: Mapping[str, Any], columns: RowColumns, row: PlacedRow) -> tuple[str | tuple[Message, ...], str]:
+def _prompt_and_completion(
+    values: Mapping[str, Any], columns: RowColumns, row: PlacedRow
+) -> tuple[str | tuple[Message, ...], str]:
     """Returns the prompt, and the completion: messages that end with the assistant's have both."""
     completion = _completion(values.get("completion", ""), columns.completion)
     if "prompt" in values:

@@ -77,7 +77,7 @@ class Engine:
 
     @property
     def numbers(self) -> list[int]:
-        return sorted(number for number, _ in self.versions.held)
+        return sorted(number for number, _ in self.versions.verified_versions)
 
 
 @pytest.fixture(params=TRANSPORTS)
@@ -120,7 +120,7 @@ def test_a_whole_job_is_sampled_from_at_most_its_window_of_versions(engine: Engi
         manifest = engine.publish(number, keeps=lag + 1)
         while engine.receive(num_versions=lag + 1):
             pass
-        assert len(engine.versions.held) <= lag + 1
+        assert len(engine.versions.verified_versions) <= lag + 1
         assert number in engine.numbers
         assert engine.samples_from(number - 1)
         engine.versions.load(manifest)
@@ -172,7 +172,7 @@ def test_all_memory_but_that_in_use_is_given_back(tmp_path: Path, ends: str) -> 
         files.versions.load(other)
         assert files.has(version(0, seed=8))
     assert num_memories() == before + 1
-    assert len(files.versions.held) == 1
+    assert len(files.versions.verified_versions) == 1
 
 
 def test_a_version_of_a_number_that_was_taken_back_is_not_used_for_its_successor(engine: Engine) -> None:
@@ -185,7 +185,7 @@ def test_a_version_of_a_number_that_was_taken_back_is_not_used_for_its_successor
     assert engine.versions.load(again) == again.weights_digest == tensors_digest(engine.targets)
     assert engine.has(version(1, seed=8))
     engine.receive()
-    assert engine.versions.held.count(identity(again)) == 1
+    assert engine.versions.verified_versions.count(identity(again)) == 1
 
 
 @pytest.mark.parametrize("damage", [flip_a_bit, Path.unlink])
@@ -262,7 +262,7 @@ def test_a_copy_that_a_delta_was_to_change_is_never_taken_for_the_version_it_cop
         policy_version=1, path="job/weights/.v000001.0/delta-1", name=DELTA_NAME.format(number=1, count=2), num_bytes=1
     )
     engine.versions.receive_ahead(gone)
-    assert engine.versions.held == (identity(first),)
+    assert engine.versions.verified_versions == (identity(first),)
     engine.versions.load(first)
     assert {name: tensor.data_ptr() for name, tensor in engine.targets.items()} == before
 

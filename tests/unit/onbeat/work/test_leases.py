@@ -56,7 +56,7 @@ def test_a_lease_that_ends_before_the_next_beat_brings_it_forward() -> None:
     quiet._due_s = time.monotonic() + PRESENCE_S
     for lease_s, is_early in ((60.0, False), (0.3, True)):
         quiet.leases.hold(Side(), "claim", lease_s=lease_s, name="a")
-        quiet.held()
+        quiet.look_at_new_claim()
         assert quiet.changed.is_set() is is_early
 
 
