@@ -17,8 +17,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-import msgspec
-
 from broker.batch_cache import BatchCache, CachedBatch
 from broker.connection.bounds import MAX_ITEMS
 from broker.connection.client import Broker
@@ -73,7 +71,7 @@ class _Answer(Record, frozen=True, kw_only=True):
 
     claim: int
     """The claim's number, the same for all of its items."""
-    batches: tuple[_ClaimedRows, ...] = msgspec.field(name="found")
+    batches: tuple[_ClaimedRows, ...]
     fields: tuple[str, ...]
     """Fields of `items`, in the order in which their values follow."""
 

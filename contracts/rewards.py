@@ -261,7 +261,7 @@ class RewardRequest(Record, frozen=True, kw_only=True):
 
     components: Annotated[tuple[RewardComponent, ...], Meta(min_length=1, max_length=32)]
     items: Annotated[tuple[RewardItem, ...], Meta(min_length=1, max_length=4096)]
-    to_score: Annotated[tuple[int, ...], Meta(max_length=4096)] | UnsetType = field(name="asked", default=UNSET)
+    to_score: Annotated[tuple[int, ...], Meta(max_length=4096)] | UnsetType = UNSET
     """Places of the items to score; left out: all. The others are what a plug-in sees of the groups around them."""
     group_size: Annotated[int, Meta(ge=1, le=4096)] = 1
     """So many items side by side have one prompt."""
@@ -280,7 +280,7 @@ class RewardRequest(Record, frozen=True, kw_only=True):
         # Each place once: a completion that is scored twice would count twice in what is waited for.
         places = set(self.places)
         if len(places) < len(self.places) or not places <= set(range(len(self.items))):
-            raise ValueError("`asked` names a place twice, or one that no item has")
+            raise ValueError("`to_score` names a place twice, or one that no item has")
 
     @property
     def places(self) -> tuple[int, ...]:

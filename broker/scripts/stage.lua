@@ -12,9 +12,9 @@
 --   max_rows      Most rows of several items.
 --   held          batch id -> digest, of the batches that the worker still has
 --   is_idle       True of a worker that has no items in hand: it is woken first.
---   -> {claimed, packed {claim, found, fields}, n x the value of a field}
+--   -> {claimed, packed {claim, batches, fields}, n x the value of a field}
 --        claim    The number of the claim.
---        found    A list of {iteration, batch_id, digest, items}; items: a list of {item, attempt}.
+--        batches  A list of {iteration, batch_id, digest, items}; items: a list of {item, attempt}.
 --        fields   Fields of `items`, each once: batches that the worker lacks, and the columns that its items are made
 --                 of.
 --    | {none, ms until a lease ends, or -1 where there is none}
@@ -183,7 +183,7 @@ end
 -- The items of the claim that this worker has not heard of, those that stand under it.
 local function take_again(last)
   claim = last.claim
-  for _, part in ipairs(last.found) do
+  for _, part in ipairs(last.batches) do
     local slot = slot_of(part.iteration)
     local members = {}
     for at, item in ipairs(part.items) do members[at] = member_of(a.stage, part.batch_id, item[1]) end
@@ -226,12 +226,12 @@ if items_taken == 0 then
   for _, open in ipairs(fence.window) do take_from(slot_of(open.iteration), open.iteration) end
 end
 if items_taken == 0 then return num_buried >= MAX_BURIED and { 'none', 0 } or nothing() end
-note_claimer(who, { claim = claim, found = claimed_batches })
+note_claimer(who, { claim = claim, batches = claimed_batches })
 -- A worker may wait for several stages; what it has got of one keeps it busy for all.
 for number in ipairs(a.stages) do redis.call('ZREM', WAITING, whole(number) .. '/' .. a.worker) end
 -- Before the values, which stay in the order of `fields`.
 table.insert(values, 1, 'claimed')
-table.insert(values, 2, cmsgpack.pack({ claim = claim, found = claimed_batches, fields = fields }))
+table.insert(values, 2, cmsgpack.pack({ claim = claim, batches = claimed_batches, fields = fields }))
 return values
 
 -- read_batch: {iteration, batch_id, digest}

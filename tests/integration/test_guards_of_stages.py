@@ -57,7 +57,7 @@ def claim_raw(job: StagedJob, max_rows: int, heard: int = 0) -> list[Any]:
 def test_a_batch_crosses_the_connection_once_for_all_of_its_items(job: StagedJob) -> None:
     _, packed, *values = claim_raw(job, 3)
     answer = decode(packed, dict)
-    assert (len(answer["found"][0]["items"]), answer["fields"], len(values)) == (3, ["b/0/train/0"], 1)
+    assert (len(answer["batches"][0]["items"]), answer["fields"], len(values)) == (3, ["b/0/train/0"], 1)
 
 
 @pytest.mark.parametrize("named", [{"digest": "of another one"}, {"batch_id": "0/train/9"}])

@@ -600,8 +600,8 @@ VALID_ITEM = {"prompt": "", "completion": "", "reference": ""}
         ({"components": [{"type": "exact", "weight": 1e9}], "items": [VALID_ITEM]}, 422, "components[0].weight"),
         ({"components": [{"type": "exact"}], "items": [VALID_ITEM | {"reference": 5}]}, 422, "items[0].reference"),
         ({"components": [{"type": "exact"}], "items": [VALID_ITEM], "item_timeout_s": 0}, 422, "item_timeout_s"),
-        ({"components": [{"type": "exact"}], "items": [VALID_ITEM], "asked": [0, 0]}, 422, None),
-        ({"components": [{"type": "exact"}], "items": [VALID_ITEM], "asked": [0] * 4097}, 422, "asked"),
+        ({"components": [{"type": "exact"}], "items": [VALID_ITEM], "to_score": [0, 0]}, 422, None),
+        ({"components": [{"type": "exact"}], "items": [VALID_ITEM], "to_score": [0] * 4097}, 422, "to_score"),
         ([1, 2], 422, None),
     ],
 )

@@ -71,7 +71,7 @@ class StageReplay:
         with pytest.raises(BrokerUnavailable):
             self._sides[move.who].claim(NAMES[stage], 1)
         answer = decode(self._broker.lost[1], dict)
-        self._lost[move.who], (found,) = answer["claim"], answer["found"]
+        self._lost[move.who], (found,) = answer["claim"], answer["batches"]
         named = (found["iteration"], found["batch_id"], stage, found["items"][0][0])
         claims = [(one, one.state.workers[one.who]) for one in options if (one.name, one.who) == (move.name, move.who)]
         (same,) = [
