@@ -52,7 +52,7 @@ FULL = {
     "jobs of this key": ("ONBEAT_MAX_KEY_JOBS", "max_own_jobs"),
     "bytes of specs of this key": ("ONBEAT_MAX_KEY_SPECS_MB", "max_own_spec_bytes"),
 }
-"""What there may be too many of → its setting, and its limit's name."""
+"""Things of which there may be too many → the setting of their bound, and its limit's name."""
 NO_LIMITS: dict[str, int | None] = {limit: None for _, limit in FULL.values()}
 NOTHING_NEW = ResumeRequest()
 RESUMABLE = {state.value: True for state, nexts in NEXT_STATES.items() if JobState.QUEUED in nexts}

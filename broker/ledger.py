@@ -105,7 +105,7 @@ def readable(value: bytes | None, kind: type[T]) -> T | None:
 
 
 UNREADABLE = (ValueError, KeyError, TypeError, IndexError, OverflowError)
-"""What a number, a word or a field raises that isn't what a function of ours wrote."""
+"""Exceptions that a number, a word or a field raises that isn't what a function of ours wrote."""
 
 
 def ids_among(members: Iterable[bytes]) -> list[str]:

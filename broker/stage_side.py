@@ -43,7 +43,8 @@ class PutOutcome(str, Enum):
     DIVERGENT = "divergent"
     """Other columns stand there: those of the first put are trained."""
     NOT_READY = "not_ready"
-    """What they were made of is not what stands there, as after a restart that lost it: the item is claimed again."""
+    """The inputs that the columns were made of are not what stands there, as after a restart that lost them: the item
+    is claimed again."""
     SETTLED = "settled"
     """They are not needed: the batch is dead or was sampled anew, or its iteration or job is over."""
 

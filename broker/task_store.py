@@ -71,7 +71,7 @@ class Attempt:
     turn: int
     """Its number; no other attempt of the task has it."""
     number: int
-    """Which of MAX_ATTEMPTS it is, counted from 1."""
+    """The number of the attempt, from 1 to MAX_ATTEMPTS."""
     kind: TaskKind
     who: str
     arguments: TaskArguments

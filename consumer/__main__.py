@@ -32,7 +32,7 @@ from onbeat.base.telemetry.container_name import named
 from onbeat.base.telemetry.logs import configure
 
 COMPUTING = ("passes ", "rank 0")
-"""What the names of threads that train batches begin with."""
+"""Beginnings of the names of threads that train batches."""
 
 log = logging.getLogger(__name__)
 

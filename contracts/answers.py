@@ -104,12 +104,12 @@ class AuditVerdict(Record, frozen=True, kw_only=True):
     digests_recomputed: int
     """Versions whose files were hashed again."""
     gaps: tuple[str, ...]
-    """What doesn't hold, a sentence each."""
+    """Faults of the chain and of the files that it names, a sentence each."""
     environments: tuple[str, ...] | UnsetType = UNSET
     """Packages and versions of the environment that played the iterations, in their order; left out in a job without
     one."""
     notes: tuple[str, ...] = ()
-    """What could not be looked at from where the check ran, a sentence each."""
+    """Checks that could not be made from where the command ran, a sentence each."""
 
 
 class ComputedProbe(Record, frozen=True, kw_only=True):
@@ -117,7 +117,7 @@ class ComputedProbe(Record, frozen=True, kw_only=True):
 
     version: PolicyVersion
     source: str
-    """What holds the weights: "the model's folder", or a checkpoint below the run root."""
+    """The holder of the weights: "the model's folder", or a checkpoint below the run root."""
     is_equal: bool
     """Bit for bit."""
     gap: float
@@ -131,9 +131,9 @@ class ProbeCheck(Record, frozen=True, kw_only=True):
 
     versions: tuple[ComputedProbe, ...] = ()
     gaps: tuple[str, ...] = ()
-    """What doesn't hold, a sentence each."""
+    """Probes that differ from the audit chain's, a sentence each."""
     notes: tuple[str, ...] = ()
-    """What could not be computed, a sentence each."""
+    """Probes that could not be computed, a sentence each."""
 
 
 MEDIA_TYPE = "application/problem+json"
@@ -149,7 +149,7 @@ class ProblemDetails(Record, frozen=True, kw_only=True):
     field: str | None = None
     """Path of the offending field, e.g. "model.path" or "items[3].reference"; null where no field is at fault."""
     cure: str | None = None
-    """What to do about it."""
+    """The change that cures it; null where none is known."""
     refusals: tuple[Refusal, ...] | UnsetType = UNSET
     """All refusals of a spec; detail, field and cure are those of the first one."""
 

@@ -115,9 +115,9 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     field: str
     """Path of the key at fault, as `stages[0].lowest`; "" where it is the whole spec."""
     problem: str
-    """What is wrong with it: a predicate, whose subject is the field."""
+    """The fault, as a predicate whose subject is the field."""
     cure: str = ""
-    """What to change; "" where that isn't known."""
+    """The change that cures it; "" where none is known."""
 
     @property
     def error(self) -> InvalidInput:

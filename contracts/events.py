@@ -294,7 +294,7 @@ class HealthChanged(Event, tag="health_changed", frozen=True, kw_only=True):
 
     iteration: int
     problems: tuple[HealthProblem, ...]
-    """What is wrong after that iteration; () where all is well again."""
+    """The problems after that iteration; () where all is well again."""
 
 
 class MismatchAlarm(Event, tag="mismatch_alarm", frozen=True, kw_only=True):
@@ -403,7 +403,7 @@ class AuditRecord(Record, frozen=True, kw_only=True):
     forked: ForkedFrom | UnsetType = UNSET
     """In iteration 0 of a forked job, where its version 0 comes from."""
     drawn: tuple[DrawnPrompts, ...] | UnsetType = UNSET
-    """What was drawn by measured pass rates, by source; left out where nothing was."""
+    """The draws by measured pass rates, by source; left out where nothing was drawn so."""
     probe: ProbedVersion | UnsetType = UNSET
     """The probe of the version that the step made; left out in a job without probes."""
     first_probe: ProbedVersion | UnsetType = UNSET

@@ -255,11 +255,11 @@ class HealthProblem(Record, frozen=True, kw_only=True):
     """A rule that a job's numbers break, as it was when that began."""
 
     rule: str
-    """One of HEALTH_RULES."""
+    """A name in HEALTH_RULES."""
     since: int
     """The iteration after which it was noticed."""
     problem: str
-    """What is seen, in numbers."""
+    """A sentence about what the job's numbers show, with the numbers."""
     cure: str
     until: int | UnsetType = UNSET
     """The iteration after which it was gone; left out while it is there."""
@@ -349,15 +349,15 @@ class JobStatus(JobCounts, frozen=True, kw_only=True):
     evaluation_before: EvaluationScore | None = None
     evaluation_latest: EvaluationScore | None = None
     health: tuple[HealthProblem, ...] = ()
-    """What its numbers say is wrong; () where all is well, or too few iterations are committed to tell."""
+    """The problems that its numbers show; () where all is well, or too few iterations are committed to tell."""
     health_past: tuple[HealthProblem, ...] = ()
-    """What they said was wrong, and say no more: of each rule the newest."""
+    """Problems that its numbers showed and show no more: of each rule the newest."""
     disk_bytes: int | None = None
     """Size of its run folder with its versions, of an ended job an hour ago at most; None where it isn't known yet."""
     tags: tuple[str, ...] = ()
     owner: str = ""
     """The name of the key that submitted it, which with the scope submit may change it; "" where no gateway took it."""
     learns_given: bool = False
-    """Whether it learns completions of its data set (loss = "sft"): its curve is the loss, its rewards are all 0."""
+    """True: the job learns completions of its data set (loss = "sft"). Its curve is the loss, its rewards are all 0."""
     fault: Fault | UnsetType = UNSET
     """The side on which the cause of a failed job lies; absent in every other state."""

@@ -35,7 +35,7 @@ class WorkerSeen(Record, frozen=True, kw_only=True):
     """Seconds since it said so, by the server's clock."""
     services: tuple[ServiceSeen, ...] = ()
     leaves_alone: dict[str, str] = field(default_factory=dict)
-    """What it would serve and can't yet → why: a job, or of a stage worker "JOB_ID/NAME"."""
+    """Job that it would serve and can't yet → why; of a stage worker a stage, as "JOB_ID/NAME"."""
 
     def service(self, name: str) -> ServiceSeen:
         """Returns how it meets a service; where it says nothing of it, neither away nor there."""
@@ -79,7 +79,7 @@ class GeneratorSeen(WorkerSeen, frozen=True, kw_only=True):
     tokens_per_s: Amount = 0.0
     """Sampled tokens over the seconds in which it sampled, of the last minute."""
     batches: tuple[str, ...] = ()
-    """Those that it holds, by their names."""
+    """Names of the batches that it holds."""
     loading_weights: tuple[str, ...] = ()
     """The folders of the version that it loads, and of those that it stands on, from its claim until it holds it."""
     rejected_weights: str = ""
@@ -114,9 +114,9 @@ class StageWorkerSeen(WorkerSeen, frozen=True, kw_only=True):
     serves: tuple[str, ...]
     """Types of stages that it serves in every job, e.g. "teacher", and stages of one job: "JOB_ID/NAME"."""
     stages: tuple[str, ...] = ()
-    """Those of the active jobs that it serves now, as "JOB_ID/NAME"."""
+    """Stages of active jobs that it serves now, as "JOB_ID/NAME"."""
     items: tuple[str, ...] = ()
-    """Those that it holds, by their names."""
+    """Names of the items that it holds."""
 
     def is_for(self, job_id: str, stage: StageSpec) -> bool:
         """Returns True where it serves this stage of the job."""

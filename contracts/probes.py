@@ -164,7 +164,7 @@ class ProofVerdict(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 1.0
     """How much of the step from the version before the engine's numbers show: 1 for all of it, 0 for none."""
     can_tell: bool = False
-    """Whether that step is larger than the engine's own noise, so that `share` says something."""
+    """True: that step is larger than the engine's own noise, so that `share` means something."""
 
     @property
     def is_proved(self) -> bool:

@@ -21,7 +21,8 @@ ENVIRONMENT = "environment"
 """The name by which a completion, a metric or an audit record has what the environment couldn't judge."""
 Weight = Annotated[float, Meta(ge=-1000.0, le=1000.0)]
 OnUnscorable = Literal["fail"] | Annotated[float, Meta(ge=-1000.0, le=1000.0)]
-"""What a completion gets that a scorer (`on_unscorable`), an environment or a stage (`on_failure`) can't judge."""
+"""The score of a completion that a scorer (`on_unscorable`), an environment or a stage (`on_failure`) can't judge;
+"fail": it has none, and its batch fails."""
 
 
 def stated_score(on_unscorable: OnUnscorable) -> float | None:
@@ -37,9 +38,9 @@ class Component(Record, tag_field="type", frozen=True, kw_only=True):
     weight: Weight = 1.0
     """The factor of this score in the reward. A negative number makes it a penalty."""
     on_unscorable: OnUnscorable = "fail"
-    """What happens if this component raises an error, times out or crashes at a completion. fail: the batch fails, and
-    in the end the job. A number: the completion gets this score, which is counted and audited; after a time-out or a
-    crash it is given in the last attempt only. A resume may change it."""
+    """Decides what happens if this component raises an error, times out or crashes at a completion. fail: the batch
+    fails, and in the end the job. A number: the completion gets this score, which is counted and audited; after a
+    time-out or a crash it is given in the last attempt only. A resume may change it."""
 
     sources: Annotated[tuple[Line, ...], Meta(min_length=1, max_length=16)] | UnsetType = UNSET
     """The sources of a mixture, and the sets of the evaluation, whose completions this component scores. Left out:
@@ -343,7 +344,7 @@ class Unscorable(Record, tag="unscorable", tag_field="type", frozen=True, kw_onl
 
 Result = Scored | Unscorable
 Outcome = float | Unscorable
-"""What one component says of an item: its unweighted score, or why it has none."""
+"""A component's unweighted score of an item, or why it has none."""
 
 
 class RewardResponse(Record, frozen=True, kw_only=True):

@@ -72,7 +72,7 @@ class Prompt(Record, frozen=True, kw_only=True):
     source: str | UnsetType = UNSET
     """Its data set's name in a mixture of several."""
     environment: PromptTask | UnsetType = UNSET
-    """What an environment begins its sessions with; unset without one."""
+    """The task with which an environment begins the prompt's sessions; unset without an environment."""
     sampler_seed: Annotated[int, Meta(ge=0, lt=2**62)] | UnsetType = UNSET
     """Seed of the first sample where it isn't the prompt's own: that of a later turn of one trajectory."""
     dataset_completion: TokenIds | UnsetType = field(name="given", default=UNSET)
@@ -153,7 +153,7 @@ class Turn(Record, frozen=True, kw_only=True):
     end: Annotated[int, Meta(ge=1)]
     finish_reason: FinishReason
     reward: float
-    """What the environment gave for it."""
+    """The reward that the environment gave for the turn."""
     reply_digest: Digest
     """`Played.reply_digest` of what the environment replied; of the turn at which it failed, of the reason."""
     sees_from: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
@@ -281,8 +281,8 @@ class Rollout(Record, frozen=True, kw_only=True, omit_defaults=True):
     reward_breakdown: dict[str, float]
     """Unweighted score of each reward component, by its name."""
     unscorable: dict[str, StatedReason] = field(default_factory=dict)
-    """What could not judge it, by the names of contracts/stated_scores.py: their scores are the ones that the
-    spec states for that. Stages join where they are taken for training."""
+    """Names of contracts/stated_scores.py → why that scorer, environment or stage could not judge the completion: their
+    scores are the ones that the spec states for that. Stages join where they are taken for training."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.reward):

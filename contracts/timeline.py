@@ -12,7 +12,7 @@ TRAINER = "trainer"
 WAIT = "wait"
 """`what` of a span in which a process had nothing to do."""
 REPORTED = ("load", "publish", WAIT)
-"""What a generator reports by itself; when it sampled and scored a batch stands in the batch."""
+"""The spans that a generator reports by itself; when it sampled and scored a batch stands in the batch."""
 COMPUTE = "compute"
 """First word of `what` of a stage worker's spans; the stage's name is the second."""
 STAGE_WORKER = "stage"

@@ -67,9 +67,10 @@ class WeightManifest(Record, frozen=True, kw_only=True):
     files: tuple[WeightFile, ...]
     """The files of the whole version, or of its delta on the last of `base`."""
     base: tuple[WeightStep, ...] = ()
-    """What a delta stands on, a whole version first."""
+    """The versions that a delta stands on, a whole version first."""
     adapter: AdapterVersion | None = None
-    """What the files' adapters are merged into; None where they hold weights. weights_digest is of the merged ones."""
+    """The version that the files' adapters are merged into; None where the files hold weights. weights_digest is of the
+    merged ones."""
     probe: Probe | UnsetType = UNSET
     """The log-probs that a generator's engine has to show before it samples with the version (I11); left out where
     the job asks for none."""

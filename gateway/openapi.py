@@ -56,12 +56,12 @@ EVENT = {
     "required": ["event", "data"],
     "properties": {name: {"type": "string"} for name in ("event", "data", "id")},
 }
-"""One of the events that a stream sends, as tools read the schema of this media type."""
+"""An event that a stream sends, as tools read the schema of this media type."""
 
 
 REFUSAL = answer(record(ProblemDetails), "What is wrong, by field (RFC 9457)", media_type=MEDIA_TYPE)
 REFUSALS: dict[int | str, dict[str, Any]] = {"4XX": REFUSAL, "5XX": REFUSAL}
-"""What every endpoint may answer."""
+"""Errors that every endpoint may answer."""
 
 
 def answers(schema: dict[str, Any], description: str = "", *, media_type: str = JSON) -> dict[str, Any]:

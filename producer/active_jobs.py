@@ -28,8 +28,8 @@ than the batches."""
 OVERDUE_S = 30.0
 """A job that is left alone is tried before the work of others, once it has waited for so long to be tried at all."""
 FRESH_S = 0.5
-"""What the broker said of the active jobs holds for so long: a generator of short batches would ask at each of them. A
-job that is resumed with another spec has a trainer to start meanwhile, and nothing to claim."""
+"""The broker's answer about the active jobs holds for so long: a generator of short batches would ask at each of them.
+A job that is resumed with another spec has a trainer to start meanwhile, and nothing to claim."""
 ASK_AGAIN_S = 10.0
 """A job that another kind of engine samples is asked again after this long: a resume may have freed it."""
 
@@ -75,7 +75,7 @@ class ActiveJobs:
     """(job id, fingerprint) → the generator's side; None for a job that isn't deterministic."""
     calls: BrokerCalls
     fingerprint: Callable[[JobSpec], str]
-    """That of the engine that serves a job here; it may block for seconds."""
+    """A job's spec → the fingerprint of the engine that serves it here; it may block for seconds."""
     not_reproducible: Callable[[], str]
     """Why this generator can serve no deterministic job by now, "" while it can."""
     no_kept_sets: str = ""

@@ -57,15 +57,15 @@ class LoadedModel:
     engine: GenerationEngine
     detokenizer: Detokenizer
     num_threads: int | None = None
-    """What its engine was told at its last waking; None at first."""
+    """The number of threads that its engine was given at its last waking; None at first."""
     is_awake: bool = True
     is_proven: bool = False
-    """Whether a self-test has shown that its bytes don't depend on what it samples beside a batch."""
+    """True: a self-test has shown that its bytes don't depend on what it samples next to a batch."""
     shown: tuple[str, VerifiedWeights] | None = None
     """The job and the version whose probe the engine has shown since it was last loaded or woken; None: no version's.
     """
     hangs: bool = False
-    """Whether a call of the engine let its deadline pass: the thread that is in it would keep it from being closed."""
+    """True: a call of the engine let its deadline pass. The thread that is in it would keep it from being closed."""
     context_tokens: Counter[str] = field(default_factory=Counter)
     """Tokens before later turns that are not booked yet: kept since the turn before, or fed to the model."""
 
@@ -127,14 +127,14 @@ class ServedModel:
     engine_kind: str = "an engine"
     """Names the engine, and what it rounds by besides the model's dtype."""
     has_to_prove: bool = False
-    """Whether an engine serves deterministic jobs only after a self-test."""
+    """True: an engine serves deterministic jobs only after a self-test."""
     wait: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def __post_init__(self) -> None:
         self._proven: list[ModelSpec] = []
         """Models whose engines have shown it in this process."""
         self.not_reproducible = ""
-        """What a self-test has shown to depend on company, in words; "" while there is nothing."""
+        """The computation that a self-test has shown to depend on company, in words; "" while there is none."""
         self.loaded: LoadedModel | None = None
         self.rejected_weights = ""
         """Folder of the version that was refused last, until a version loads; "" while there is none."""

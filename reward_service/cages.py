@@ -42,7 +42,7 @@ class Cages:
     service: Literal["rewards", "environments"]
     _: KW_ONLY
     memory_mb: int
-    """What each may have, and whether it has the network."""
+    """The memory that each cage may have, in MB. `network` says whether each has the network."""
     network: bool
     hidden: Sequence[str]
     """Folders that none may read."""
@@ -114,7 +114,7 @@ class Asked(Generic[A, R]):
 
     asks: Sequence[A]
     cage_key: str = ""
-    """Which of a thread's cages it needs."""
+    """The key of the thread's cage that it needs."""
     future: Future[tuple[R, ...]] = field(default_factory=Future)
     _results: dict[int, R] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)

@@ -37,9 +37,9 @@ MAX_KEPT_VERSIONS = 10_000
 SMALL_BYTES = 64 * KIB
 """Small arguments of a worker: names, digests, numbers, and lists of the lengths below."""
 LARGE_BYTES = 4 * MIB
-"""Those of a trainer: a commit names each of 10,000 batches with its digest."""
+"""Large arguments, of a trainer: a commit names each of 10,000 batches with its digest."""
 SAID_BYTES = 64 * KIB
-"""What a process says of itself, and a report of spans."""
+"""A process's sign of life, and a report of spans."""
 MESSAGE_BYTES = 4 * KIB
 """A message of Celery's, which names one task."""
 RECORD_BYTES = 64 * MIB

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from broker.connection.client import Broker
 
 LOOK_S = 0.8
-"""One look at the disk lasts so long: a server that syncs every second has done so within two."""
+"""The length of one look at the disk: a server that syncs every second has done so within two."""
 QUIET_LOOKS = 3
 """In a row, with nothing on its way to the disk: this server never syncs. One that was paused looks so once."""
 ASK_AGAIN_S = 60.0

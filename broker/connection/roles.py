@@ -93,7 +93,7 @@ LOOK = (
 WATCH = f"{LOOK} +xrange +xrevrange +xlen +xread +xpending +xinfo|stream +memory|usage"
 
 S = f"onbeat:{SEAL_MARK}"
-"""What sealed names begin with."""
+"""The beginning of sealed names."""
 
 WORKERS = (
     ("+time", ""),
@@ -110,7 +110,7 @@ WORKERS = (
     ("+publish", "&onbeat:wake:*"),
     ("+subscribe", "&onbeat:wake:* &onbeat:{*}:shards"),
 )
-"""What generators and stage workers have in common."""
+"""Rights that generators and stage workers have in common."""
 
 TASK_KEYS = "onbeat:task:* ~onbeat:tasks ~onbeat:open_tasks ~onbeat:task_names ~onbeat:task_counts ~onbeat:clock"
 REMOVAL = (
@@ -125,7 +125,7 @@ REMOVAL = (
     ("+xadd", "~onbeat:{*}:events ~onbeat:changes"),
     ("+set", "~onbeat:persisted"),
 )
-"""What the removal of a job's keys needs: of gateways, and of the tasks that forget ended jobs."""
+"""Rights that the removal of a job's keys needs: of gateways, and of the tasks that forget ended jobs."""
 
 EVENT_CHANNELS = "onbeat:celery:/0.celeryev/*"
 """Channels of Celery's events of workers and tasks (docs/operate.md, Flower), in database 0."""

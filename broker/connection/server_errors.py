@@ -30,19 +30,20 @@ UNAVAILABLE = {
 }
 """Error codes of a server that refuses a command now and may accept it soon: nothing was written."""
 NO_PRIMARY = frozenset({"MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKED"})
-"""What a server says that isn't the primary, or not for long: the next attempt asks where that is."""
+"""Errors of a server that isn't the primary, or not for long: the next attempt asks where the primary is."""
 REFUSED_IN_FUNCTION = ("ACL failure", "The user executing the script can't")
 """How Valkey, and how Redis 7.0, begin the refusal of a command inside of a function."""
 OTHER_DATABASE = ("'select' command", "DB index is out of range")
 """How a server refuses a database beside its only one: by the user's rights, or since it has no other."""
 UNKNOWN_FUNCTION = "Function not found"
-"""What a server says that lacks the library."""
+"""The error of a server that lacks the library."""
 CLUSTER = frozenset({"ASK", "CLUSTERDOWN", "CROSSSLOT", "MOVED", "TRYAGAIN"})
 CLUSTER_IN_FUNCTION = ("key in a cluster node", "while the cluster is down")
-"""What stands in the refusal of a command inside of a function."""
+"""Words that stand in the refusal of a command inside of a function."""
 NO_FUNCTIONS = re.compile(r"unknown command .?F(CALL|UNCTION)", re.IGNORECASE)
 CLIENT_ERRORS = (exceptions.RedisError, OSError)
-"""What the client raises over a server that is away or refuses; for kombu, whose commands are no calls of a broker."""
+"""Exceptions that the client raises over a server that is away or refuses; for kombu, whose commands are no calls of a
+broker."""
 CODE = re.compile(r"(?:^|caused error: )([A-Z]+) ")
 """The code of an error that the client leaves in its text; a pipeline writes its own words before it."""
 

@@ -26,8 +26,8 @@ from contracts.errors import ContractViolation, InvalidInput, TrainingDiverged
 from contracts.spec.job import OptimizerSpec
 
 GROUP_BYTES = {"cpu": 32 * 1024**2, "cuda": 256 * 1024**2}
-"""What is stepped at a time, by device. A publisher has only the last group left when the step is done; a call of the
-optimizer costs some 0.1 ms, and passes over all parameters."""
+"""Bytes of the parameters that are stepped at a time, by device. A publisher has only the last group left when the step
+is done; a call of the optimizer costs some 0.1 ms, and passes over all parameters."""
 CRITIC_LEARNING_RATE_FACTOR = 10.0
 """`optimizer.critic_learning_rate_factor` where a spec leaves it out; verl's defaults are 1e-5 and 1e-6."""
 OPTIMIZERS: dict[str, type[Adamw32bit]] = {"adamw": Adamw32bit, "adamw_8bit": Adamw8bit, "muon": MuonAndAdamw}
@@ -168,7 +168,7 @@ class PolicyOptimizer:
         }
         """The float32 averages, of which the parameters of a reference below float32 are the rounding."""
         self.beside = self._reference | {name: self._parameters[name] for name in critic}
-        """What training moves beside the policy."""
+        """Tensors that training moves next to the policy: those of the reference model and of the critic."""
         self._mixup_alpha = mixup_alpha
         self.stepped: dict[str, nn.Parameter] = {}
         """The tensors that are stepped: the masters, and the parameters that need none."""

@@ -46,7 +46,7 @@ END_GRACE_S = 10.0
 """The time in which all threads finish their batches when the trainer ends: it is below the grace of its consumer."""
 
 COPY_ERRORS = (copy.Error, TypeError, ValueError, AttributeError, RuntimeError)
-"""What `deepcopy` raises for modules that hold what can't be copied."""
+"""Exceptions that `deepcopy` raises for modules that hold something that can't be copied."""
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 GROUP = "onbeat.trackers"
 """A group of entry points: a package's classes, made of (run folder, spec)."""
 CLOSE_TIMEOUT_S = 30.0
-"""What each tracker has at the job's end."""
+"""The time that each tracker has at the job's end."""
 
 
 class Tracker(Protocol):

@@ -77,13 +77,14 @@ class Table(Record, tag_field="type", frozen=True, kw_only=True):
 
 R = TypeVar("R", bound=Record)
 UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
-"""What bytes that are no record make a decoder raise; the last one where they are thousands of levels deep."""
+"""Exceptions that a decoder raises for bytes that are no record; the last one where they are thousands of levels
+deep."""
 
 KEY_IN_PROBLEM = re.compile(r"object (?P<fault>contains unknown|missing required) field `(?P<key>[^`]+)`")
-"""What `invalid_input` says of a key of the table that it names as the field."""
+"""msgspec's words for an unknown or missing key of the table that `invalid_input` names as the field."""
 
 INVALID_CHOICE = re.compile(r"invalid (?:enum )?value '?(?P<value>.*?)'?", re.DOTALL)
-"""What it says of a literal, an enum or the `type` of a table that is none of its choices."""
+"""Its words for a literal, an enum or the `type` of a table that is none of its choices."""
 MOST_NAMES = 12
 DEEPEST_TABLE = 4
 NEAR = 0.78

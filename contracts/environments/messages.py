@@ -16,7 +16,7 @@ MAX_MESSAGES = 1024
 """In one initial observation or one reply."""
 
 EnvironmentNumbers = Annotated[dict[Line, float], Meta(max_length=64)]
-"""What an environment counts; each name is a curve, a gauge and a column of its own."""
+"""Numbers that an environment counts; each name is a curve, a gauge and a column of its own."""
 MAX_ENVIRONMENT_NUMBER = 1e12
 """Largest reward of a turn, and metric, either way: sums over an iteration are far from the end of floats."""
 

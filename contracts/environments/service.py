@@ -101,8 +101,8 @@ class Reply(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The reply of an environment to one message of the model."""
 
     messages: Messages = ()
-    """What the model sees next; the assistant's only where it begins anew. Those of the last reply are seen by people
-    alone."""
+    """The messages that the model sees next; the assistant's only where it begins anew. Only people see those of the
+    last reply."""
     reward: float = 0.0
     done: bool = False
     metrics: EnvironmentNumbers = field(default_factory=dict)
@@ -249,7 +249,7 @@ class RenewRequest(Record, frozen=True, kw_only=True):
 
 class RenewResponse(Record, frozen=True, kw_only=True):
     num_open: int
-    """Those that are there."""
+    """The number of these sessions that are open."""
 
 
 class CloseRequest(Record, frozen=True, kw_only=True):
@@ -258,7 +258,7 @@ class CloseRequest(Record, frozen=True, kw_only=True):
 
 class CloseResponse(Record, frozen=True, kw_only=True):
     num_closed: int
-    """Those that were open."""
+    """The number of these sessions that were open."""
 
 
 class RepeatabilityRequest(Record, frozen=True, kw_only=True):
@@ -271,5 +271,5 @@ class RepeatabilityRequest(Record, frozen=True, kw_only=True):
 
 class RepeatabilityResponse(Record, frozen=True, kw_only=True):
     problem: str
-    """What differs, with its task and turn; "" where nothing does. Initial observations are compared of every
-    environment, replies of those that say that they are deterministic."""
+    """The difference between the two, with its task and turn; "" where there is none. Initial observations are compared
+    of every environment, replies of those that say that they are deterministic."""

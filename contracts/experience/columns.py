@@ -43,7 +43,8 @@ class Column(Record, frozen=True, kw_only=True):
     type: ColumnType
     """Arrays are little-endian on the wire, a text is UTF-8 of a mebibyte at most."""
     per: Axis = "rollout"
-    """What has a value: the row (rollout), each sampled token, or each token of its prompt or its completion."""
+    """The thing that has a value: the row (rollout), each sampled token, or each token of its prompt or its
+    completion."""
     width: Annotated[int, Meta(ge=1, le=2**14)] | UnsetType = UNSET
     """With per = "token": numbers of each; left out: 1."""
 

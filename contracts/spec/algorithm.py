@@ -40,9 +40,9 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     biased by length), by a constant (dr_grpo), by the iteration's tokens (dapo, cispo, and sft, which learns the
     completions of the data set), or by each batch's tokens (bnpo). A table names the loss of an installed package."""
     advantage: AdvantageName = "grpo"
-    """What a reward is compared with (docs/losses.md): the rewards of its group (grpo, dr_grpo, rloo, gdpo, lite_ppo,
-    reinforce++_baseline), a critic at each token (gae, PPO's), or nothing (none: only a teacher or the data set
-    teaches)."""
+    """The baseline that a reward is compared with (docs/losses.md): the rewards of its group (grpo, dr_grpo, rloo,
+    gdpo, lite_ppo, reinforce++_baseline), a critic at each token (gae, PPO's), or nothing (none: only a teacher or the
+    data set teaches)."""
     gae_lambda: Annotated[float, Meta(ge=0.0, le=1.0)] | UnsetType = UNSET
     """The lambda of GAE. Left out: 1."""
     discount: Annotated[float, Meta(gt=0.0, le=1.0)] | UnsetType = UNSET
@@ -128,8 +128,9 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     (R3, arXiv 2510.11370). The trainer's own router gives their weights. Batches are larger by a byte for each token,
     layer and expert. It needs a generator with the transformers engine. Left out: false."""
     on_truncated: Literal["score", "mask", "penalise"] | UnsetType = UNSET
-    """What a completion teaches that was cut. score: what its reward says; this also holds if the key is left out.
-    mask: nothing, but it keeps its place in group and divisor. penalise: what truncated_reward says."""
+    """Decides what a completion that was cut teaches. score: its reward counts as it is; this also holds if the key is
+    left out. mask: the completion teaches nothing, but keeps its place in group and divisor. penalise: it has
+    truncated_reward as its reward."""
     truncated_reward: Annotated[float, Meta(ge=-1e6, le=1e6)] | UnsetType = UNSET
     """With "penalise" the reward of a completion that was cut, in place of the reward that it earned. Left out: 0. In
     evaluations completions keep their rewards."""

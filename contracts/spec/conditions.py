@@ -58,7 +58,7 @@ from contracts.spec.stages import (
 from contracts.spec.trainer import REGROUP_S, HostsSpec
 
 Values = Mapping[str, object]
-"""What stands in the places `{name}` of a rule's texts, for one place of a spec that breaks it."""
+"""Texts for the places `{name}` of a rule's texts, for one place of a spec that breaks it."""
 
 SAMPLES_NOTHING = 'loss = "sft" samples nothing'
 RULES_OF_SAMPLES = (

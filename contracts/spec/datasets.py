@@ -37,11 +37,11 @@ class DatasetTable(Table, frozen=True, kw_only=True):
     """Base of the tables of all kinds of data sets."""
 
     has_task_entries: ClassVar[bool] = True
-    """Whether its examples may have the entries that a reward of type `reasoning_gym` needs."""
+    """True: examples may have the entries that a reward of type `reasoning_gym` needs."""
     has_completions: ClassVar[bool] = True
-    """Whether its examples may have completions, which loss = "sft" learns."""
+    """True: examples may have completions, which loss = "sft" learns."""
     has_folders: ClassVar[bool] = False
-    """Whether a path that it names may be of a folder, or of some files in one."""
+    """True: a path that the table names may be a folder, or a pattern for some files in one."""
 
 
 class DifficultyPools(Record, frozen=True, kw_only=True):

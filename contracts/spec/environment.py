@@ -16,7 +16,7 @@ from contracts.rewards import ENVIRONMENT, OnUnscorable, stated_score
 
 MAX_TURNS = 256
 VERSIONS_END = "; "
-"""What stands between the versions of several."""
+"""The separator between the versions of several environments."""
 AGENT = "agent"
 """The environment of agents that own their loop. With a file its parameter of the same name is a function there."""
 KEY_OF_TABLE = re.compile(rf"(?<![\w.]){ENVIRONMENT}\.(?=\w)")
@@ -62,8 +62,8 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     max_attempts: Attempts = 3
     """How often a trajectory is begun before its batch fails, if its environment hangs, dies or raises an error."""
     on_failure: OnUnscorable = "fail"
-    """What happens if the environment fails at the same message in each attempt. fail: the batch fails, and in the end
-    the job. A number: the trajectory ends, and this number is the environment's whole reward. It is counted and
+    """Decides what happens if the environment fails at the same message in each attempt. fail: the batch fails, and in
+    the end the job. A number: the trajectory ends, and this number is the environment's whole reward. It is counted and
     audited, and after a time-out or a crash it is given in the last attempt only. A resume may change it."""
 
     @property

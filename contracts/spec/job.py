@@ -110,7 +110,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=0, le=2**53)] = 0
     """Seeds the prompt order and every sample."""
     schedule: ScheduleName = "periodic"
-    """Which version samples iteration t, and when iteration t is trained: see the table of docs/schedules.md."""
+    """Decides which version samples iteration t, and when iteration t is trained: see the table of
+    docs/schedules.md."""
     max_policy_lag: Annotated[int, Meta(ge=0, le=MAX_POLICY_LAG)] = 0
     """K, the number of versions by which the version that samples iteration t may be older than version t. It is 1 or
     more for delayed and bounded, and 0 for the other schedules."""
@@ -118,7 +119,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
     """Makes the run repeatable: the same spec with the same seed ends with the same digest (I7). This needs exact
     accumulation, and turns on torch's deterministic kernels."""
     rollout: RolloutSpec = field(default_factory=RolloutSpec)
-    """What one iteration samples."""
+    """The prompts and completions that one iteration samples."""
     algorithm: AlgorithmSpec = field(default_factory=AlgorithmSpec)
     """The advantage and the loss."""
     trackers: Annotated[tuple[TrackerName | PluginTracker, ...], Meta(max_length=8)] = ()
@@ -135,8 +136,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
     evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
     """Held-out evaluation."""
     recording: RecordingSpec | UnsetType | None = UNSET
-    """Which batches stay on disk, so that they can be looked at and sampled again. Left out: one training batch of each
-    iteration and the batches of evaluations stay, without their versions. null: no batch stays."""
+    """Decides which batches stay on disk, so that they can be looked at and sampled again. Left out: one training batch
+    of each iteration and the batches of evaluations stay, without their versions. null: no batch stays."""
     timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
     """Deadlines."""
     limits: LimitSpec = field(default_factory=LimitSpec)

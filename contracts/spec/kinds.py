@@ -13,11 +13,11 @@ class LossKind:
     clip_range: tuple[float, float] = (0.2, 0.2)
     """(clip_low, clip_high) where a spec leaves them out; sources in docs/losses.md."""
     has_token_ratios: bool = True
-    """Whether each token has a policy ratio of its own, and not the response one."""
+    """True: each token has a policy ratio of its own. False: all tokens of a response have the response's."""
     is_unbounded_above: bool = True
-    """Whether its clips let the ratio of a token with a negative advantage grow, which clip_max then bounds."""
+    """True: the clips let the ratio of a token with a negative advantage grow, which clip_max then bounds."""
     learns_given: bool = False
-    """Whether it learns completions that the data set gives, and none is sampled for training."""
+    """True: the loss learns completions that the data set gives, and none is sampled for training."""
 
 
 LOSS_KINDS = {
@@ -38,15 +38,15 @@ class AdvantageKind:
     """An advantage."""
 
     uses_epsilon: bool = False
-    """Whether it divides by a deviation, to which advantage_epsilon is added."""
+    """True: it divides by a standard deviation, to which advantage_epsilon is added."""
     is_scaled_late: bool = False
-    """Whether that is the deviation of the whole iteration."""
+    """True: that is the deviation over the whole iteration."""
     normalises_components: bool = False
-    """Whether it compares the components of a reward each by itself."""
+    """True: it compares the components of a reward each by itself."""
     compares_groups: bool = True
-    """Whether it compares a reward with those of its group, which then needs two or more."""
+    """True: it compares a reward with those of its group, which then needs two or more."""
     has_critic: bool = False
-    """Whether a critic that is trained beside the policy says what each token was worth."""
+    """True: a critic that is trained next to the policy estimates the value of each token."""
 
 
 ADVANTAGE_KINDS = {

@@ -14,7 +14,7 @@ from contracts.spec.rollout import EvaluationSpec, RolloutSpec
 MAX_BATCH_COMPLETIONS = 2**14
 """A batch is one call of an engine and one message: 1,024 prompts with 16 completions each."""
 MAX_BATCH_TOKENS = 2**29
-"""Those completions with 32,768 tokens each, of 8 bytes, in a generator's and in the trainer's memory."""
+"""As many completions with 32,768 tokens each, of 8 bytes, in a generator's and in the trainer's memory."""
 MAX_BATCH_PROMPT_TOKENS = 2**25
 """1,024 prompts of 32,768 tokens. A batch goes out as one field of a hash, which Redis limits to 512 MiB."""
 MAX_ITERATION_PROMPT_TOKENS = 2**27
@@ -33,7 +33,7 @@ class Product(NamedTuple):
     factors: str
     """The keys, as `a * b`; the first one is the key at fault."""
     what: str
-    """What is counted."""
+    """The things that are counted, e.g. "tokens of an iteration"."""
     value: int
     limit: int
     """The most that `value` may be."""

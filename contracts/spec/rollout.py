@@ -13,7 +13,7 @@ from contracts.sampling import SamplingParams
 from contracts.spec.datasets import SourceDataset, SourceName
 
 HELD_OUT = "held_out"
-"""What stands for the prompts that the job's own data set holds out, where sets have names."""
+"""The name of the prompts that the job's own data set holds out, where sets have names."""
 FEWEST_DEFAULT_ROWS = 4
 MOST_DEFAULT_ROWS = 16
 FEWEST_SCORED = 2
@@ -73,8 +73,8 @@ class RolloutSpec(Record, frozen=True, kw_only=True):
     """How often a batch is tried before it is given up as dead. If an exception of code that isn't Onbeat's repeats
     word for word, numbers aside, the second attempt is the last."""
     on_failed_batch: Literal["fail", "abandon"] = "fail"
-    """What a dead batch does to the job. fail: the job fails. abandon: the job goes on without the batch, which is
-    counted and named in the audit record."""
+    """Decides what a dead batch does to the job. fail: the job fails. abandon: the job goes on without the batch, which
+    is counted and named in the audit record."""
     hedge: bool = True
     """Lets an idle generator of a deterministic job sample a copy of a late batch. The copy that is published first
     counts."""

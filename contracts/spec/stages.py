@@ -109,9 +109,9 @@ class JudgingStage(StageTable, frozen=True, kw_only=True):
     weight: Weight = 1.0
     """A score of 1.0 adds this number to the reward."""
     on_failure: OnUnscorable = "fail"
-    """What happens if the stage can't judge a completion. fail: the batch fails, and in the end the job. A number: the
-    completion gets this score, which is counted and audited. An error that the completion didn't cause always fails the
-    batch. A resume may change it."""
+    """Decides what happens if the stage can't judge a completion. fail: the batch fails, and in the end the job. A
+    number: the completion gets this score, which is counted and audited. An error that the completion didn't cause
+    always fails the batch. A resume may change it."""
     name: ColumnName
     """The name of the stage and of its column."""
 
@@ -145,8 +145,8 @@ class RewardModelStage(JudgingStage, tag="reward_model", frozen=True, kw_only=Tr
     model: FilePath
     """Folder of a transformers sequence classifier; a relative path starts as that of `model.path`."""
     truncate: Truncation = "never"
-    """What is cut off a text that exceeds the model's context. prompt_start: the beginning of the prompt.
-    completion_end: the end of the completion. never: nothing, and the completion can't be judged."""
+    """Decides what is cut off a text that exceeds the model's context. prompt_start: the beginning of the prompt.
+    completion_end: the end of the completion. never: nothing is cut, and the completion can't be judged."""
     file_digests: FileDigests | UnsetType = UNSET
     """As `model.file_digests`, for the folder of this model."""
     name: ColumnName = "reward_model"
@@ -205,7 +205,7 @@ class ExternalStage(StageTable, tag="external", frozen=True, kw_only=True):
     outputs: Annotated[tuple[Column, ...], Meta(min_length=1, max_length=16)]
     """Columns that the stage makes."""
     unit: Unit = "row"
-    """What is leased and put together: a row, the G rows of a prompt, or a batch."""
+    """The unit that is leased and put together: a row, the G rows of a prompt, or a batch."""
     reward_column: Annotated[str, Meta(max_length=64)] = ""
     """The output that joins the reward, a float32 for each rollout. "": none."""
     weight: Weight = 1.0

@@ -45,8 +45,8 @@ class LoraSpec(Record, frozen=True, kw_only=True):
     layers but the head."""
 
     publish: Literal["merged", "adapter"] = "merged"
-    """What a version brings to the generators. merged: whole weights. adapter: A and B, which the generators merge into
-    the base, to the same weights and digest."""
+    """Decides what a version brings to the generators. merged: whole weights. adapter: A and B, which the generators
+    merge into the base, to the same weights and digest."""
 
 
 class ParameterGroup(Record, frozen=True, kw_only=True):
@@ -180,8 +180,8 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     event. The mean is over the batches that the trained version sampled. The default is for answers of some ten tokens
     (docs/numbers.md)."""
     on_mismatch: Literal["warn", "fail"] = "warn"
-    """What happens at such an iteration. warn: it is trained nevertheless. fail: the job fails before the iteration's
-    step."""
+    """Decides what happens at such an iteration. warn: it is trained nevertheless. fail: the job fails before the
+    iteration's step."""
     kl_alarm: Annotated[float, Meta(gt=0.0, le=1e6)] | UnsetType = UNSET
     """If the mean `kl_to_reference` of ten iterations is above this number, the job's health shows kl_high. Left out:
     never."""

@@ -60,7 +60,7 @@ class ExportedFiles(Record, frozen=True, kw_only=True):
     weights_digest: Digest
     """The version's, as its manifest and the audit chain have it; verified over the weights that were written."""
     files_digest: Digest
-    """That of the files' tensors, by the names that they have there: those of the job's model folder."""
+    """The digest of the files' tensors, by the names that they have there: those of the job's model folder."""
     adapters_digest: str = ""
     """The adapters' own; "" in a whole model."""
     source: str

@@ -17,8 +17,8 @@ from onbeat.base.http.bodies import json_answer
 MAX_SHOWN = 100
 """Iterations of one answer."""
 LONGEST_TAIL_BYTES = 4 * 1024 * 1024
-"""What is read of a timeline at most, however many iterations are asked for: 30,000 spans. As records, as a report and
-as an answer they take ten times as much memory."""
+"""Most bytes of a timeline that are read, however many iterations are asked for: 30,000 spans. As records, as a report
+and as an answer they take ten times as much memory."""
 Shown = Annotated[int, Query(ge=1, le=MAX_SHOWN)]
 TRACE: dict[str, Any] = {
     "type": "object",

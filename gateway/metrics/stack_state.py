@@ -75,7 +75,7 @@ LABELLED = {
     "environment": "environment_metric",
     "lag_counts": "lag_batches",
 }
-"""What `IterationMetrics.labelled` has → the gauge `onbeat_job_NAME` of it."""
+"""Name in `IterationMetrics.labelled` → the gauge `onbeat_job_NAME` of it."""
 
 
 FolderOf = Callable[[str], RunFolder]

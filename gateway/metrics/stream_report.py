@@ -214,7 +214,7 @@ def _stages(broker: Broker, job_id: str, packed: bytes | None) -> dict[str, Any]
 
 
 SLOT_ANSWERS = 8
-"""What `_ask_slot` asks for."""
+"""The number of commands of `_ask_slot`, each of which has an answer."""
 
 
 def _ask_slot(pipe: Any, slot: SlotKeys) -> None:

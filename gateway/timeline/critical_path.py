@@ -40,7 +40,7 @@ class Wanted(NamedTuple):
     kind: str
     """`rank sync`, `generator publish`, `stage compute` and so on."""
     at_end: bool = False
-    """Whether it must have ended when the waiting span ended, and not when that started."""
+    """True: it must have ended when the waiting span ended. False: when that started."""
 
 
 def _of(kinds: str, scope: Scope, *, at_end: bool = False) -> tuple[Wanted, ...]:

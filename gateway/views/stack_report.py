@@ -31,7 +31,7 @@ class RedisSeen(Record, frozen=True, kw_only=True):
     max_bytes: int
     """0 where it has no limit."""
     is_on_disk: bool
-    """Whether it writes an append-only file."""
+    """True: it writes an append-only file."""
     num_clients: int
     num_jobs: int
     """Jobs that are kept; a new one is refused at `max_jobs`."""
@@ -57,7 +57,7 @@ class TrainerSeen(Record, frozen=True, kw_only=True):
     lease_s: float | None
     """Until its lease ends; None while none holds the job."""
     reason: str
-    """What the job waits for; "" where nothing is in its way."""
+    """The thing that the job waits for; "" where nothing is in its way."""
 
 
 class StackReport(Record, frozen=True, kw_only=True):

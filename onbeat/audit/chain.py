@@ -73,7 +73,7 @@ class _Walk:
     scores: dict[int, float] = field(default_factory=dict)
     """Version → mean held-out reward, by which `evaluation.stop_when` decides."""
     is_stopped: bool = False
-    """Whether the last record ended the job early."""
+    """True: the last record ended the job early."""
 
 
 def verify_run(

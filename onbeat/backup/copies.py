@@ -25,7 +25,7 @@ from onbeat.base.process.folders import make_private
 from onbeat.base.process.waiting import Waiting
 
 APPEND_ONLY, MANIFEST, SEAL = "appendonlydir", "appendonly.aof.manifest", "seal"
-"""What a folder of Redis' data holds: the folder of its append-only file, which has a manifest, and the seal."""
+"""Contents of a folder of Redis' data: the folder of its append-only file, which has a manifest, and the seal."""
 NUMBERED = ("checkpoints", "weights", "rollouts", "trainer_state")
 """Folders of a run whose folders are whole once they have their names, and may vanish once others have theirs."""
 TRIES_S = 60.0

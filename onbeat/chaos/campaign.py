@@ -74,7 +74,7 @@ ATTEMPTS = 3
 """Runs of a round until one of its faults is proven."""
 HEALED_WITHIN_S = 15.0
 FROM_SUBMISSION_EVERY = 4
-"""One round of so many has its faults from its submission on."""
+"""The faults of one round in so many begin with its submission."""
 
 
 class Campaign:

@@ -35,7 +35,7 @@ from onbeat.terminal.words import by_reason, duration, one_line, plural
 
 CHAOS_SPEC = Path("configs/chaos.toml")
 STAGE_WORKERS = 2
-"""One puts late what the other has put."""
+"""There are two, so that one may put columns late that the other has put already."""
 IMPATIENT = RestartPolicy(first_pause_s=0.1, longest_pause_s=0.1, max_in_a_row=1_000_000)
 """The campaign kills on purpose: a service that died often is not broken."""
 

@@ -42,12 +42,12 @@ class DisturbedRun:
     """Process number of a trainer → iterations committed when it was first seen."""
     done: list[tuple[Fault, list[Struck]]] = field(default_factory=list)
     struck: list[Struck] = field(default_factory=list)
-    """What the fault that is being done has hit."""
+    """Processes and servers that the fault under way has hit."""
     paused: list[Paused] = field(default_factory=list)
     wrong: list[Paused] = field(default_factory=list)
     """Generators whose engines compute wrongly, until a time."""
     problems: list[str] = field(default_factory=list)
-    """What makes it a finding, whatever comes of its job."""
+    """Problems that make the round a finding, whatever comes of its job."""
 
     @property
     def elapsed_s(self) -> float:

@@ -47,7 +47,7 @@ class Fault(Record, frozen=True, kw_only=True):
     kind: str
     target: str
     at_work: bool = False
-    """Whether a trainer had committed or rewound, or else was starting."""
+    """True: a trainer had committed or rewound. False: it was starting."""
     hits: tuple[Hit, ...] = ()
 
     @property
@@ -61,7 +61,7 @@ class RoundResult(Record, frozen=True, kw_only=True):
     job_id: str
     status: str
     from_submission: bool
-    """Whether its faults began with the submission, or else with the first open iteration."""
+    """True: the round's faults began with the submission. False: with the first open iteration."""
     opened_s: float | None
     """First seen with an open iteration, since its submission; None if it never was."""
     faults: tuple[Fault, ...]

@@ -24,7 +24,7 @@ from onbeat.client.connection import JobConnection, speaking_the_same
 from onbeat.work.heartbeat import PRESENCE_S, Board, Leases, Side
 
 T = TypeVar("T")
-"""What the caller is given of claims."""
+"""The type in which the caller gets claims."""
 
 log = logging.getLogger(__name__)
 

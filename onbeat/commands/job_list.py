@@ -32,7 +32,8 @@ COLUMNS = {
     "name": 0,
     "digest": 108,
 }
-"""What is told of a job → from how many columns of a terminal on: below, the name needs the room."""
+"""Column of the list → the width of a terminal, in columns, from which on it is shown: below, the name needs the
+room."""
 WHOLE = 4096
 """Columns of a file or a pipe, beyond the longest value: a reader of lines gets each cell whole."""
 

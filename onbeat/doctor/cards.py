@@ -65,7 +65,7 @@ class TorchBuild(Record, frozen=True, kw_only=True):
     num_seen: int = 0
     """GPUs that it sees."""
     capability: tuple[int, int] = (0, 0)
-    """That of the first one."""
+    """The compute capability of the first card."""
 
 
 def run_nvidia_smi(arguments: Sequence[str]) -> str | None:

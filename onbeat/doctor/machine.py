@@ -27,7 +27,7 @@ LITTLE_MEMORY = 2 * GIB
 LEAST_WITHOUT_MODEL = GIB // 16
 LEAST_TEMPORARY = GIB // 16
 LITTLE_TEMPORARY = GIB // 4
-"""What a process needs of the folder of temporary files: it keeps small things there, mostly in memory."""
+"""Bytes that a process needs in the folder of temporary files: it keeps small things there, mostly in memory."""
 LITTLE_SHARED_MEMORY = GIB // 8
 """Containers have half as much where nothing is said."""
 FEW_FILES = 1024

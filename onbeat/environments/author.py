@@ -56,7 +56,7 @@ class InitialObservation:
     tools: Sequence[Tool | Mapping[str, Any]] = ()
     """Tools that the model may call: records, or dicts with `name`, `description` and `parameters` (JSON schema)."""
     asks_for_tokens: bool = False
-    """Whether the model's messages are to come with their tokens, as `Message.sampled`."""
+    """True: the model's messages come with their tokens, as `Message.sampled`."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Reply:
     truncated: bool = False
     """With `done`: the trajectory was cut before its end, as by a limit of steps (`algorithm.on_truncated`)."""
     begins_anew: bool = False
-    """Whether the messages are all that the model sees next, in place of all that stood before: a summary of it, or the
+    """True: the messages are all that the model sees next, in place of all that stood before: a summary of it, or the
     task of another agent. What was sampled before is trained all the same, with the same reward."""
 
 
@@ -84,19 +84,19 @@ class Environment:
     """
 
     deterministic: bool = True
-    """Whether equal tasks, seeds and messages have equal replies. What isn't can't be played again: a job
-    with it is neither hedged nor repeatable."""
+    """True: equal tasks, seeds and messages have equal replies. An environment that isn't deterministic can't be played
+    again: a job with it is neither hedged nor repeatable."""
     version: str = ""
     """"" takes the version of the distribution that it is installed from."""
     global_random: bool = False
-    """Whether its code draws from Python's or NumPy's global generator. Each session then has a state of its own,
-    which `reset`'s seed begins; otherwise sessions of one process would share the state."""
+    """True: its code draws from Python's or NumPy's global generator. Each session then has a state of its own, which
+    `reset`'s seed begins; otherwise sessions of one process would share the state."""
     takes_sampling: ClassVar[bool] = False
-    """Whether `sampling` is set before `reset`."""
+    """True: `sampling` is set before `reset`."""
     sampling: SamplingParams | None = None
     """How the model's turns are drawn; None where only an initial observation is asked for."""
     threads: bool = False
-    """Whether it may leave threads running between two calls; it is refused for it otherwise."""
+    """True: it may leave threads running between two calls. False: it is refused for that."""
 
     def reset(
         self, task: dict[str, Any], seed: int

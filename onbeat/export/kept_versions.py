@@ -38,7 +38,7 @@ class KeptVersion:
     weights_digest: str
     path: Path
     adapters: AdapterState | None = None
-    """What a checkpoint says of adapters; a published version of them says nothing."""
+    """The adapters of a checkpoint; a published version of them says nothing of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,11 +60,11 @@ MOST_README_BYTES = 4 * 2**20
 MB = 10**6
 BLOCK_BYTES = 4 * 2**20
 CHUNK_BYTES = 2**18
-"""What huggingface_hub keeps before it counts it: by its own 10 MiB a slow line couldn't be told from none."""
+"""Bytes that huggingface_hub keeps before it counts them: by its own 10 MiB a slow line couldn't be told from none."""
 LEAST_PAUSE_S = 0.1
 """Between two steps that are told."""
 SPARE_BYTES = 64 * 2**20
-"""What stays free on the disk."""
+"""Bytes that stay free on the disk."""
 FIELD = "path"
 HTTP_ERROR: type[Exception] = next(kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError")
 """The error of the HTTP library that huggingface_hub has, whichever that is."""

@@ -94,11 +94,11 @@ class RunChain:
     """The audit chain of a job as its next trainer finds it."""
 
     records: list[AuditRecord]
-    """Those in Redis, without their batches."""
+    """The records in Redis, without their batches."""
     last_link: str
     """Digest of the newest of them; "" where there is none."""
     lost: list[AuditRecord]
-    """What follows from it in the run folder, and is not in Redis: that has come back older."""
+    """Records that follow from it in the run folder, and are not in Redis, which has come back older."""
 
     def versions(self, committed: int, iterations: int) -> dict[int, str]:
         """Version → digest, of those that may be gone on with. committed: by the fence; iterations: of the spec."""

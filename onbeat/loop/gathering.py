@@ -58,7 +58,7 @@ class Gathering:
     """Looks at the versions that generators refuse, by their folders; it raises where one can't be repaired."""
     _reconciled_s: float = field(default_factory=time.monotonic)
     _awaited: str = ""
-    """Which batch lasts, who has it, and why it isn't there: as of the last look."""
+    """The batch that lasts, who has it, and why it isn't there: as of the last look."""
 
     @property
     def missing_in_words(self) -> str:

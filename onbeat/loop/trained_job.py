@@ -76,9 +76,9 @@ class TrainedJob:
     recorder: Recorder = field(init=False)
     weights: WeightPublisher = field(init=False)
     published: PublishedVersions = field(init=False)
-    """What the store has, read back."""
+    """The versions in the store, read back."""
     forked: events.ForkedFrom | UnsetType = field(default=UNSET, init=False)
-    """What version 0 comes from, where this trainer begins with it; UNSET but for a forked job."""
+    """The job and version that version 0 comes from, where this trainer begins with it; UNSET but for a forked job."""
     passes: str | UnsetType = field(default=UNSET, init=False)
     """As in `TrainerStarted`."""
 

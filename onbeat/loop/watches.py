@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 K = TypeVar("K")
 Awaited = tuple[str, float, str]
-"""What is missing, for how many seconds it may be, and the cure."""
+"""The process that is missing, for how many seconds it may be, and the cure."""
 
 
 @dataclass(kw_only=True)

@@ -35,7 +35,7 @@ class RecordedBatch(Record, frozen=True, kw_only=True):
     prompt_batch: PromptBatch
     """The prompts, with their reserves, seeds and sampling."""
     batch: RolloutBatch
-    """What was published, and the columns of the job's stages."""
+    """The batch as it was published, with the columns of the job's stages."""
     batch_digest: Digest
     """`batch_digest` of what was published, as the ledger and the audit chain have it."""
     manifest: WeightManifest | None
@@ -45,11 +45,11 @@ class RecordedBatch(Record, frozen=True, kw_only=True):
     rewards: tuple[float, ...] | UnsetType = UNSET
     """The reward of each completion as it was trained, where stages added to it."""
     advantages: tuple[float, ...] | None = None
-    """One for each completion, or for each turn that was played, before what only the whole iteration knows; None of an
-    evaluation, and of an external trainer."""
+    """The advantage of each completion, or of each turn that was played, before what only the whole iteration knows;
+    None of an evaluation, and of an external trainer."""
     trainer_logprobs: tuple[LogProbs | None, ...] | None = None
-    """Those of each completion, under the weights of its first update: a log-prob for each sampled token; None for one
-    that didn't go through the model. None of an evaluation, and of an external trainer."""
+    """The trainer's log-probs of each completion, under the weights of its first update: one for each sampled token;
+    None for a completion that didn't go through the model. None of an evaluation, and of an external trainer."""
     piece_ids: TokenIds = b""
     """The ids of all tokens of the batch, each once, ascending; empty where the one who recorded it has no
     tokenizer."""
@@ -182,7 +182,7 @@ class TurnView(Record, frozen=True, kw_only=True):
     advantage: float | None = None
     """With credit by turn; else null, and the completion has one."""
     begins_anew: bool = False
-    """Whether the model saw nothing of what stands before the observation behind the last turn."""
+    """True: the model saw nothing of what stands before the observation after the last turn."""
 
 
 class CompletionView(Record, frozen=True, kw_only=True):
@@ -190,7 +190,7 @@ class CompletionView(Record, frozen=True, kw_only=True):
 
     sample: int
     text: str
-    """What was scored: of several turns the last one's."""
+    """The text that was scored: of several turns the last one's."""
     reward: float
     """As it was trained, with what stages added."""
     reward_breakdown: dict[str, float]
@@ -200,7 +200,7 @@ class CompletionView(Record, frozen=True, kw_only=True):
     pieces: tuple[str, ...]
     """The text of each token, observations included; the token's number where the trainer had no tokenizer."""
     sampled: tuple[bool, ...]
-    """Whether each token was sampled by the model, and trained; false of an observation."""
+    """True for each token that the model sampled, and that was trained; false for those of an observation."""
     generator_logprobs: tuple[float | None, ...]
     """Null of a token that was not sampled."""
     trainer_logprobs: tuple[float | None, ...]
@@ -209,7 +209,7 @@ class CompletionView(Record, frozen=True, kw_only=True):
     stop: StopReason | None
     environment_metrics: dict[str, float] = field(default_factory=dict)
     columns: dict[str, float | str | tuple[float | None, ...]] = field(default_factory=dict)
-    """What the job's stages made of it."""
+    """Values that the job's stages made of it, by the names of their columns."""
 
 
 class GroupView(Record, frozen=True, kw_only=True):
@@ -258,4 +258,4 @@ class FoundTexts(Record, frozen=True, kw_only=True):
     texts: tuple[FoundText, ...]
     searched_iterations: int
     is_complete: bool
-    """Whether all records were looked at: false where the search ended at one of its bounds."""
+    """True: all records were looked at. False: the search ended at one of its bounds."""

@@ -21,11 +21,11 @@ class Replay(Record, frozen=True, kw_only=True):
     batch_id: str
     recorded_digest: str
     digest: str = ""
-    """That of what was sampled now; "" where it wasn't."""
+    """The digest of what was sampled now; "" where nothing was."""
     reason: str = ""
     """Where the digests differ: the first difference in words. Where it wasn't sampled: why."""
     equal: bool | None = None
-    """Whether the two digests are the same; null where it wasn't sampled."""
+    """True where the two digests are the same; null where nothing was sampled."""
 
 
 def read_from(folder: RunFolder, batch_id: str) -> tuple[JobSpec, RecordedBatch]:

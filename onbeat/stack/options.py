@@ -59,7 +59,7 @@ MAX_GENERATORS = 1024
 MAX_CONSUMERS = 64
 """Most jobs that a stack of one machine trains at a time."""
 MAX_THREADS = 4096
-"""That of `StackSettings.threads`."""
+"""The bound of `StackSettings.threads`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +74,12 @@ class StackOptions:
     consumers: int = 1
     """Processes that have a trainer each: as many jobs are trained at a time."""
     tasks: bool = False
-    """Whether there are a worker of tasks and the clock, as `onbeat up` has them. A stack of one job ends with the job:
+    """True: there are a worker of tasks and the clock, as `onbeat up` has them. A stack of one job ends with the job:
     nothing of it is due, and `onbeat verify` and `onbeat export` read its folder."""
     profile: StackProfile | None = None
     """Where generators aren't all alike; it has as many as `generators` says."""
     gpus: GpuPlan | None = None
-    """Which process sees which GPU; None: what the launcher's own variables say."""
+    """The GPUs that each process sees; None: what the launcher's own variables say."""
     threads: int | None = None
     """Compute threads of each generator, stage worker and trainer; None shares the cores among them, and
     gives them to those that have their turn in a colocated job."""
@@ -89,9 +89,9 @@ class StackOptions:
     """The settings of every process, where the stack doesn't decide: a redis_url is a server that runs already, ""
     starts a private one; "" as a key makes a random one."""
     engine: Engine = field(default_factory=TransformersOptions)
-    """What every generator samples with, where there is no profile; no other process is told."""
+    """The engine of every generator, where there is no profile; no other process is told."""
     metrics: bool = False
-    """Whether each process that is no HTTP service serves metrics, at a port of its own."""
+    """True: each process that is no HTTP service serves metrics, at a port of its own."""
     fresh: bool = False
     """Forgets the private server's data of an earlier stack, and removes it at the end."""
 

@@ -17,7 +17,7 @@ HOST = "127.0.0.1"
 FIRST, LAST = 20_000, 32_000
 ATTEMPTS = 200
 _recent_ports: deque[int] = deque(maxlen=1000)
-"""What this process was given last: some of it may not be bound yet."""
+"""Ports that this process was given last: some of them may not be bound yet."""
 
 
 def free_port() -> int:

@@ -66,7 +66,7 @@ class GeneratorProfile(Record, frozen=True, kw_only=True):
     or for vLLM, where that one has none, `.venv-vllm` in the working folder or the model root (`onbeat setup vllm`
     makes it)."""
     engine: EngineTable = msgspec.field(default_factory=lambda: {"type": DEFAULT})
-    """What they sample with, and its options."""
+    """The engine that they sample with, and its options."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.engine.get(KEY_VARIABLE, ""), str):

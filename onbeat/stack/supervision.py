@@ -42,7 +42,7 @@ class Supervised:
     start_again: Callable[[], None] | None = None
     policy: RestartPolicy = PATIENT
     is_excused: Callable[[int], bool] | None = None
-    """Whether a death with this exit code may have another cause than how the child was started."""
+    """True for an exit code whose death may have another cause than how the child was started."""
 
     def __post_init__(self) -> None:
         self.num_restarts = 0

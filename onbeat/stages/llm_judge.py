@@ -47,7 +47,7 @@ OF_THE_QUESTION = frozenset({400, 413, 422})
 """Refusals that may speak of what is asked, as of a text that is longer than the judge's context; of how it is asked,
 where the server has never given a number for this stage."""
 OF_A_DOOR = frozenset({502, 503, 504})
-"""What a server, or the proxy before it, says that has nothing behind it."""
+"""Statuses of a server, or of the proxy before it, that has nothing behind it."""
 
 
 def judge_service(settings: StackSettings) -> Services:

@@ -85,7 +85,7 @@ class Progress:
 
 
 Work = Callable[[Attempt, Progress], TaskResult]
-"""What a kind of task does. It may be run twice, also at the same time: each part of it is safe to repeat."""
+"""The work of a kind of task. It may be run twice, also at the same time: each part of it is safe to repeat."""
 
 
 class RunningAttempt:
@@ -101,7 +101,7 @@ class RunningAttempt:
         self._why: Why | None = None
         self._interrupted_s = float("inf")
         self._is_working = False
-        """Whether a signal may raise Interrupted: once, and in the work alone."""
+        """True: a signal may raise Interrupted. It is so once, and in the work alone."""
 
     def run(self, work: Work) -> str:
         """Works, and ends the task in its record. Returns the task that waits next in its queue, or ""."""

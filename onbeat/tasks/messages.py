@@ -38,7 +38,7 @@ MESSAGE_LIFE_S = 30.0
 """An older message is dropped: its record was found again meanwhile."""
 CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 3.0
-"""One command lasts no longer; a worker's blocking read lasts a second. A server that hangs counts as away (I8)."""
+"""A command lasts no longer; a worker's blocking read lasts a second. A server that hangs counts as away (I8)."""
 MEDIA_TYPE = "application/x-msgpack"
 YEARS = range(2000, 3000)
 """When a message may end: Celery overflows where another time zone has it in year 0 or 10000."""
@@ -97,7 +97,7 @@ class Channel(redis.Channel):
 
     Message = Message
     do_restore = False
-    """What was read and not begun isn't put back: its record is found again."""
+    """False: a message that was read and not begun isn't put back. Its record is found again."""
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         """Reads the address as the broker does: kombu has other words for a socket file and for sentinels, and other

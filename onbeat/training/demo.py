@@ -62,11 +62,11 @@ class DemoSummary(Record, frozen=True, kw_only=True):
     """Sampled tokens of all iterations over their wall time."""
     verified: bool
     health: tuple[HealthProblem, ...] = ()
-    """What the numbers of the run say is wrong."""
+    """Problems that the numbers of the run show."""
     health_past: tuple[HealthProblem, ...] = ()
-    """What they said for a time."""
+    """Problems that they showed for a time."""
     gaps: tuple[str, ...]
-    """What verify found missing or changed."""
+    """Faults that verify found: things that are missing or changed."""
     run_dir: str
     figures: tuple[str, ...]
 

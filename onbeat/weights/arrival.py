@@ -38,7 +38,8 @@ class Arrival:
 
     policy_version: int
     base: Identity | None = None
-    """What the tensors held before, and hold where nothing has changed them; None once that can't be told apart."""
+    """The version that the tensors held before, and hold where nothing has changed them; None once that can't be told
+    apart."""
     files: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
     """Name of a file that is in place → its bytes, and the tensors that it held or changed."""
     hashing: HashingThreads = field(default_factory=HashingThreads)

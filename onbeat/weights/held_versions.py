@@ -59,16 +59,16 @@ class HeldVersions:
         self._limit = 0
         """Most versions beside the one in use: what the job asks for, as far as beside_bytes reach."""
         self._announced: set[Identity] = set()
-        """What may be asked for; beside the one in use, nothing else is held."""
+        """Versions that may be asked for; next to the one in use, no others are held."""
         self._job_id = ""
         self._arriving: Identity | None = None
-        """What `receive` reads now."""
+        """The version that `receive` reads now."""
         self._reading = threading.Lock()
         """Held by the one that reads, and by whatever gives memory to a version or takes it away."""
         self._placing = threading.RLock()
         """Held for a moment, while it changes which memory is in use, beside or reserved."""
         self.verified_versions: tuple[Identity, ...] = ()
-        """What is whole and verified, in use or beside it; as of the last call that changed it."""
+        """Versions that are whole and verified, in use or next to it; as of the last call that changed them."""
 
     def load(self, manifest: WeightManifest) -> str:
         """Puts the version into use; answers its digest, computed over the memory that it is in. Nothing is sampled.

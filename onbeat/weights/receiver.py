@@ -32,7 +32,7 @@ from onbeat.weights.stores import Stores, TensorFile, version_files
 from onbeat.weights.whole import fill_whole, take_shard_ahead
 
 Take = Callable[[str, Tensor], None]
-"""What is done with a tensor, by its name."""
+"""A function that takes a tensor, by its name."""
 
 log = logging.getLogger(__name__)
 

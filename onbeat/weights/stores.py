@@ -44,7 +44,7 @@ class VersionFiles(Protocol):
     """
 
     announces_early: bool
-    """Whether its writers answer an `early_path`."""
+    """True: its writers answer an `early_path`."""
 
     bases: VersionFiles
     """The store of the bases of adapters whose matrices are here: `VersionStore.bases`."""
@@ -116,7 +116,7 @@ class VersionWriter(Protocol):
     """A version on its way into a store, complete or not at all. One thread at a time calls it."""
 
     transport: WeightTransport
-    """What the manifests of whole versions call the store."""
+    """The name of the store in the manifests of whole versions."""
 
     @property
     def holds_whole(self) -> bool:
@@ -150,7 +150,7 @@ class VersionStore(Protocol):
     """The trainer's side of a store, with one job's versions. Errors are those of a WeightPublisher."""
 
     folder: RunFolder
-    """What names the versions, also where no folder is written."""
+    """The folder that names the versions, also where none is written."""
     wait_s: float
     """The longest that the store may take for one tensor."""
 

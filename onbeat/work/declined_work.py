@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
-"""What is left alone: a job, or a stage of one."""
+"""The key of work that is left alone: a job, or a stage of one."""
 T = TypeVar("T")
 
 PAUSES_S = (1.0, 32.0)
@@ -30,7 +30,7 @@ class Alone(Generic[T]):
     due_s: float
     """When it is tried again, by the clock."""
     tried: T
-    """What could not be done."""
+    """The work that could not be done."""
 
 
 class LeftAlone(Generic[K, T]):

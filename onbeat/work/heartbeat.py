@@ -143,13 +143,13 @@ class Heartbeat(Generic[C]):
     leases: Leases[C]
     board: Board
     seen: Callable[[], WorkerSeen]
-    """What the worker says of itself."""
+    """Returns the worker's sign of life."""
     let_go: Callable[[Renewal[C]], None]
     """Ends what has no lease any more."""
     copies: Callable[[], Sequence[C]]
     """The claims that are copies of other workers' work."""
     services: Sequence[Dependency]
-    """What the work needs beside the broker."""
+    """Services that the work needs next to the broker."""
     num_live: int = 1
     """Workers of its kind when leases were last renewed."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)

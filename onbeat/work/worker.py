@@ -100,7 +100,7 @@ class Worker(ABC, Generic[C]):
         """Set when there may be room for more."""
         self._idle_since_s: float | None = None
         self.has_claimed = False
-        """Whether it ever held a claim: the work may then be what it dies of."""
+        """True: it held a claim before. The work may then be what it dies of."""
 
     @property
     @abstractmethod

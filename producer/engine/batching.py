@@ -242,7 +242,7 @@ class Answer(NamedTuple):
     logprobs: Sequence[float | None]
     finish_reason: str | None
     likely: Sequence[Likely] = ()
-    """What was likely where each token was sampled; read where the batch has kept sets."""
+    """The most likely tokens where each token was sampled; read where the batch has kept sets."""
 
 
 def checked_group(batch: PromptBatch, answers: Sequence[Answer], *, vocabulary_tokens: int) -> list[Completion]:

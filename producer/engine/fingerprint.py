@@ -34,7 +34,7 @@ class EngineFingerprint:
     """The kind of CPU with the number of threads, or of GPU with its compute capability and CUDA."""
     dtype: str
     details: tuple[str, ...] = ()
-    """What else this engine's bits depend on."""
+    """Further facts that this engine's bits depend on."""
 
     def __str__(self) -> str:
         return "; ".join((self.engine, f"torch {self.torch}", self.device, self.dtype, *self.details))

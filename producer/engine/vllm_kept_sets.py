@@ -18,7 +18,7 @@ from contracts.rollouts import PromptBatch
 from onbeat.data.kept_sets import pack_kept_sets
 
 LEAST = -9999.0
-"""What vLLM's server writes for -inf."""
+"""The number that vLLM's server writes for -inf."""
 Likely = tuple[Sequence[int], Sequence[float]]
 """Ids and log-probs of the most likely tokens where one was sampled, that one among them."""
 

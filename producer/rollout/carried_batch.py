@@ -31,7 +31,7 @@ class CarriedBatch(SampledBatch):
         self.job = job
         self.claim = claim
         self.lacks_room = False
-        """Whether the fence has no room for it before an older iteration is committed."""
+        """True: the fence has no room for the batch before an older iteration is committed."""
 
 
 class HeldBatches:

@@ -42,7 +42,7 @@ NO_ROOM = {
     PublishOutcome.FULL: "among limits.max_waiting_rows: start more stage workers, or raise it",
     PublishOutcome.NO_ROOM: "in Redis, which keeps what is left for the oldest iteration: raise maxmemory, or end jobs",
 }
-"""What a held batch waits for, and what may be done about it."""
+"""Reason why a batch is not published yet → the thing that it waits for, and the cure."""
 
 
 @dataclass(frozen=True, kw_only=True)

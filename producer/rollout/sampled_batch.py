@@ -101,7 +101,7 @@ class SampledBatch:
     spec: JobSpec
     loaded: LoadedModel
     weights: VerifiedWeights
-    """What the engine holds now, under which all of the batch is sampled."""
+    """The version that the engine holds now, under which all of the batch is sampled."""
     play: Play | None = None
     """How a round is sampled where an environment answers; None: by one call of the engine."""
 
@@ -111,7 +111,7 @@ class SampledBatch:
         self.generation: Generation | None = None
         """Its round in the engine; None while there is none."""
         self.is_settled = False
-        """Whether another generator published it, or its iteration is over: it is not needed any more."""
+        """True: another generator published the batch, or its iteration is over. It is not needed any more."""
 
     @property
     def num_sampling(self) -> int:

@@ -49,12 +49,12 @@ class PlayedTrajectory:
     there.)"""
     tools: tuple[Tool, ...] = ()
     asks_for_tokens: bool = False
-    """Whether the environment is told what was sampled beside what it says."""
+    """True: the environment gets the sampled tokens next to the model's message."""
     history: tuple[Played, ...] = ()
     _turns: list[Turn] = field(default_factory=list)
     _logprobs: list[bytes] = field(default_factory=list)
     _kept_sets: list[bytes] = field(default_factory=list)
-    """One for each turn, with truncated sampling."""
+    """The packed kept sets of each turn, with truncated sampling."""
     _open_turn: tuple[int, FinishReason] | None = None
     """Start of the turn that has no reply yet, and why it ended."""
     _message: Message | None = None

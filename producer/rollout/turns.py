@@ -64,7 +64,7 @@ MOST_TOKENS = 2**16
 several calls, cut by their prompts alone (I7)."""
 
 Generate = Callable[[PromptBatch, Turn], Awaitable[list[list[Completion]]]]
-"""One call of the engine, under the weights that the whole batch is sampled with."""
+"""A call of the engine, under the weights that the whole batch is sampled with."""
 
 
 class EnvironmentCalls(Protocol):
@@ -95,7 +95,7 @@ class FailingMessage:
     """Its turn; where trajectories begin again, what the model says at it differs, and all its messages are one."""
     num: int = 0
     is_luck: bool = False
-    """Whether another machine might not have failed at it, in any of these times."""
+    """True: in one of these failures another machine might not have failed."""
 
 
 @dataclass(kw_only=True)

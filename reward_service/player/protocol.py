@@ -39,9 +39,9 @@ class Loaded(Record, frozen=True, kw_only=True):
     failure: Failure | None = None
     """Why it can't be played."""
     field: str = ""
-    """Which part of its table is wrong."""
+    """The part of its table that is wrong."""
     printed: str = ""
-    """What was printed while it was imported, as in `Answers`."""
+    """The text that was printed while it was imported, as in `Answers`."""
 
 
 class Play(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -70,7 +70,7 @@ class Answers(Record, frozen=True, kw_only=True):
 
     results: tuple[Result, ...]
     printed: str = ""
-    """What was printed since the answers before, MAX_PRINTED_CHARS and a note at most."""
+    """The text that was printed since the answers before, MAX_PRINTED_CHARS and a note at most."""
 
 
 class Place:

@@ -15,7 +15,7 @@ from reward_service.player.player import FLUSH_BYTES
 from reward_service.player.protocol import Answers, Load, Loaded, Place, Play, Work
 
 NO_ANSWER = "the environment's process sent what is no answer"
-"""Which session sent it can't be told: the child may have gone on meanwhile."""
+"""It doesn't name the session that sent it, which can't be told: the child may have gone on meanwhile."""
 SEND_TIMEOUT_S = 60.0
 """A child that reads no work is stuck in what an earlier session left behind."""
 CALLS_OF_A_PLAY = 4

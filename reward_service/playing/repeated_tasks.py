@@ -32,7 +32,7 @@ MAX_SEED = 2**62
 SAMPLED = Sampled(
     token_ids=pack_int32([0]), logprobs=pack_float32([0.0]), finish_reason="stop", num_prompt_tokens=1, policy_version=0
 )
-"""What a turn was, for an environment that asks for tokens."""
+"""The facts of a turn, for an environment that asks for tokens."""
 
 
 def compared(request: RepeatabilityRequest, new_cage: Callable[[], PlayCage]) -> str:

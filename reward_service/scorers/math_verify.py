@@ -29,7 +29,7 @@ MAX_DEPTH = 25
 """The deepest brackets of one expression: the LaTeX parser takes exponential time in their depth."""
 NOTHING = "\N{REPLACEMENT CHARACTER}"
 ARITHMETIC = re.compile(r"[0-9.\s+\-*/()]*", re.ASCII)
-"""What sympy's own parser may see, which evaluates its text: nothing in it can be a name."""
+"""Text that sympy's own parser may see, which evaluates it: nothing in it can be a name."""
 MADE_AT_ONCE = re.compile(r"binom|eye|zeros|ones|diag")
 LARGE = re.compile(r"[0-9]{4}")
 """Binomials and matrices are computed while they are parsed."""

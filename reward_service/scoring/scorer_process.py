@@ -45,7 +45,7 @@ class ScorerAnswer(Record, frozen=True, kw_only=True):
     """Warmed up: breakdown names of the plug-ins that are called for whole groups."""
     scores: list[float] = field(default_factory=list)
     printed: str = ""
-    """What was printed since the answer before, MAX_PRINTED_CHARS and a note at most."""
+    """The text that was printed since the answer before, MAX_PRINTED_CHARS and a note at most."""
 
 
 def main(control: int, rules: str) -> None:

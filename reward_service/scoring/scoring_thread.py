@@ -80,7 +80,8 @@ class Work(Asked[RewardItem, Result]):
     group_outcomes: list[dict[str, Outcome]]
     """Outcomes of each of the request's items, by breakdown name, from plug-ins that see whole groups."""
     sight: Literal["due", "begun", "done"] = "done"
-    """Whether a thread has had them called; no other begins items before. Guarded by the pool's condition, too."""
+    """The state of the calls of plug-ins that see whole groups: due, begun by a thread, or done. No other thread begins
+    items before they are done. Guarded by the pool's condition, too."""
     waiting: deque[int] = field(default_factory=deque)
     """Places, among `asks`, of the items that no thread has begun. Guarded by the pool's condition, as is the rest."""
     num_at_once: int = 1

@@ -7,7 +7,9 @@ shorter: a file that is better than its row fails until the row says so, and one
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from tests.unit.test_house import ROOT, package_files, tracked
@@ -16,6 +18,7 @@ VAGUE_NAMES = {"one", "found", "some", "told", "asked", "made", "said", "held", 
 """Words that stand for a noun and are none: a reader who greps for one of them finds everything."""
 VAGUE_STARTS = ("What", "Whether", "Those", "One", "Which", "That")
 """Beginnings of a docstring that introduce no subject."""
+FIRST_WORD = re.compile(r"\w+")
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 NOT_YET = Path(__file__).parent / "not_yet_named.txt"
 
@@ -32,6 +35,17 @@ def bound_names(node: ast.AST) -> Iterator[str]:
         yield node.name
 
 
+def docstrings(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yields (line, docstring) of a module, class or function, and of each assignment that a string stands under."""
+    if isinstance(node, FUNCTION | ast.ClassDef | ast.Module):
+        yield getattr(node, "lineno", 1), ast.get_docstring(node) or ""
+        for statement, below in pairwise(node.body):
+            if not isinstance(statement, ast.Assign | ast.AnnAssign) or not isinstance(below, ast.Expr):
+                continue
+            if isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+                yield below.lineno, below.value.value
+
+
 def vague_places(path: Path) -> list[str]:
     """Returns `line: what` of each vague name that a module binds, and of each docstring with a vague beginning."""
     places: list[tuple[int, str]] = []
@@ -39,10 +53,10 @@ def vague_places(path: Path) -> list[str]:
         for name in bound_names(node):
             if name.strip("_") in VAGUE_NAMES:
                 places.append((node.lineno, f"the name `{name}`"))  # pyright: ignore[reportAttributeAccessIssue]
-        if isinstance(node, FUNCTION | ast.ClassDef | ast.Module):
-            first_word = (ast.get_docstring(node) or "").split(" ", 1)[0]
-            if first_word in VAGUE_STARTS:
-                places.append((getattr(node, "lineno", 1), f"a docstring that begins with {first_word}"))
+        for line, docstring in docstrings(node):
+            first_word = FIRST_WORD.match(docstring)
+            if first_word and first_word[0] in VAGUE_STARTS:
+                places.append((line, f"a docstring that begins with {first_word[0]}"))
     return [f"{line}: {problem}" for line, problem in sorted(places)]
 
 

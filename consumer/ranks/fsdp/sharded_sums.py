@@ -55,7 +55,7 @@ class SummingReduceScatter:
         self.reached = 0.0
         """Largest magnitude that the passes of the open rollout batch can have added up to."""
         self.is_muted = False
-        """Whether this rank only keeps step: its pass belongs to no batch and adds zeros."""
+        """True: this rank only keeps step. Its pass belongs to no batch and adds zeros."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)

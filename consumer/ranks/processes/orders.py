@@ -62,7 +62,7 @@ class Seat(Record, frozen=True, kw_only=True):
     key: str
     """In hex: signs the group's orders and answers."""
     environment: dict[str, str]
-    """Which rank it is, and where the others meet, as torch's launcher says it."""
+    """The rank's number and the address at which the ranks meet, as torch's launcher names them."""
 
     def signed(self, queue: str, payload: bytes) -> bytes:
         return self._signature(queue, payload) + payload
@@ -140,14 +140,14 @@ class Step(OrderToAll, tag="step", frozen=True, kw_only=True):
 
     step: OptimizerStep
     publishes: bool
-    """Whether rank 0 publishes the weights as they are stepped; ranks that share them take part."""
+    """True: rank 0 publishes the weights as they are stepped; ranks that share them take part."""
 
 
 class PublishWeights(OrderToAll, tag="publish_weights", frozen=True, kw_only=True):
     """Each rank takes part while rank 0 publishes the weights, a tensor at a time."""
 
     base: bool
-    """Whether without the adapters."""
+    """True: the weights are published without the adapters."""
 
 
 class ProbeRows(OrderToAll, tag="probe_rows", frozen=True, kw_only=True):

@@ -86,7 +86,7 @@ class Rank:
         self.probed: LogProbs = b""
         """The log-probs of the newest ProbeRows; the same on every rank."""
         self.passed: DryPass = UNKNOWN
-        """What the newest PassDry took on this rank."""
+        """The measurement of the newest PassDry on this rank."""
         self.checkpoint: Checkpoint | None = None
         self.folder = Path()
         """On rank 0 of several hosts what a Begin has restored, and where a Save writes."""

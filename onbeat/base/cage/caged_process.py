@@ -47,7 +47,7 @@ class CagedProcess:
     module: str
     """Its `main(control, rules)` runs `onbeat.base.cage.nursery.main`."""
     noun: str
-    """What a message calls the child: "the scorer's process"."""
+    """The name of the child in a message: "the scorer's process"."""
     hash_seed: int | None = None
     """With it the texts of all such processes have equal hashes."""
 

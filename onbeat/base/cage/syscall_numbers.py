@@ -81,5 +81,5 @@ SINGLE = _calls(
     futex 202 98
     """
 )
-"""Those that rules name one by one, and the one by which a filter is set."""
+"""System calls that rules name by themselves, and the call by which a filter is set."""
 NUMBERS = SINGLE | OTHER_PROCESSES | KERNEL | SHARED_MEMORY | MOUNTS | ATTRIBUTES | COMPUTES

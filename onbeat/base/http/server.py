@@ -43,7 +43,7 @@ MAX_CONNECTIONS = 256
 ACCEPTED_AT_ONCE = 8
 """Connections that asyncio accepts in a turn of its loop."""
 OTHER_FILES = 128
-"""What a service has open beside connections, with those of some turns that their protocols don't know yet."""
+"""Files that a service has open next to connections, with those of some turns that their protocols don't know yet."""
 QUEUED = 2048
 """Connections that the kernel keeps until they are accepted."""
 MakeApp = Callable[[StackSettings], ASGIApp]

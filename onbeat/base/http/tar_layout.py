@@ -22,7 +22,7 @@ from contracts.errors import ContractViolation
 
 MEDIA_TYPE = "application/x-tar"
 CHUNK_BYTES = 1024 * 1024
-"""What is read at a time."""
+"""Bytes that are read at a time."""
 END = bytes(2 * tarfile.BLOCKSIZE)
 
 

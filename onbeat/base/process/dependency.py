@@ -38,14 +38,14 @@ SLOW_S = 10.0
 """A request that takes longer is asked after: its service may hang."""
 
 SHOWN_AFTER_S = 5.0
-"""What is tried again for less time is not shown."""
+"""A call that is tried again for less time is not shown."""
 SHOWN_ANEW_S = 30.0
 """A reason that changes is shown again no sooner: a line each time would say nothing new."""
 FORGOTTEN_S = 120.0
-"""What was not tried again for so long is over, or another process has it."""
+"""A call that was not tried again for so long is over, or another process has its work."""
 
 REWARD_SERVICE = "reward service"
-"""What every batch needs until it is published: it scores, and it plays."""
+"""The service that every batch needs until it is published: it scores, and it plays."""
 JUDGE = "judge"
 
 A = TypeVar("A")
@@ -81,9 +81,9 @@ class Dependency:
     jitter: Callable[[], float] = random.random
     clock: Callable[[], float] = time.monotonic
     others_reach: bool = False
-    """Whether another process reached it since this one does not."""
+    """True: another process reached it since this one does not."""
     others_miss: bool = False
-    """Whether another process waits for it."""
+    """True: another process waits for it."""
     _problem: Unavailable | None = None
     _away_since_s: float = 0.0
     _answered_s: float | None = None

@@ -36,7 +36,7 @@ CALL_S = 4.0
 """Longest call of Redis of a trainer that was asked to end: a server that syncs its file every second confirms a
 checkpoint's commit within two."""
 LAST_ACT_S = 1.0
-"""What is done at the deadline may take so long, all together: it may hang as well, at a full pipe of the log."""
+"""The time of all acts at the deadline together: they may hang as well, at a full pipe of the log."""
 
 log = logging.getLogger(__name__)
 

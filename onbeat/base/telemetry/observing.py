@@ -16,7 +16,7 @@ from contracts.errors import OnbeatError, kind_and_text
 T = TypeVar("T")
 
 MISSED: Counter[str] = Counter()
-"""What was to be observed → how often that has failed since the process began."""
+"""Observation → how often it has failed since the process began."""
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from contracts.spec.datasets import ReasoningGymDataset
 from onbeat.data.prompts.examples import Example, ExampleSets, Request
 
 Entry = Mapping[str, Any]
-"""What reasoning-gym generates: question, answer, metadata."""
+"""An entry that reasoning-gym generates: question, answer, metadata."""
 
 TRAIN_SEEDS = 2**30
 EVALUATION_SEED = 2**31

@@ -96,7 +96,7 @@ class OpenedPrompts:
             self._renderer = make_renderer(tokenizer, self._environment.renderer, self._environment.chat_format)
             facts = service.facts(self._environment)
         self.version = facts.version
-        """What the service says that it plays: a package and its version."""
+        """The environment that the service plays: a package and its version."""
         check_determinism(spec, self._environment, facts)
 
     def __call__(self, examples: Sequence[Example], *, held_out: bool) -> list[Prompt]:

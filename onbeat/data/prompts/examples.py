@@ -30,7 +30,7 @@ class Example:
     field: str = "dataset"
     """Field of the spec that leads to it."""
     completion: str = ""
-    """What loss = "sft" learns as the answer; "" where none is given."""
+    """The answer that loss = "sft" learns; "" where none is given."""
     messages: tuple[Message, ...] = ()
     """The messages before the answer, where the prompt is a conversation."""
     metadata: str = ""
@@ -69,7 +69,7 @@ class Request:
     model_root: SpecRoot
     """Where files are found."""
     trains: bool = True
-    """Whether the training pool is asked for, too; else it may be empty, and a file held out whole."""
+    """True: the training pool is read, too. False: it may be empty, and a file held out whole."""
     reads_references: bool = True
     """False where nothing compares a completion with a reference: then a row needs none."""
     room: DatasetRoom

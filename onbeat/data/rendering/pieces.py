@@ -10,7 +10,8 @@ SENTENCEPIECE_SPACE = "\u2581"
 
 
 UNKNOWN = (KeyError, IndexError, TypeError, ValueError, OverflowError)
-"""What tokenizers raise for an id that is none of theirs: a model may have more embeddings than there are tokens."""
+"""Exceptions that tokenizers raise for an id that is none of theirs: a model may have more embeddings than there are
+tokens."""
 
 
 class Tokens(Protocol):

@@ -57,7 +57,7 @@ class TemplateCage(CagedProcess):
     module = "onbeat.data.rendering.template_process"
     noun = "the chat template"
     exit_code: int | None = None
-    """That of a child that died; negative: the signal that ended it."""
+    """The exit code of a child that died; negative: the signal that ended it."""
 
     def _of_what(self, code: int) -> str:
         self.exit_code = code

@@ -44,7 +44,7 @@ class Twin:
 
     config: PreTrainedConfig
     says: str
-    """What of the model it has, in words."""
+    """The parts of the model that it has, in words."""
 
     def make(self, dtype: torch.dtype) -> PreTrainedModel:
         """Makes the twin with random weights, the same at each call."""

@@ -24,7 +24,7 @@ GUARDED = frozenset({"complex_arithmetic", "rubiks_cube", "rush_hour"})
 PLAYED = known_tasks.ITS_SCORERS - GUARDED
 ASK = "\nGive your answer as <answer>…</answer>."
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
-"""What the package's parsers raise for an answer of another form."""
+"""Exceptions that the package's parsers raise for an answer of another form."""
 
 
 class ReasoningGym(Environment):

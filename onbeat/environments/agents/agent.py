@@ -49,9 +49,9 @@ class Agent:
     deterministic: bool
     global_random: bool
     rewrites: bool = False
-    """Whether it may ask with another history, as after a summary or for an agent below it."""
+    """True: it may ask with another history, as after a summary or for an agent below it."""
     parallel: bool = False
-    """Whether it may ask with several histories at a time. Which is first is up to its threads, so it isn't
+    """True: it may ask with several histories at a time. Its threads decide which comes first, so it isn't
     deterministic."""
 
 

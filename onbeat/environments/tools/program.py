@@ -59,8 +59,8 @@ MODULES = frozenset(
         "unicodedata",
     ]
 )
-"""What a program may import. It is no lock, which the kernel's are: it keeps out what differs from time to time, unless
-a program goes looking for it."""
+"""Modules that a program may import. The list is no lock, which the kernel's are: it keeps out what differs from time
+to time, unless a program goes looking for it."""
 ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 MAX_ERROR_LINES = 12
 READ_BYTES = 65536

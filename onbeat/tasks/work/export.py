@@ -23,7 +23,7 @@ from onbeat.tasks.exports import KEEP_S, name_of, place_of
 from onbeat.tasks.work.stored_run import StoredRun, read_run
 
 ATTEMPT = re.compile(r"\.?attempt-([0-9]{1,18})(?:\.[0-9a-f]{12})?")
-"""What an attempt writes, by its turn."""
+"""Names of the folders that attempts write, by their turns."""
 
 
 def export(broker: Broker, settings: StackSettings, attempt: Attempt, progress: Progress) -> TaskResult:

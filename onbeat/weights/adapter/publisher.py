@@ -89,7 +89,7 @@ class AdapterSink:
 
     carrier: Publication
     matrices: dict[str, Tensor]
-    """Those that were not sent yet."""
+    """Matrices that were not sent yet, by name."""
     manifest_of: Callable[[WeightManifest, str], WeightManifest]
     """(manifest of the matrices, digest of the merged weights) → theirs."""
 

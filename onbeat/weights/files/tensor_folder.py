@@ -35,7 +35,7 @@ SCRATCH_NAME = re.compile(r"\..+\.[0-9a-f]{12}")
 ASIDE = "aside"
 """Beside others, the folder of those that no reader believes, and that may be all that there is of some work."""
 UNREADABLE = (OSError, SafetensorError, RuntimeError)
-"""What a safetensors file raises that is away or damaged. safetensors opens it, and then has torch open it once more:
+"""Exceptions of a safetensors file that is away or damaged. safetensors opens it, and then has torch open it once more:
 torch's RuntimeError is that of a file which is renamed in between, as the folder of a version is at its end."""
 
 

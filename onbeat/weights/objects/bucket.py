@@ -44,7 +44,7 @@ CONNECT_S = 5.0
 ACCOUNT_S = 20.0
 """Longest that the machine's own account is asked for, by a process that was given none."""
 NO_ACCOUNT = re.compile(r"//169\.254\.|//metadata\.google|/latest/api/token")
-"""What an error says that came of asking for it."""
+"""Addresses in an error that came of asking for the machine's own account."""
 PAUSE_S = 0.2
 LONGEST_PAUSE_S = 2.0
 """Pauses between requests while the store is away, by chance up to the first, then up to twice as long each."""

@@ -121,7 +121,7 @@ class ObjectVersions:
         self._settings = settings
         recording = spec.recording_policy
         self._stays = recording.takes_any and recording.max_version_bytes > 0
-        """Whether versions stay at the job's end, as in a run folder: recorded batches are sampled again with them."""
+        """True: versions stay at the job's end, as in a run folder. Recorded batches are sampled again with them."""
         self._blobs = open_blobs(settings, folder.job_id, "weights", deadline_s=timeouts.dependency_s, sleep=pause)
         self._blobs.check_writable()
         self._lists: dict[str, list[str]] | None = None

@@ -47,7 +47,7 @@ CURE = (
 class _TokenLogprobs(msgspec.Struct):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] = []
-    """Those of the most likely tokens, by `token_id:…`."""
+    """Log-probs of the most likely tokens, by `token_id:…`."""
 
 
 class _Choice(msgspec.Struct):
@@ -82,7 +82,7 @@ class _ParallelConfig(msgspec.Struct):
     data_parallel_size: int = 1
     """Copies of the model behind all servers that share its work."""
     data_parallel_size_local: int = 1
-    """Those behind this server."""
+    """Copies of the model behind this server."""
     data_parallel_external_lb: bool = False
     data_parallel_hybrid_lb: bool = False
 

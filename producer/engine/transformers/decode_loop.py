@@ -97,7 +97,7 @@ class DecodeLoop:
         self._lock = threading.Lock()
         self._waiting: deque[Request] = deque()
         self._suspects: deque[Request] = deque()
-        """Those whose shared step failed: which of them is at fault shows when each is decoded by itself."""
+        """Requests whose shared step failed: decoding each by itself shows which of them is at fault."""
         self._joining: Request | None = None
         """The request that is put into the model now."""
         self._requests: list[Request] = []

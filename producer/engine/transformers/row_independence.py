@@ -61,7 +61,7 @@ class Verdict:
     problem: str = ""
     """Why one batch is decoded at a time; "" where batches share steps."""
     is_final: bool = True
-    """Whether other weights can't change it."""
+    """True: other weights can't change the judgement."""
     packed_bytes: int = 0
     """Memory of the weights that the step packs."""
     alike: Alike | None = None

@@ -72,7 +72,8 @@ class RecordedRun(StepRun):
     def reset(self) -> None:
         self._cache: RowCache | None = None
         self._memory = torch.cuda.graph_pool_handle()
-        """That of all graphs: what one leaves there is read before the next is replayed. It goes with the last one."""
+        """The memory pool of all graphs: what one leaves there is read before the next is replayed. It goes with the
+        last one."""
         self._recorded: dict[tuple[int, int], Recorded] = {}
 
     def _record(self, tokens: Tensor, positions: Tensor, cache: RowCache, num_columns: int) -> Recorded:

@@ -15,8 +15,8 @@ from reward_service.scorers.texts import BadReference
 Entry = dict[str, Any]
 
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
-"""What the package's parsers raise for an answer of another form. No MemoryError and no RecursionError: these speak of
-the process, and are no score (I6)."""
+"""Exceptions that the package's parsers raise for an answer of another form. No MemoryError and no RecursionError:
+these speak of the process, and are no score (I6)."""
 
 TURNS = re.compile(r"(\D*)(\d+)")
 STEPS = re.compile(r"([A-Z][+-])0*(\d+)")

@@ -46,7 +46,7 @@ class Row:
     prompt: str | tuple[Message, ...]
     """A text, or the messages before the answer."""
     completion: str
-    """What loss = "sft" learns; "" of none."""
+    """The completion that loss = "sft" learns; "" without one."""
     reference: str
     task_entry: str
 
