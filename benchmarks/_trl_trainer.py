@@ -32,7 +32,7 @@ from contracts.spec.job import JobSpec
 from contracts.spec.root import SpecRoot
 from contracts.spec.trainer import ALL_LINEAR
 from onbeat.data.datasets.loading import job_examples
-from onbeat.data.prompts.places import pass_order
+from onbeat.data.prompts.pools import pass_order
 from onbeat.data.prompts.source import PromptSource
 from reward_service.scorers.rubric import score_item
 

@@ -1,6 +1,6 @@
 """The record of this generator's work: for its presence, for the timelines of its jobs, for its metrics.
 
-serve loop, receipt, carrier ─ record ─▶ Activity ─┬─▶ Spans ─▶ Reports (onbeat/work/spans.py)
+serve loop, prefetch, carrier ─ record ─▶ Activity ─┬─▶ Spans ─▶ Reports (onbeat/work/spans.py)
                                                    ├─▶ the process's metrics
                                                    └─▶ tokens a second ─▶ heartbeat
 """

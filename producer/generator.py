@@ -10,7 +10,7 @@
 
     turns: a job with an environment has several calls of the engine for a batch, and one of the reward service
            between two of them (rollout/turns.py)
-    receipt: new versions of a job with a lag, read beside the batch that is sampled (background_receipt.py)
+    prefetch: new versions of a job with a lag, read next to the batch that is sampled (weight_prefetch.py)
     serving, leases, presence, reports: those of each worker (onbeat/work/worker.py)
 
 carry      consumes a claimed batch; waits for the engine, the reward service and the broker; produces a rollout batch
@@ -47,10 +47,10 @@ from onbeat.work.proof_failure import proof_failure
 from onbeat.work.worker import IDLE_POLL_S, Worker
 from producer.active_jobs import ActiveJobs
 from producer.activity import Activity
-from producer.background_receipt import Receipt
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, HeldBatches, name_of
 from producer.rollout.carrier import Carrier
 from producer.served_model import LoadedModel, ServedModel
+from producer.weight_prefetch import WeightPrefetch
 from producer.wiring import Players
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Generator(Worker[Claim]):
         self._jobs = jobs
         self._model = model
         self._batches = HeldBatches(self._freed.set)
-        self._receipt = Receipt(calls=calls, model=model, activity=self._activity)
+        self._prefetch = WeightPrefetch(calls=calls, model=model, activity=self._activity)
         self._carrier = Carrier(
             generator_id=generator_id, calls=calls, rewards=rewards, activity=self._activity, freed=self._freed.set
         )
@@ -127,7 +127,7 @@ class Generator(Worker[Claim]):
         return f"generator {self._worker_id}"
 
     def _parts(self) -> Sequence[Coroutine[None, None, None]]:
-        return (self._receipt.run(),)
+        return (self._prefetch.run(),)
 
     async def _aclose(self) -> None:
         await self._model.aclose()
@@ -223,7 +223,7 @@ class Generator(Worker[Claim]):
             The job and its claim; None if there is no work.
         """
         await self._jobs.refresh()
-        self._receipt.follow(self._jobs.lone_lagging)
+        self._prefetch.follow(self._jobs.lone_lagging)
         jobs = self._jobs.in_turn(self._clock())
         # A copy for one job must not come before the work of another: every job is first asked for work alone.
         for job, hedge in [(job, False) for job in jobs if len(jobs) > 1] + [(job, True) for job in jobs]:

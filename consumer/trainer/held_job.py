@@ -22,7 +22,7 @@ from onbeat.base.metrics.process_metrics import ProcessMetrics
 from onbeat.base.process.crash_points import reach
 from onbeat.base.telemetry.observing import MISSED, observed
 from onbeat.data.prompts.prompt_batches import PromptBatches
-from onbeat.data.rendering.pieces import Pieces
+from onbeat.data.rendering.token_texts import TokenTexts
 from onbeat.loop.trained_job import TrainedJob, job_prompts
 from onbeat.loop.window import Window
 from onbeat.recording.recorder import Recorder
@@ -75,7 +75,7 @@ class HeldJob(TrainedJob):
         layout = policy.weights().layout
         self._check_engines_load(layout)
         self.open_store(layout, adapters)
-        self.recorder = Recorder(self.folder, spec, pieces=partial(Pieces, policy.tokenizer))
+        self.recorder = Recorder(self.folder, spec, token_texts=partial(TokenTexts, policy.tokenizer))
         self.settled: WeightManifest | None = None
         """The version that the policy holds and that the fence has committed: it can be saved. None before the start,
         and from a step, which moves the policy away from it, to the commit of what the step made."""

@@ -39,7 +39,7 @@ from onbeat.client.training.files import TrainerFiles
 from onbeat.client.training.tenure import Tenure
 from onbeat.data.probe_rows import plain_tokens, probe_rows
 from onbeat.data.prompts.prompt_batches import PromptBatches
-from onbeat.data.rendering.pieces import Pieces
+from onbeat.data.rendering.token_texts import TokenTexts
 from onbeat.loop.expected import ExpectedIteration
 from onbeat.loop.trained_job import Succession, append_lines, job_prompts
 from onbeat.loop.version_probes import VersionProbes
@@ -145,7 +145,7 @@ class Consumer:
 
         tenure = self._tenure
         self._weights = weights
-        self._tenure.recorder = Recorder(self._tenure.folder, self.spec, pieces=self._pieces)
+        self._tenure.recorder = Recorder(self._tenure.folder, self.spec, token_texts=self._token_texts)
         self._tenure.window = Window(
             Schedule("periodic"), self._prompt_batches(), last_iteration=self.spec.last_iteration
         )
@@ -291,10 +291,10 @@ class Consumer:
         """Ends the job as failed, with the reason. `onbeat resume` queues it again."""
         self._tenure.end(JobState.FAILED, reason=reason, fault=Fault.JOB)
 
-    def _pieces(self) -> Pieces:
+    def _token_texts(self) -> TokenTexts:
         from onbeat.weights.model_folder import load_tokenizer
 
-        return Pieces(load_tokenizer(self.model_folder))
+        return TokenTexts(load_tokenizer(self.model_folder))
 
     def _prompt_batches(self) -> PromptBatches:
         job_id = self._tenure.job_id

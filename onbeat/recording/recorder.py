@@ -27,7 +27,7 @@ from contracts.spec.job import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.base.process.crash_points import reach
 from onbeat.base.process.folders import make_missing
-from onbeat.data.rendering.pieces import Pieces
+from onbeat.data.rendering.token_texts import TokenTexts
 from onbeat.recording.files import INDEX, RecordedFiles, folders_of, parts_of, write_record
 from onbeat.recording.records import RecordedBatch, RecordedIteration, RecordedSample, RecordedSummary
 from onbeat.recording.samples import samples_of
@@ -60,17 +60,17 @@ class Recorder:
     The trainer makes it, and one thread at a time calls it.
     """
 
-    def __init__(self, folder: RunFolder, spec: JobSpec, *, pieces: Callable[[], Pieces]) -> None:
+    def __init__(self, folder: RunFolder, spec: JobSpec, *, token_texts: Callable[[], TokenTexts]) -> None:
         """Touches no file.
 
         Args:
             folder: The job's run folder.
             spec: The job's spec.
-            pieces: Loads what makes the texts of tokens, before the first record is written.
+            token_texts: Loads what makes the texts of tokens, before the first record is written.
         """
         self._policy = spec.recording_policy
         self._spec = spec
-        self._load_pieces = pieces
+        self._load_token_texts = token_texts
         self._files = RecordedFiles(folder)
         self._waiting: dict[str, Recorded] = {}
         self._written: dict[str, RecordedSummary] = {}
@@ -87,8 +87,8 @@ class Recorder:
         self._has_complained = False
 
     @cached_property
-    def _pieces(self) -> Pieces:
-        return self._load_pieces()
+    def _token_texts(self) -> TokenTexts:
+        return self._load_token_texts()
 
     @property
     def kept_versions(self) -> frozenset[str]:
@@ -233,7 +233,7 @@ class Recorder:
             advantages=None if advantages is None else tuple(advantages),
             trainer_logprobs=None if trainer_logprobs is None else tuple(trainer_logprobs),
             piece_ids=pack_int32(tokens),
-            pieces=self._pieces.of(tokens),
+            pieces=self._token_texts.of(tokens),
         )
 
     def _write_batch(self, record: RecordedBatch) -> None:

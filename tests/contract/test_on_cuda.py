@@ -12,11 +12,11 @@ from transformers.modeling_utils import PreTrainedModel
 
 from consumer.model.shared_prompt.trial import share_prompts
 from contracts.rollouts import RolloutBatch
+from producer.engine.transformers.cuda_graphs import RecordedRun, StepRun
 from producer.engine.transformers.lean_step import LeanStep
 from producer.engine.transformers.packed_products import Packing
 from producer.engine.transformers.row_cache import CacheShape, RowCache, rounded_up
 from producer.engine.transformers.row_steps import row_step
-from producer.engine.transformers.step_runs import RecordedRun, StepRun
 from tests.builders import rollout_batch
 from tests.contract.test_shared_prompts import ARCHITECTURES, micro_batches, ragged_batch, run, small_model
 

@@ -24,7 +24,7 @@ from contracts.rollouts import batch_digest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec.recording import RecordingSpec
-from onbeat.data.rendering.pieces import Pieces
+from onbeat.data.rendering.token_texts import TokenTexts
 from onbeat.recording import recorder
 from onbeat.recording.files import INDEX, RecordedFiles
 from onbeat.recording.recorder import Recorder
@@ -216,5 +216,5 @@ class Odd:
 
 
 def test_a_piece_is_text_that_utf_8_has_whatever_the_tokenizer_says() -> None:
-    pieces = Pieces(Odd()).of([0, 1, 2, 3, 0])
+    pieces = TokenTexts(Odd()).of([0, 1, 2, 3, 0])
     assert pieces == (" the", "?", "\x1b[2J", "[3]", " the")

@@ -9,7 +9,7 @@ from typing import Self
 
 from contracts.spec.datasets import CurriculumSpec, RowsTable, sources_of
 from contracts.spec.job import JobSpec
-from onbeat.data.prompts.places import Pool, seeded
+from onbeat.data.prompts.pools import Pool, seeded
 
 
 @dataclass(eq=False, kw_only=True)

@@ -20,7 +20,7 @@ from contracts.events import AuditRecord
 from contracts.jobs import DrawnPrompts
 from contracts.spec.datasets import DifficultyPools, MixtureDataset, difficulty_pools_of, sources_of
 from contracts.spec.job import JobSpec
-from onbeat.data.prompts.places import Pool, Walk, quotas, seeded
+from onbeat.data.prompts.pools import Pool, Walk, quotas, seeded
 
 ABANDONED = -1
 

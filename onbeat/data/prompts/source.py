@@ -24,7 +24,7 @@ from onbeat.data.prompts.curriculum import ColumnPool
 from onbeat.data.prompts.difficulty import MeasuredPool
 from onbeat.data.prompts.environment_prompts import EnvironmentQueries, OpenedPrompts
 from onbeat.data.prompts.examples import Example, ExampleSets
-from onbeat.data.prompts.places import Pool, Walk
+from onbeat.data.prompts.pools import Pool, Walk
 from onbeat.data.rendering.chat_template import TemplateEnded, TemplateRefuses, invalid
 from onbeat.data.rendering.single_turn import RowMessages
 from onbeat.data.rendering.text import first_ids

@@ -5,7 +5,7 @@
 
 Batches join and leave the steps at any token, and what is computed of a batch is a function of that batch alone, so
 that nothing else that runs can change its numbers (I7), nor what is kept from turn to turn (trajectory_caches.py).
-ONBEAT_DEVICE=cuda puts model and draws on the GPU; a step is one launch there (step_runs.py).
+ONBEAT_DEVICE=cuda puts model and draws on the GPU; a step is one launch there (cuda_graphs.py).
 Left out: paged attention, which is the vLLM engine's trade. And a compiler: on the demo model torch.compile saves a
 quarter of a step, takes over a minute for each batch shape, and changes the last bits of the logits
 (benchmarks/results/decode-2026-11-21.md).

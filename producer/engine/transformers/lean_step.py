@@ -168,7 +168,7 @@ class LeanLayer:
         if self._head_norm is None or head_norm is None:
             self._head_norm = head_norm
         else:
-            # Into the memory that a recorded step reads (step_runs.py).
+            # Into the memory that a recorded step reads (cuda_graphs.py).
             self._head_norm.weight.copy_(head_norm.weight)
 
     def release(self) -> None:

@@ -122,7 +122,7 @@ def _judge_step(model: PreTrainedModel, step: RowStep | None, packing: Packing, 
             problem = alike(max(MOST_ROWS, rounded_up(most_rows, ROWS)))
     except NotFinite as problem:
         return Verdict(step=step if is_known else None, problem=str(problem), is_final=False)
-    # A GPU's recorded steps (step_runs.py) have other numbers of rows than those that are compared.
+    # A GPU's recorded steps (cuda_graphs.py) have other numbers of rows than those that are compared.
     return Verdict(step=step, problem=problem, alike=alike if model.device.type == "cpu" else None)
 
 

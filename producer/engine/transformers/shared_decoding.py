@@ -28,10 +28,10 @@ from producer.engine.base import Turn
 from producer.engine.growing_rows import GrowingBatch, HeldRows, Moves, Places, without_a_finite_maximum
 from producer.engine.sampling import Ends, Logits
 from producer.engine.transformers import row_steps
+from producer.engine.transformers.cuda_graphs import run_of
 from producer.engine.transformers.packed_products import FEWEST_ROWS, MOST_ROWS, ROWS
 from producer.engine.transformers.row_cache import CacheShape, RowCache, full_cache, rounded_up
 from producer.engine.transformers.row_independence import Alike
-from producer.engine.transformers.step_runs import run_of
 from producer.engine.transformers.trajectory_caches import KeptRows, Past, Tokens, num_common
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 from contracts.spec.datasets import CurriculumSpec
 from onbeat.data.prompts.curriculum import ColumnPool
-from onbeat.data.prompts.places import Walk
+from onbeat.data.prompts.pools import Walk
 
 
 def walk(pool: ColumnPool, *, num_prompts: int) -> Walk:

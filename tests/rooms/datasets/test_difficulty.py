@@ -19,7 +19,7 @@ from contracts.spec.job import JobSpec
 from contracts.spec.rules import check_spec
 from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.data.prompts.difficulty import MeasuredPool
-from onbeat.data.prompts.places import Pool, Walk
+from onbeat.data.prompts.pools import Pool, Walk
 from tests.builders import DIGEST, commit_record, job_spec
 
 SIZE, OTHERS = 20, 5

@@ -106,7 +106,7 @@ class Played(TrainedJob):
         self.folder = folder
         self.job_id = folder.job_id
         self.outline: list[AuditRecord] = []
-        self.recorder = Recorder(folder, self.spec, pieces=partial(pytest.fail, "nothing is recorded"))
+        self.recorder = Recorder(folder, self.spec, token_texts=partial(pytest.fail, "nothing is recorded"))
         self.settled: WeightManifest | None = None
         self.forked = UNSET
         self.said: list[str] = []

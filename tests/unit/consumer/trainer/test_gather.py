@@ -76,7 +76,7 @@ class Played:
         self.stages = NeverLate(self)
         self.schedule = Schedule(schedule)
         self.folder = folder
-        self.recorder = Recorder(folder, self.spec, pieces=partial(pytest.fail, "nothing is recorded"))
+        self.recorder = Recorder(folder, self.spec, token_texts=partial(pytest.fail, "nothing is recorded"))
         self.window = Ahead()
         self.committed = -1
         self.changes: list[GeneratorsChanged] = []

@@ -1,6 +1,6 @@
 """Receives the versions of a job with a lag while its batches are sampled, so that the next one is ready between two.
 
-    shards, manifests ─ wait_for_weights ─▶ Receipt ─▶ ServedModel ─▶ the engine's host memory, hashed there
+    shards, manifests ─ wait_for_weights ─▶ WeightPrefetch ─▶ ServedModel ─▶ the engine's host memory, hashed there
                                               ▲
     serve loop ─ follow: the active job ──────┘  what is ready ─▶ claim (`held`) ─▶ put into use before its batch
 
@@ -28,7 +28,7 @@ WEIGHTS_WAIT_S = 1.0
 """Longest blocking wait for an announcement: so late it is noticed that another job is followed."""
 
 
-class Receipt:
+class WeightPrefetch:
     """Receives versions of a lagging job while batches are sampled.
 
     The generator creates it and tells it the job by `follow`. `run` receives until it is cancelled; it dies of a

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from onbeat.data.prompts.places import Pool, Walk, quotas
+from onbeat.data.prompts.pools import Pool, Walk, quotas
 
 
 def walk(*pools: Pool, num_prompts: int = 4, seed: int = 0) -> Walk:

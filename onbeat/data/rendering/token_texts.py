@@ -22,7 +22,7 @@ class Tokens(Protocol):
     def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any: ...
 
 
-class Pieces:
+class TokenTexts:
     """Decodes each token of a vocabulary once. Special tokens have their names; a part of a character is U+FFFD."""
 
     def __init__(self, tokenizer: Tokens) -> None:
