@@ -53,7 +53,7 @@ class TaskKind(str, Enum):
     """Copies Redis and the run folders, while jobs run."""
     DELETE = "delete"
     """Removes the files of a job whose keys are gone."""
-    SWEEP = "sweep"
+    REMOVE_FILES = "remove_files"
     """Sees to the run folders of ended jobs: puts their audit chains aside, and removes what is due."""
     CLEAR_OBJECTS = "clear_objects"
     """Removes objects of the object store that no job names."""
@@ -73,7 +73,7 @@ QUEUES = {
     TaskKind.EXPORT: TaskQueue.FILES,
     TaskKind.BACKUP: TaskQueue.FILES,
     TaskKind.DELETE: TaskQueue.FILES,
-    TaskKind.SWEEP: TaskQueue.FILES,
+    TaskKind.REMOVE_FILES: TaskQueue.FILES,
     TaskKind.CLEAR_OBJECTS: TaskQueue.FILES,
     TaskKind.FORGET: TaskQueue.CLOCK,
     TaskKind.VERIFY_KEPT: TaskQueue.CLOCK,

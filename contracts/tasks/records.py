@@ -97,7 +97,7 @@ class TaskResult(Record, frozen=True, kw_only=True):
     backup: BackupMade | UnsetType = UNSET
     """The copy that a `backup` made."""
     num_jobs: Count | UnsetType = UNSET
-    """Jobs, or their files, that `forget`, `sweep`, `delete`, `clear_objects` or `verify_kept` has seen to."""
+    """Jobs, or their files, that `forget`, `remove_files`, `delete`, `clear_objects` or `verify_kept` has seen to."""
     num_bytes: Count | UnsetType = UNSET
     """Bytes that `clear_objects` freed."""
 

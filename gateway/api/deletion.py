@@ -48,7 +48,7 @@ def delete_job(job_id: OwnJob, services: HasServices, caller: HasCaller) -> Resp
 def _begin_removal(services: Services, job_id: str, *, who: str) -> str:
     """Has the files removed soon, and returns the task's id.
 
-    "" where no task can be created now: the clock's sweep finds the note of the removal later.
+    "" where no task can be created now: the clock's task `remove_files` finds the note of the removal later.
     """
     try:
         return request_task(services, TaskKind.DELETE, TaskArguments(job_id=job_id), who=who).task_id

@@ -58,7 +58,7 @@ BACKUP_AT_S = 3 * 3600.0
 CLEAR_AT_S = 4 * 3600.0
 """4:00 UTC."""
 MAX_HOSTS = 256
-"""Hosts with a run root of their own whose files are swept."""
+"""Hosts with a run root of their own whose files a task removes."""
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def entries_of(settings: StackSettings, live_queues: Iterable[str] = ()) -> list
     Args:
         settings: The stack's.
         live_queues: The queues that live workers of tasks take from. Where hosts share no run root, the files of each
-            are swept from its own queue.
+            are removed by tasks of its own queue.
     """
     entries = [_entry("forget", TaskKind.FORGET, MINUTE_S)]
     if settings.objects:
@@ -85,11 +85,13 @@ def entries_of(settings: StackSettings, live_queues: Iterable[str] = ()) -> list
             log.error("%d hosts have files, and those of %d are seen to", len(hosts), MAX_HOSTS)
         for queue in hosts[:MAX_HOSTS]:
             entries.append(
-                _entry(f"sweep{OF_HOST}{queue.partition(OF_HOST)[2]}", TaskKind.SWEEP, MINUTE_S, queue=queue)
+                _entry(
+                    f"remove_files{OF_HOST}{queue.partition(OF_HOST)[2]}", TaskKind.REMOVE_FILES, MINUTE_S, queue=queue
+                )
             )
         entries.append(_entry("clear_objects", TaskKind.CLEAR_OBJECTS, DAY_S, phase_s=CLEAR_AT_S))
     else:
-        entries.append(_entry("sweep", TaskKind.SWEEP, MINUTE_S))
+        entries.append(_entry("remove_files", TaskKind.REMOVE_FILES, MINUTE_S))
     if settings.verify_kept_days:
         entries.append(_entry("verify_kept", TaskKind.VERIFY_KEPT, VERIFY_EVERY_S))
     if settings.backup_root:

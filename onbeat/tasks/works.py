@@ -22,7 +22,7 @@ WORKS: Mapping[TaskKind, str] = {
     TaskKind.CLEAR_OBJECTS: "onbeat.tasks.work.clear_objects:clear_objects",
     TaskKind.DELETE: "onbeat.tasks.work.delete:delete",
     TaskKind.FORGET: "onbeat.tasks.work.forget:forget",
-    TaskKind.SWEEP: "onbeat.tasks.work.sweep:sweep",
+    TaskKind.REMOVE_FILES: "onbeat.tasks.work.remove_files:remove_files",
     TaskKind.VERIFY_KEPT: "onbeat.tasks.work.verify_kept:verify_kept",
 }
 """Kind → `module:function` below onbeat/tasks/work/."""

@@ -1187,7 +1187,7 @@ export interface TaskChanged {
   reason: string;
 }
 
-export type TaskKind = ("backup" | "clear_objects" | "delete" | "export" | "forget" | "sweep" | "verify" | "verify_kept");
+export type TaskKind = ("backup" | "clear_objects" | "delete" | "export" | "forget" | "remove_files" | "verify" | "verify_kept");
 
 export interface TaskList {
   tasks: TaskStatus[];

@@ -73,10 +73,10 @@ def test_a_queue_takes_no_more_tasks_than_its_bound_and_the_other_queues_do(stor
 
 
 def test_an_entry_of_the_clock_is_run_once_a_period(store: TaskStore) -> None:
-    entry = ClockEntry(name="sweep", kind=TaskKind.SWEEP, interval_s=HOUR_S)
-    task, _ = store.create(TaskKind.SWEEP, TaskArguments(), who="the clock", entry=entry)
+    entry = ClockEntry(name="remove_files", kind=TaskKind.REMOVE_FILES, interval_s=HOUR_S)
+    task, _ = store.create(TaskKind.REMOVE_FILES, TaskArguments(), who="the clock", entry=entry)
     assert task
-    assert store.create(TaskKind.SWEEP, TaskArguments(), who="another", entry=entry) == ("", False)
+    assert store.create(TaskKind.REMOVE_FILES, TaskArguments(), who="another", entry=entry) == ("", False)
 
 
 def test_a_task_is_begun_where_it_waits_and_nowhere_else(store: TaskStore, own_broker: Broker) -> None:
@@ -173,7 +173,7 @@ def test_a_record_that_is_damaged_or_gone_hides_no_other(
 
 
 def test_of_two_clocks_one_ticks_until_its_lease_is_over(store: TaskStore) -> None:
-    entries = [ClockEntry(name="sweep", kind=TaskKind.SWEEP, interval_s=HOUR_S)]
+    entries = [ClockEntry(name="remove_files", kind=TaskKind.REMOVE_FILES, interval_s=HOUR_S)]
     assert store.hold_clock("one", entries, lease_s=60.0)
     assert not store.hold_clock("two", entries, lease_s=60.0)
     assert store.hold_clock("one", entries, lease_s=0.0)

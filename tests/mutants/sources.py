@@ -195,7 +195,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "broker/hosts_side.py": ("tests/integration/test_hosts.py", *HOSTS),
     "gateway/views/dead_letters.py": DEAD,
     "contracts/spec/recording.py": ("tests/unit/contracts/test_recording.py",),
-    "onbeat/tasks/removal/sweeper.py": REMOVAL,
+    "onbeat/tasks/removal/file_remover.py": REMOVAL,
     "onbeat/tasks/removal/trees.py": REMOVAL,
     "gateway/api/deletion.py": REMOVAL,
     "onbeat/tasks/work/forget.py": REMOVAL,

@@ -307,8 +307,8 @@ def test_the_stack_screen_has_queues_workers_the_newest_tasks_and_the_clock(show
 
 def test_the_clock_says_what_it_starts_when_and_whose_it_is(shown: Shown) -> None:
     nightly = ClockEntry(name="nightly", kind=TaskKind.BACKUP, interval_s=86_400.0)
-    sweep = ClockEntry(name="sweep", kind=TaskKind.SWEEP, interval_s=60.0)
-    shown.worker.store.hold_clock("clock-1", [nightly, sweep], lease_s=600.0)
+    remove_files = ClockEntry(name="remove_files", kind=TaskKind.REMOVE_FILES, interval_s=60.0)
+    shown.worker.store.hold_clock("clock-1", [nightly, remove_files], lease_s=600.0)
     task_id, _ = shown.worker.store.create(TaskKind.BACKUP, TaskArguments(), who="the clock", entry=nightly)
     attempt = shown.worker.store.begin(task_id, worker=shown.worker.worker_id)
     assert attempt is not None
@@ -321,7 +321,7 @@ def test_the_clock_says_what_it_starts_when_and_whose_it_is(shown: Shown) -> Non
         expect(entries.nth(0)).to_contain_text("Back up the stack nightly")
         expect(entries.nth(0).locator("td").nth(3)).to_contain_text("now")
         expect(entries.nth(1).locator("td")).to_have_text(
-            ["See to run folders of ended jobs sweep", "1 min", "not yet", "not yet", "now"]
+            ["See to run folders of ended jobs remove_files", "1 min", "not yet", "not yet", "now"]
         )
         expect(tasks.get_by_role("group", name="Newest tasks")).to_contain_text("the clock")
         width = page.evaluate("document.documentElement.scrollWidth")

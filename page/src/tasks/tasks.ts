@@ -7,7 +7,7 @@ export const KINDS: Record<TaskKind, string> = {
   export: "Export a model",
   backup: "Back up the stack",
   delete: "Remove files of a deleted job",
-  sweep: "See to run folders of ended jobs",
+  remove_files: "See to run folders of ended jobs",
   clear_objects: "Remove objects that no job needs",
   forget: "Forget old jobs",
   verify_kept: "Verify all kept jobs",

@@ -16,8 +16,8 @@ from contracts.settings import StackSettings
 from gateway.services import Services
 from onbeat.run_folder.object_files import FileList, Listed, Piece
 from onbeat.stack.redis import EmbeddedRedis
-from onbeat.tasks.removal import sweeper
-from onbeat.tasks.removal.sweeper import Sweeper
+from onbeat.tasks.removal import file_remover
+from onbeat.tasks.removal.file_remover import FileRemover
 from onbeat.weights.objects.blobs import open_blobs
 from tests.rooms.retention.test_retention import KEPT_DAYS, Stack, known
 
@@ -55,22 +55,22 @@ def ended(stack: Stack) -> RunFolder:
     return folder
 
 
-def test_the_copies_of_a_forgotten_job_go_with_its_files_from_whichever_host_sweeps(
+def test_the_copies_of_a_forgotten_job_go_with_its_files_from_whichever_host_removes_them(
     stack: Stack, ended: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blobs = open_blobs(stack.settings, ended.job_id, "run", deadline_s=10.0)
     assert stack.forget_due() == [ended.job_id]
     assert not known(stack, ended)
-    elsewhere = Sweeper(stack.tasks, replace(stack.settings, run_root=stack.gateway.settings.run_root + "s"))
-    elsewhere.sweep()
+    elsewhere = FileRemover(stack.tasks, replace(stack.settings, run_root=stack.gateway.settings.run_root + "s"))
+    elsewhere.remove_all()
     assert list(blobs.bucket.objects(ended.job_id)) == []
     assert ended.path.is_dir(), "the folder is that of the other host"
-    stack.sweep()
+    stack.remove_files()
     assert not ended.path.exists()
     assert list(Removals(stack.tasks).notes().removals) == [ended.job_id], "a third host may have a folder, too"
     # A host that is gone for good is not waited for.
-    monkeypatch.setattr(sweeper, "LATE_S", 0.0)
-    elsewhere.sweep()
+    monkeypatch.setattr(file_remover, "LATE_S", 0.0)
+    elsewhere.remove_all()
     assert Removals(stack.tasks).notes().removals == {}
 
 
@@ -79,6 +79,6 @@ def test_a_resumed_job_keeps_its_copies(stack: Stack, ended: RunFolder) -> None:
         stack.operator.job_keys(ended.job_id).job, "ended_s", repr(stack.operator.now_s())
     )  # it has ended again
     assert stack.forget_due() == []
-    stack.sweep()
+    stack.remove_files()
     assert known(stack, ended)
     assert open_blobs(stack.settings, ended.job_id, "run", deadline_s=10.0).pointers() != []

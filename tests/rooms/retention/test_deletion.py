@@ -28,8 +28,8 @@ from gateway.event_stream import EventStream
 from gateway.metrics.stack_state import stack_state
 from gateway.services import Services
 from onbeat.stack.redis import EmbeddedRedis
-from onbeat.tasks.removal import sweeper
-from onbeat.tasks.removal.sweeper import Sweeper
+from onbeat.tasks.removal import file_remover
+from onbeat.tasks.removal.file_remover import FileRemover
 from onbeat.tasks.removal.trees import hidden_name, remove_tree
 from tests.builders import job_spec
 from tests.integration.test_fence import DIGEST, answer_to, claimed, job_of
@@ -76,17 +76,17 @@ def test_a_deleted_job_s_files_go_from_both_roots_and_the_note_once_no_late_writ
 ) -> None:
     folder, other = ended(jobs, stack), ended(jobs, stack)
     jobs.remove(folder.job_id)
-    sweep = Sweeper(worker, stack).sweep
-    sweep()
+    remove_files = FileRemover(worker, stack).remove_all
+    remove_files()
     assert files_of(folder) == []
     assert len(files_of(other)) == 2
     folder.trainer_log.parent.mkdir()  # by a trainer's start that was under way
     folder.trainer_log.write_text("late")
-    sweep()
+    remove_files()
     assert files_of(folder) == []
     assert list(Removals(worker).notes().removals) == [folder.job_id]
-    monkeypatch.setattr(sweeper, "LATE_S", 0.0)
-    sweep()
+    monkeypatch.setattr(file_remover, "LATE_S", 0.0)
+    remove_files()
     assert Removals(worker).notes().removals == {}
 
 
@@ -99,7 +99,7 @@ def test_a_name_that_is_no_job_s_id_never_becomes_a_path(
     (tmp_path / "outside").mkdir()
     note = encode(Removal(at_s=0.0))
     connect(StackSettings(redis_url=server.url)).redis.hset(keys.REMOVED, name, note)  # type: ignore[arg-type]
-    Sweeper(worker, stack).sweep()
+    FileRemover(worker, stack).remove_all()
     assert sorted(path.name for path in stack.run_root_path.iterdir()) == ["a", "job-1", "logs", "redis"]
     assert (stack.run_root_path / "a" / "b").is_dir()
     assert (tmp_path / "outside").is_dir()
@@ -114,7 +114,7 @@ def test_a_note_that_cannot_be_read_keeps_its_job_s_files_and_no_other_removal(
         connect(StackSettings(redis_url=server.url)).redis.hset(keys.REMOVED, folder.job_id, note)  # type: ignore[arg-type]
     other = ended(jobs, stack)
     jobs.remove(other.job_id)
-    Sweeper(worker, stack).sweep()
+    FileRemover(worker, stack).remove_all()
     assert files_of(other) == []
     assert [len(files_of(folder)) for folder in damaged] == [2, 2, 2]
     assert caplog.text.count("is left alone") == 3
@@ -134,22 +134,22 @@ def test_links_are_removed_and_what_they_lead_to_stays(
     whole.path.symlink_to(tmp_path / "elsewhere")
     for folder in (inside, whole):
         jobs.remove(folder.job_id)
-    Sweeper(worker, stack).sweep()
+    FileRemover(worker, stack).remove_all()
     assert (files_of(inside), files_of(whole)) == ([], [])
     assert (treasure / "file").read_text() == "mine"
     assert (tmp_path / "elsewhere" / "replays" / "file").is_file()
 
 
-def test_a_removal_that_is_killed_in_the_middle_is_finished_by_the_next_sweep(
+def test_a_removal_that_is_killed_in_the_middle_is_finished_by_the_next_removal_of_files(
     jobs: JobStore, stack: StackSettings, worker: Broker
 ) -> None:
     folder = ended(jobs, stack)
     jobs.remove(folder.job_id)
     program = (
         "import os; from broker.connection.client import connect; from contracts.settings import settings_from;"
-        "from onbeat.tasks.removal.sweeper import Sweeper; from onbeat.base.process import crash_points;"
+        "from onbeat.tasks.removal.file_remover import FileRemover; from onbeat.base.process import crash_points;"
         "crash_points.arm('tasks.removing_files:2');"
-        "settings = settings_from(os.environ); Sweeper(connect(settings), settings).sweep()"
+        "settings = settings_from(os.environ); FileRemover(connect(settings), settings).remove_all()"
     )
     died = subprocess.run(
         [sys.executable, "-c", program], env=os.environ | stack.environment(), cwd=ROOT, check=False, timeout=300
@@ -157,7 +157,7 @@ def test_a_removal_that_is_killed_in_the_middle_is_finished_by_the_next_sweep(
     assert died.returncode == -9
     (left,) = files_of(folder)
     assert Path(left).name == hidden_name(folder.path).name
-    Sweeper(worker, stack).sweep()
+    FileRemover(worker, stack).remove_all()
     assert files_of(folder) == []
 
 
@@ -173,11 +173,11 @@ def test_what_cannot_be_removed_is_tried_again_and_keeps_no_other_removal(
             raise OnbeatError("cannot be removed: Read-only file system", field=str(path))
         return remove_tree(path)
 
-    monkeypatch.setattr(sweeper, "remove_tree", refuses)
-    Sweeper(worker, stack).sweep()
+    monkeypatch.setattr(file_remover, "remove_tree", refuses)
+    FileRemover(worker, stack).remove_all()
     assert (len(files_of(first)), files_of(second)) == (2, [])
     monkeypatch.undo()
-    Sweeper(worker, stack).sweep()
+    FileRemover(worker, stack).remove_all()
     assert files_of(first) == []
 
 

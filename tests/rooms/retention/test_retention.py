@@ -28,9 +28,9 @@ from contracts.settings import DAY_S, StackSettings, settings_from
 from gateway.api.deletion import remove_for_good
 from gateway.services import Services
 from onbeat.stack.redis import EmbeddedRedis
-from onbeat.tasks.removal import sweeper
+from onbeat.tasks.removal import file_remover
 from onbeat.tasks.removal.due_jobs import due_jobs
-from onbeat.tasks.removal.sweeper import Sweeper
+from onbeat.tasks.removal.file_remover import FileRemover
 from onbeat.tasks.work.forget import forget_due
 from tests.builders import commit_record, job_spec
 from tests.integration.test_fence import DIGEST, Job, answer_to, claimed
@@ -55,8 +55,8 @@ class Stack:
     def jobs(self) -> JobStore:
         return self.gateway.jobs
 
-    def sweep(self) -> None:
-        Sweeper(self.tasks, self.settings).sweep()
+    def remove_files(self) -> None:
+        FileRemover(self.tasks, self.settings).remove_all()
 
     def forget_due(self) -> list[str]:
         return forget_due(self.tasks, self.settings)
@@ -143,18 +143,18 @@ def test_a_job_goes_with_its_keys_and_its_files_at_its_age_and_a_younger_one_sta
 ) -> None:
     old, young = stack.ended(days_ago=KEPT_DAYS + 1), stack.ended(days_ago=KEPT_DAYS - 1)
     files = sorted(young.path.rglob("*"))
-    stack.sweep()
+    stack.remove_files()
     assert old.weights_of(1).is_dir(), "no file goes before the keys of its job"
     assert stack.forget_due() == [old.job_id]
     assert keys_of(stack, old) == []
     assert list(Removals(stack.tasks).notes().removals) == [old.job_id]
-    stack.sweep()
+    stack.remove_files()
     assert not old.path.exists()
     assert (known(stack, old), known(stack, young)) == (False, True)
     assert sorted(young.path.rglob("*")) == files
     assert stack.forget_due() == []
-    monkeypatch.setattr(sweeper, "LATE_S", 0.0)
-    stack.sweep()
+    monkeypatch.setattr(file_remover, "LATE_S", 0.0)
+    stack.remove_files()
     assert Removals(stack.tasks).notes().removals == {}
 
 
@@ -170,7 +170,7 @@ def test_no_job_goes_by_age_in_a_stack_that_sets_none(stack: Stack) -> None:
     folder = stack.ended(days_ago=9000)
     stack.settings = replace(stack.settings, keep_ended_days=StackSettings().keep_ended_days)
     assert stack.forget_due() == []
-    stack.sweep()
+    stack.remove_files()
     assert known(stack, folder)
     assert folder.weights_of(1).is_dir()
 
@@ -193,7 +193,7 @@ def test_a_resume_between_the_look_and_the_removal_wins(stack: Stack) -> None:
     with pytest.raises(Conflict, match="resumed since its end was read"):
         stack.jobs.remove(folder.job_id, seen_ended_s=seen.ended_s)
     assert stack.forget_due() == [], "it has ended again, today"
-    stack.sweep()
+    stack.remove_files()
     assert folder.weights_of(1).is_dir()
     age(stack, folder, days_ago=35)
     assert stack.forget_due() == [folder.job_id]
@@ -205,7 +205,7 @@ def age(stack: Stack, folder: RunFolder, *, days_ago: float) -> None:
     stack.operator.redis.hset(stack.operator.job_keys(folder.job_id).job, "ended_s", repr(ended_s))
 
 
-def test_a_forgetting_that_dies_before_the_files_go_is_finished_by_the_next_sweep(stack: Stack) -> None:
+def test_a_forgetting_that_dies_before_the_files_go_is_finished_by_the_next_removal_of_files(stack: Stack) -> None:
     """The note is written in the step that removes the keys: no death in between leaves files without a note."""
     folder = stack.ended(days_ago=40)
     program = (
@@ -220,7 +220,7 @@ def test_a_forgetting_that_dies_before_the_files_go_is_finished_by_the_next_swee
     assert died.returncode == -signal.SIGKILL
     assert keys_of(stack, folder) == []
     assert folder.path.is_dir()
-    stack.sweep()
+    stack.remove_files()
     assert not folder.path.exists()
 
 
@@ -233,7 +233,7 @@ def test_a_job_stays_while_a_fork_that_begins_with_it_has_not_ended(stack: Stack
     assert Removals(stack.tasks).notes().removals == {}
     stack.jobs.request_cancel(fork)
     assert stack.forget_due() == [folder.job_id]
-    stack.sweep()
+    stack.remove_files()
     assert not folder.path.exists()
 
 
@@ -253,10 +253,10 @@ def test_files_stay_for_a_fork_that_was_submitted_before_they_went(
     monkeypatch.setattr(JobStore, "forks_of", without_the_newest)
     assert stack.forget_due() == [folder.job_id]
     monkeypatch.undo()
-    stack.sweep()
+    stack.remove_files()
     assert folder.path.exists()
     stack.jobs.request_cancel(forks[0])
-    stack.sweep()
+    stack.remove_files()
     assert not folder.path.exists()
 
 
@@ -265,7 +265,7 @@ def test_a_run_folder_whose_job_redis_never_had_is_left_alone(stack: Stack) -> N
     folder = stack.ended(days_ago=400)
     stack.operator.redis.flushall()  # a server of this test's own
     before = sorted(folder.path.rglob("*"))
-    stack.sweep()
+    stack.remove_files()
     assert sorted(folder.path.rglob("*")) == before
 
 
@@ -276,7 +276,7 @@ def test_a_folder_of_a_job_that_redis_does_not_know_is_deleted_by_its_id_where_i
     stack.operator.redis.flushall()  # a server of this test's own, which has lost its data
     folder.audit.write_text("{}")
     remove_for_good(stack.gateway, folder.job_id)
-    stack.sweep()
+    stack.remove_files()
     assert not folder.path.exists()
     remove_for_good(stack.gateway, folder.job_id)  # repeated, while its note stands
     for unknown in (without_chain.job_id, "job-000000000000", "../outside"):
@@ -291,7 +291,7 @@ def test_a_job_without_a_folder_is_forgotten_as_well(stack: Stack) -> None:
     stack.jobs.request_cancel(job_id)
     stack.operator.redis.hset(stack.operator.job_keys(job_id).job, "ended_s", "1.0")
     assert stack.forget_due() == [job_id]
-    stack.sweep()
+    stack.remove_files()
     assert not stack.folder(job_id).path.exists()
 
 
@@ -300,7 +300,7 @@ def test_a_job_whose_end_cannot_be_read_stays_and_the_one_next_to_it_goes(stack:
     damaged, whole = stack.ended(days_ago=100), stack.ended(days_ago=90)
     stack.operator.redis.hset(stack.operator.job_keys(damaged.job_id).job, "ended_s", ended_s)
     assert stack.forget_due() == [whole.job_id]
-    stack.sweep()
+    stack.remove_files()
     assert known(stack, damaged)
     assert damaged.weights_of(1).is_dir()
     assert not whole.path.exists()
@@ -313,6 +313,6 @@ def test_a_job_with_a_damaged_spec_or_chain_goes_at_its_age_like_any_other(stack
     stack.operator.redis.delete(name)
     stack.operator.redis.set(name, b"\xc1")
     assert stack.forget_due() == [folder.job_id]
-    stack.sweep()
+    stack.remove_files()
     assert keys_of(stack, folder) == []
     assert not folder.path.exists()

@@ -113,13 +113,13 @@ def test_ends_are_counted_by_kind_and_a_kind_of_another_onbeat_makes_no_label(
     store.end(begun(store, TaskKind.VERIFY, 0), TaskState.DONE)
     store.end(begun(store, TaskKind.VERIFY, 1), TaskState.FAILED, reason="its folder is gone")
     store.end(begun(store, TaskKind.BACKUP, 0), TaskState.FAILED, reason="the disk is full")
-    waiting, _ = store.create(TaskKind.SWEEP, TaskArguments(), who="ada")
+    waiting, _ = store.create(TaskKind.REMOVE_FILES, TaskArguments(), who="ada")
     TaskStore(services.broker).cancel(waiting, by="ada")
     broker.redis.hset(TASK_COUNTS, mapping={"failed invented": 7, "ms verify": 2500})
     found = scraped(services)
     assert found["onbeat_task_ended_total", "done", "verify"] == 1
     assert found["onbeat_task_ended_total", "failed", "verify"] == 1
-    assert found["onbeat_task_ended_total", "cancelled", "sweep"] == 1
+    assert found["onbeat_task_ended_total", "cancelled", "remove_files"] == 1
     failed = {key[1]: value for key, value in found.items() if key[0] == "onbeat_task_failed_total"}
     assert {kind: number for kind, number in failed.items() if number} == {"verify": 1, "backup": 1}
     assert failed.keys() == {kind.value for kind in TaskKind}

@@ -83,7 +83,7 @@ def test_of_two_clocks_one_ticks_and_each_period_of_an_entry_is_run_once(
     for thread in threads:
         thread.join()
     assert len(runs) == len(set(runs)), "a period was run twice"
-    assert {kind for kind, _ in runs} == {"forget", "sweep"}
+    assert {kind for kind, _ in runs} == {"forget", "remove_files"}
     assert len(runs) >= 6, "periods pass"
 
 
@@ -91,7 +91,7 @@ def test_clocks_that_ask_at_the_same_moment_create_one_task_and_none_once_it_is_
     settings: StackSettings, store: TaskStore
 ) -> None:
     """The lease says nothing here: a clock that was stopped in the middle of a tick goes on with it."""
-    entry = ClockEntry(name="sweep", kind=TaskKind.SWEEP, interval_s=3600.0)
+    entry = ClockEntry(name="remove_files", kind=TaskKind.REMOVE_FILES, interval_s=3600.0)
 
     def asked_by_all() -> list[tuple[str, bool]]:
         gate, created = threading.Barrier(8), []
@@ -126,7 +126,7 @@ def test_a_clock_that_was_killed_is_followed_by_another_which_runs_no_period_aga
             os.kill(first.pid, signal.SIGKILL)
             assert until(lambda: store.clock().holder not in ("", holder), "the other clock", deadline_s=60.0)
             entries = {entry.name: entry for entry in store.clock().entries}
-            assert set(entries) == {"forget", "sweep"}
+            assert set(entries) == {"forget", "remove_files"}
             # A minute may have passed meanwhile: then the same tasks, which are still open, stand for it.
             assert {task.task_id for task in store.open()} == before
 
@@ -149,7 +149,7 @@ def test_a_worker_that_is_away_for_several_periods_finds_one_task_of_each_entry(
     for _ in range(20):
         clock.tick()
         time.sleep(0.1)
-    assert Counter(task.kind for task in store.open()) == {TaskKind.FORGET: 1, TaskKind.SWEEP: 1}
+    assert Counter(task.kind for task in store.open()) == {TaskKind.FORGET: 1, TaskKind.REMOVE_FILES: 1}
     assert len(messages.sent) == 2
     finish_all(store)
     until(lambda: (clock.tick(), len(store.open()) == 2)[1], "the next period")
@@ -252,17 +252,17 @@ def test_what_a_stack_asks_for_is_what_its_clock_starts() -> None:
     def names(settings: StackSettings, *queues: str) -> dict[str, str]:
         return {entry.name: queue for entry, queue in entries_of(settings, queues)}
 
-    assert names(StackSettings()) == {"forget": "clock", "sweep": "files"}
+    assert names(StackSettings()) == {"forget": "clock", "remove_files": "files"}
     with_objects = StackSettings(objects="file:///tmp/x")
     assert names(with_objects, "files", "files@a", "files@b", "check") == {
         "forget": "clock",
-        "sweep@a": "files@a",
-        "sweep@b": "files@b",
+        "remove_files@a": "files@a",
+        "remove_files@b": "files@b",
         "clear_objects": "files",
     }
     assert names(with_objects) == {"forget": "clock", "clear_objects": "files"}, "no host's worker lives"
     assert names(StackSettings(verify_kept_days=7.0, backup_root="/b")).keys() == {
-        *("forget", "sweep", "verify_kept", "backup")
+        *("forget", "remove_files", "verify_kept", "backup")
     }
     (backup,) = [entry for entry, _ in entries_of(StackSettings(backup_root="/b")) if entry.name == "backup"]
     assert (backup.interval_s, backup.phase_s) == (DAY_S, 3 * 3600.0)
@@ -276,7 +276,7 @@ def test_each_host_with_files_of_its_own_is_swept_from_its_own_queue(
         seen = TaskWorkerSeen(worker_id=f"w-{host}", host=host, queues=("files", f"files@{host}"), running=())
         TaskPresence(broker).beat(seen)
     clock_of(with_objects, SentMessages()).tick()
-    assert {task.queue for task in store.open() if task.kind is TaskKind.SWEEP} == {"files@a", "files@b"}
+    assert {task.queue for task in store.open() if task.kind is TaskKind.REMOVE_FILES} == {"files@a", "files@b"}
 
 
 def test_an_entry_whose_queue_is_full_counts_as_run_once_there_is_room(
@@ -286,16 +286,16 @@ def test_an_entry_whose_queue_is_full_counts_as_run_once_there_is_room(
         store.create(TaskKind.EXPORT, TaskArguments(job_id="job-0123456789ab", version=number), who="a person")
     clock = clock_of(settings, SentMessages())
     clock.tick()
-    assert "the clock's sweep is not started now" in caplog.text
+    assert "the clock's remove_files is not started now" in caplog.text
     assert [task.kind for task in store.open() if task.who == BY_CLOCK] == [TaskKind.FORGET]
     gateway = TaskStore(connect(StackSettings(redis_url=server.url_of(GATEWAY))))
     gateway.cancel(store.open()[0].task_id, by="a person")
     clock.tick()
-    assert TaskKind.SWEEP in [task.kind for task in store.open()]
+    assert TaskKind.REMOVE_FILES in [task.kind for task in store.open()]
 
 
 def test_runs_of_a_minute_push_no_task_of_a_person_out_of_the_records(store: TaskStore, broker: Broker) -> None:
-    entry = ClockEntry(name="sweep", kind=TaskKind.SWEEP, interval_s=0.001)
+    entry = ClockEntry(name="remove_files", kind=TaskKind.REMOVE_FILES, interval_s=0.001)
     theirs, _ = store.create(TaskKind.EXPORT, TaskArguments(job_id="job-0123456789ab"), who="a person")
     ends = [*[TaskState.DONE] * 5, TaskState.FAILED, TaskState.FAILED, *[TaskState.DONE] * 5]
     for end in ends:
@@ -307,8 +307,8 @@ def test_runs_of_a_minute_push_no_task_of_a_person_out_of_the_records(store: Tas
         store.end(attempt, end)
     kept = store.newest(100)
     assert [(task.kind, task.state) for task in kept] == [
-        (TaskKind.SWEEP, TaskState.DONE),
-        (TaskKind.SWEEP, TaskState.FAILED),
+        (TaskKind.REMOVE_FILES, TaskState.DONE),
+        (TaskKind.REMOVE_FILES, TaskState.FAILED),
         (TaskKind.EXPORT, TaskState.QUEUED),
     ]
     assert store.status(theirs).who == "a person"
@@ -321,13 +321,17 @@ def test_the_runs_of_an_entry_that_is_long_gone_are_forgotten(
     operator = connect(StackSettings(redis_url=server.url))
     month_ms = 31 * DAY_S * 1000
     now_ms = int(operator.now_s() * 1000)
-    fields = {"last sweep@gone": now_ms - int(month_ms), "task sweep@gone": "task-0123456789ab", "done sweep@gone": 1}
-    for name, value in (fields | {"last sweep@away": now_ms, "last forget": now_ms}).items():
+    fields = {
+        "last remove_files@gone": now_ms - int(month_ms),
+        "task remove_files@gone": "task-0123456789ab",
+        "done remove_files@gone": 1,
+    }
+    for name, value in (fields | {"last remove_files@away": now_ms, "last forget": now_ms}).items():
         operator.redis.hset(keys.CLOCK, name, str(value))
     clock_of(settings, SentMessages()).tick()
     left = {name.decode() for name in operator.redis.hkeys(keys.CLOCK)}  # type: ignore[union-attr]
     assert not [name for name in left if name.endswith("@gone")]
-    assert {"last sweep@away", "last forget"} <= left
+    assert {"last remove_files@away", "last forget"} <= left
 
 
 def test_a_clock_serves_that_it_lives_and_when_it_ticked(settings: StackSettings, store: TaskStore) -> None:

@@ -29,7 +29,7 @@ from onbeat.tasks.attempt import Interrupted, Progress
 from onbeat.tasks.removal import trees
 from onbeat.tasks.work.delete import delete
 from onbeat.tasks.work.forget import forget
-from onbeat.tasks.work.sweep import sweep
+from onbeat.tasks.work.remove_files import remove_files
 from onbeat.tasks.works import WORKS, Function
 from tests.builders import job_spec
 from tests.pipeline import REPOSITORY
@@ -70,7 +70,7 @@ def every_file(stack: Stack) -> list[Path]:
 
 
 def test_each_kind_that_is_done_here_is_found_by_its_name() -> None:
-    kinds = {TaskKind.SWEEP, TaskKind.DELETE, TaskKind.FORGET, TaskKind.BACKUP, TaskKind.CLEAR_OBJECTS}
+    kinds = {TaskKind.REMOVE_FILES, TaskKind.DELETE, TaskKind.FORGET, TaskKind.BACKUP, TaskKind.CLEAR_OBJECTS}
     assert kinds | {TaskKind.VERIFY_KEPT} <= WORKS.keys()
 
 
@@ -110,7 +110,7 @@ def test_a_deletion_whose_task_has_no_room_is_a_deletion_all_the_same(stack: Sta
     assert gone.status_code == 204
     assert TASK_HEADER not in gone.headers
     assert list(Removals(stack.tasks).notes().removals) == [folder.job_id]
-    run(stack, sweep, TaskKind.SWEEP)
+    run(stack, remove_files, TaskKind.REMOVE_FILES)
     assert not folder.path.exists()
 
 
@@ -118,7 +118,7 @@ def test_a_removal_that_runs_again_later_removes_nothing_that_came_between(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a restart of Redis or of a worker: the same task, a day later."""
-    monkeypatch.setattr("onbeat.tasks.removal.sweeper.LATE_S", 0.0)
+    monkeypatch.setattr("onbeat.tasks.removal.file_remover.LATE_S", 0.0)
     folder, resumed, source = cancelled(stack), cancelled(stack), stack.ended(days_ago=0.0)
     remove_for_good(stack.gateway, folder.job_id)
     assert run(stack, delete, TaskKind.DELETE, job_id=folder.job_id).num_jobs == 1
@@ -132,7 +132,7 @@ def test_a_removal_that_runs_again_later_removes_nothing_that_came_between(
     before = every_file(stack)
     for job_id in (folder.job_id, new, resumed.job_id, source.job_id, fork):
         assert run(stack, delete, TaskKind.DELETE, job_id=job_id).num_jobs == 0
-    run(stack, sweep, TaskKind.SWEEP)
+    run(stack, remove_files, TaskKind.REMOVE_FILES)
     run(stack, forget, TaskKind.FORGET)
     assert every_file(stack) == before
     assert {new, resumed.job_id, source.job_id, fork} == set(stack.jobs.job_ids())
@@ -145,7 +145,7 @@ def test_files_of_a_job_that_redis_knows_stay_whatever_a_note_says(stack: Stack)
     stack.operator.redis.hset(keys.REMOVED, folder.job_id, note)  # type: ignore[arg-type]
     before = every_file(stack)
     run(stack, delete, TaskKind.DELETE, job_id=folder.job_id)
-    run(stack, sweep, TaskKind.SWEEP)
+    run(stack, remove_files, TaskKind.REMOVE_FILES)
     assert every_file(stack) == before
 
 
@@ -178,13 +178,13 @@ def test_a_forgetting_that_is_overtaken_by_a_resume_forgets_nothing(
     assert run(stack, forget, TaskKind.FORGET).num_jobs == 0, "its end is of today"
 
 
-@pytest.mark.parametrize("kind", [TaskKind.SWEEP, TaskKind.DELETE])
+@pytest.mark.parametrize("kind", [TaskKind.REMOVE_FILES, TaskKind.DELETE])
 def test_a_removal_that_is_interrupted_in_the_middle_is_finished_by_the_next_run(
     kind: TaskKind, stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, other = cancelled(stack), cancelled(stack)
     remove_for_good(stack.gateway, folder.job_id)
-    work = {TaskKind.SWEEP: sweep, TaskKind.DELETE: delete}[kind]
+    work = {TaskKind.REMOVE_FILES: remove_files, TaskKind.DELETE: delete}[kind]
     removed: list[Path] = []
     rmtree = shutil.rmtree
 
@@ -206,7 +206,7 @@ def test_a_removal_that_is_interrupted_in_the_middle_is_finished_by_the_next_run
     assert other.checkpoint_after(3).is_dir()
 
 
-def test_a_sweep_and_a_deletion_of_the_same_files_at_the_same_time_harm_each_other_nothing(stack: Stack) -> None:
+def test_a_removal_and_a_deletion_of_the_same_files_at_the_same_time_harm_each_other_nothing(stack: Stack) -> None:
     folders = [cancelled(stack) for _ in range(4)]
     for folder in folders:
         for number in range(200):
@@ -214,9 +214,9 @@ def test_a_sweep_and_a_deletion_of_the_same_files_at_the_same_time_harm_each_oth
         remove_for_good(stack.gateway, folder.job_id)
     program = (
         "import os, sys; from broker.connection.client import connect; from contracts.settings import settings_from;"
-        "from onbeat.tasks.removal.sweeper import Sweeper;"
-        "settings = settings_from(os.environ); sweeper = Sweeper(connect(settings), settings);"
-        "[sweeper.remove(job) for job in sys.argv[1:]] or sweeper.sweep()"
+        "from onbeat.tasks.removal.file_remover import FileRemover;"
+        "settings = settings_from(os.environ); remover = FileRemover(connect(settings), settings);"
+        "[remover.remove(job) for job in sys.argv[1:]] or remover.remove_all()"
     )
     environment = os.environ | stack.settings.environment()
     job_ids = [folder.job_id for folder in folders]

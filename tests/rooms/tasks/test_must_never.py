@@ -69,7 +69,11 @@ def test_1_a_digest_never_depends_on_a_task(pipeline: Pipeline, undisturbed: str
 
     def ask_all_the_time(bench: Ours) -> None:
         while not over.wait(0.3):
-            for kind, behaviour in ((TaskKind.VERIFY, "sleeps"), (TaskKind.SWEEP, "dies"), (TaskKind.FORGET, "leaves")):
+            for kind, behaviour in (
+                (TaskKind.VERIFY, "sleeps"),
+                (TaskKind.REMOVE_FILES, "dies"),
+                (TaskKind.FORGET, "leaves"),
+            ):
                 with contextlib.suppress(OnbeatError):
                     tasks.append(bench.ask(behaviour, kind=kind))
 
@@ -93,7 +97,7 @@ def test_1_a_digest_never_depends_on_a_task(pipeline: Pipeline, undisturbed: str
 def test_2_a_job_never_waits_for_a_task_nor_for_celery_s_queues(pipeline: Pipeline, undisturbed: str) -> None:
     """No worker lives, tasks wait in every queue, and what stands under Celery's names is no queue."""
     store = TaskStore(pipeline.broker)
-    for kind in (TaskKind.VERIFY, TaskKind.SWEEP, TaskKind.FORGET):
+    for kind in (TaskKind.VERIFY, TaskKind.REMOVE_FILES, TaskKind.FORGET):
         store.create(kind, TaskArguments(), who="nobody")
     for queue in ("check", "files", "clock"):
         pipeline.broker.redis.delete(f"{QUEUES}{queue}")
@@ -239,18 +243,18 @@ def test_10_the_users_of_tasks_and_of_celery_never_bring_lua_of_their_own(redis_
 
 
 def test_11_a_removal_never_keeps_the_trainer_s_host_from_its_look() -> None:
-    """The consumer, which looks every two seconds, removes no files: it imports neither tasks nor what sweeps."""
+    """The consumer, which looks every two seconds, removes no files: it imports neither tasks nor a remover of files."""
     imported = {name for path in sources("consumer") for name in imports(path)}
     assert not [name for name in imported if name.startswith(("onbeat.tasks", "celery"))]
     texts = [path.read_text() for path in sources("consumer/supervisor")]
-    assert not [text for text in texts if "sweep" in text.lower()]
+    assert not [text for text in texts if "file_remover" in text or "remove_files" in text]
 
 
 def test_11_a_removal_that_runs_delays_no_job(pipeline: Pipeline, undisturbed: str, tmp_path: Path) -> None:
     """A task of the queue files stands in C all the while."""
     with contextlib.closing(Ours(pipeline.redis, tmp_path / "bench")) as bench:
         bench.start("files")
-        task = bench.ask("holds the interpreter", kind=TaskKind.SWEEP)
+        task = bench.ask("holds the interpreter", kind=TaskKind.REMOVE_FILES)
         bench.begun(task)
         job_id = pipeline.train(spec())
         assert pipeline.final_digest(job_id) == undisturbed

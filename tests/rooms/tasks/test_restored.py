@@ -33,7 +33,7 @@ def test_of_a_restored_redis_ended_tasks_are_not_run_again_and_one_that_ran_is_b
         assert attempt is not None
         store.end(attempt, TaskState.DONE)
         ended_s = store.status(done).ended_s
-        running, waiting = created(TaskKind.SWEEP, "b"), created(TaskKind.FORGET, "c")
+        running, waiting = created(TaskKind.REMOVE_FILES, "b"), created(TaskKind.FORGET, "c")
         assert store.begin(running, worker="before") is not None
         copy_redis(tmp_path / "before", tmp_path / "after")
     with EmbeddedRedis(tmp_path / "after") as server:

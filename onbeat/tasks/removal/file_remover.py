@@ -1,6 +1,6 @@
-"""Removes the files of jobs whose keys are gone, for the tasks `sweep` and `delete`.
+"""Removes the files of jobs whose keys are gone, for the tasks `remove_files` and `delete`.
 
-onbeat:removed ─▶ sweep(), remove() ─▶ the job's folder below run root and weight root goes, and its copies elsewhere
+onbeat:removed ─▶ remove_all(), remove() ─▶ the folder below run root and weight root goes, and its copies elsewhere
 
 A folder goes under a hidden name first, so that no reader sees half of one, and a removal that was killed is found by
 it; links are removed, never followed:
@@ -42,7 +42,7 @@ REMOVAL_S = 60.0
 log = logging.getLogger(__name__)
 
 
-class Sweeper:
+class FileRemover:
     """Removes the files that notes in Redis name; a worker of tasks makes it, on the host that has the files."""
 
     def __init__(self, broker: Broker, settings: StackSettings) -> None:
@@ -51,7 +51,7 @@ class Sweeper:
         self._removals = Removals(broker)
         self._roots = tuple({settings.run_root_path, settings.weight_root_path})
 
-    def sweep(self, seen_to: Callable[[], None] = lambda: None) -> int:
+    def remove_all(self, seen_to: Callable[[], None] = lambda: None) -> int:
         """Removes the files of every job that a note names.
 
         Args:
