@@ -75,13 +75,13 @@ class Prompt(Record, frozen=True, kw_only=True):
     """The task with which an environment begins the prompt's sessions; unset without an environment."""
     sampler_seed: Annotated[int, Meta(ge=0, lt=2**62)] | UnsetType = UNSET
     """Seed of the first sample where it isn't the prompt's own: that of a later turn of one trajectory."""
-    dataset_completion: TokenIds | UnsetType = field(name="given", default=UNSET)
+    dataset_completion: TokenIds | UnsetType = UNSET
     """The completion that the data set gives, the end-of-sequence token included, where the job learns it."""
 
     def __post_init__(self) -> None:
         _check_array(self.token_ids, "token_ids", min_items=1)
         if self.dataset_completion is not UNSET:
-            _check_array(self.dataset_completion, "given", min_items=1)
+            _check_array(self.dataset_completion, "dataset_completion", min_items=1)
 
 
 class Batch(Record, frozen=True, kw_only=True):

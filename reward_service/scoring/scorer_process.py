@@ -31,7 +31,7 @@ class ScorerTask(Record, frozen=True, kw_only=True):
 
     components: tuple[RewardComponent, ...]
     items: tuple[RewardItem, ...] = ()
-    group_outcomes: tuple[dict[str, Outcome], ...] = field(default=(), name="given")
+    group_outcomes: tuple[dict[str, Outcome], ...] = ()
     """Outcomes of each item that are there already, by breakdown name."""
     group_size: int = 0
     """Above 0: one plug-in's call for these items of whole groups, which is answered once."""

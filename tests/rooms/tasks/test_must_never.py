@@ -243,7 +243,7 @@ def test_10_the_users_of_tasks_and_of_celery_never_bring_lua_of_their_own(redis_
 
 
 def test_11_a_removal_never_keeps_the_trainer_s_host_from_its_look() -> None:
-    """The consumer, which looks every two seconds, removes no files: it imports neither tasks nor a remover of files."""
+    """The consumer, which looks every two seconds, removes no files: it imports neither tasks nor their remover."""
     imported = {name for path in sources("consumer") for name in imports(path)}
     assert not [name for name in imported if name.startswith(("onbeat.tasks", "celery"))]
     texts = [path.read_text() for path in sources("consumer/supervisor")]
