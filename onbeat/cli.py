@@ -171,13 +171,6 @@ def _setup() -> Command:
     return setup
 
 
-def _status() -> Command:
-    """Show the stack of a run folder: its address, the page with the key, and the folder where models and data lie."""
-    from onbeat.commands.stack import status
-
-    return status
-
-
 def _streams() -> Command:
     """Show a job's batches and streams in Redis: lengths, ages, leases, rejections, bytes, and names of their keys."""
     from onbeat.commands.streams import streams
@@ -237,7 +230,6 @@ COMMANDS: dict[str, Callable[[], Command]] = {
     "replay": _replay,
     "restore": _restore,
     "setup": _setup,
-    "status": _status,
     "streams": _streams,
     "verify": _verify,
 }

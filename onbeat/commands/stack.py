@@ -1,5 +1,5 @@
 """`onbeat up`: the embedded stack in the foreground, or as a process of its own session until its stack.json says that
-it is up."""
+it is up. A second one in the same run folder is refused, and prints how to reach the first."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from typing import Annotated
 import psutil
 import typer
 from msgspec.structs import replace
+from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from contracts.engines import VARIABLE, VllmOptions
-from contracts.errors import NotFound, Unavailable
+from contracts.errors import Conflict, OnbeatError, Unavailable
 from contracts.settings import engine_from
 from onbeat.base.process.folders import make_private, writable_run_dir
 from onbeat.base.process.waiting import Waiting
@@ -31,13 +32,13 @@ from onbeat.stack.access import (
     read_roots,
     read_stack_file,
     run_dir_flag,
-    run_root_from,
 )
 from onbeat.stack.devices.device import device_in_words
 from onbeat.stack.devices.gpus import GpuPlan, gpu_plan
+from onbeat.stack.folder_lock import FolderLock
 from onbeat.stack.options import StackOptions, stack_settings, threads_from
 from onbeat.stack.stack import LOG, EmbeddedStack
-from onbeat.terminal.output import console_for, emit, tell, tell_page
+from onbeat.terminal.output import BAD_INPUT, console_for, emit, emit_error, tell, tell_page
 
 TICK_S = 0.25
 DEMO_SPEC = Path("configs/demo.toml")
@@ -113,32 +114,48 @@ def up(
         gpus=gpus,
     )
     console = console_for(json_output=json_output)
-    if detach:
-        with console.status("starting redis and every other process"):
-            started = start_detached(sys.argv[1:], stack_options.run_root)
-        flag = run_dir_flag(os.environ, stack_options.run_root)
-        if json_output:
-            emit(
-                {
-                    "gateway_url": started.gateway_url,
-                    "stack_file": str(_stack_file(stack_options)),
-                    "model_root": str(stack_options.model_root.resolve()),
-                    "pid": started.pid,
-                }
-            )
-        console.print(f"onbeat is up, process {started.pid}   stop it: onbeat down{flag}", soft_wrap=True)
-        console.print(f"model root {stack_options.model_root.resolve()}", markup=False, soft_wrap=True)
-        console.print(f"device {_device(stack_options)}", markup=False, soft_wrap=True)
-        tell_page(console, started.gateway_url, started.api_key)
-        return
-    stack = EmbeddedStack(stack_options)
+    try:
+        if detach:
+            _up_in_background(stack_options, console, json_output=json_output)
+        else:
+            _up_in_foreground(EmbeddedStack(stack_options), console, json_output=json_output)
+    except Conflict as error:
+        running = _running_stack(stack_options.run_root)
+        if running is None:
+            raise
+        _tell_running_stack(running, stack_options.run_root, error, json_output=json_output)
+        raise typer.Exit(BAD_INPUT) from error
+
+
+def _up_in_background(stack_options: StackOptions, console: Console, *, json_output: bool) -> None:
+    """Starts the stack as a process of its own session, and prints how to reach and end it."""
+    with console.status("starting redis and every other process"):
+        started = start_detached(sys.argv[1:], stack_options.run_root)
+    flag = run_dir_flag(os.environ, stack_options.run_root)
+    if json_output:
+        emit(
+            {
+                "gateway_url": started.gateway_url,
+                "stack_file": str(_stack_file(stack_options)),
+                "model_root": str(stack_options.model_root.resolve()),
+                "pid": started.pid,
+            }
+        )
+    console.print(f"onbeat is up, process {started.pid}   stop it: onbeat down{flag}", soft_wrap=True)
+    console.print(f"model root {stack_options.model_root.resolve()}", markup=False, soft_wrap=True)
+    console.print(f"device {_device(stack_options)}", markup=False, soft_wrap=True)
+    tell_page(console, started.gateway_url, started.api_key)
+
+
+def _up_in_foreground(stack: EmbeddedStack, console: Console, *, json_output: bool) -> None:
+    """Runs the stack in this process until Ctrl-C."""
     try:
         with console.status("starting redis and every other process"):
             stack.start()
         where = {
             "gateway_url": stack.gateway_url,
-            "stack_file": str(_stack_file(stack_options)),
-            "model_root": str(stack_options.model_root.resolve()),
+            "stack_file": str(_stack_file(stack.options)),
+            "model_root": str(stack.options.model_root.resolve()),
             "pids": stack.pids,
         }
         tell(where, _stack_panel(stack), json_output=json_output)
@@ -152,38 +169,49 @@ def up(
         stack.stop()
 
 
-def status(json_output: options.Json = False, run_dir: options.RunDir = None) -> None:
-    """Show the stack of a run folder: its address, the page with the key, and the folder where models and data lie."""
-    run_root = run_root_from(os.environ, run_dir)
+def _running_stack(run_root: Path) -> StackFile | None:
+    """Returns the file of the stack that another process runs in a folder; None where none runs."""
     stack = read_stack_file(run_root)
+    if stack is None or stack.pid == os.getpid() or not psutil.pid_exists(stack.pid):
+        return None
+    return stack
+
+
+def _tell_running_stack(stack: StackFile, run_root: Path, error: OnbeatError, *, json_output: bool) -> None:
+    """Prints how to reach the stack that runs in the folder already, and why no second one was started.
+
+    Args:
+        stack: The file of the running stack.
+        run_root: The folder of its runs.
+        error: The refusal of the second stack.
+        json_output: Prints one object, with the refusal and the facts.
+    """
     roots = read_roots(run_root)
-    if stack is None or roots is None or not psutil.pid_exists(stack.pid):
-        raise NotFound(
-            f"no stack is running in {run_root}",
-            field="--run-dir",
-            cure="start one with `onbeat up`, or name its folder",
-        )
-    extra_roots = [folder for folder in roots.extra_roots.split(os.pathsep) if folder]
+    extra_roots = [] if roots is None else [folder for folder in roots.extra_roots.split(os.pathsep) if folder]
     facts = {
         "gateway_url": stack.gateway_url,
         "run_dir": str(run_root.resolve()),
-        "model_root": roots.model_root,
+        "model_root": "" if roots is None else roots.model_root,
         "extra_roots": extra_roots,
         "pid": stack.pid,
     }
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row("gateway", Text(stack.gateway_url))
-    table.add_row("key", Text(f"in {run_root / FILE_NAME}"))
-    table.add_row("run dir", Text(str(run_root.resolve())))
-    table.add_row("model root", Text(roots.model_root))
-    for folder in extra_roots:
-        table.add_row("and below", Text(folder))
-    table.add_row("process", str(stack.pid))
-    tell(facts, table, json_output=json_output)
-    if not json_output:
-        tell_page(console_for(json_output=False), stack.gateway_url, stack.api_key)
+    if json_output:
+        emit_error(error, json_output=True, facts={"stack": facts})
+        return
+    rows = [
+        ("gateway", stack.gateway_url),
+        ("key", f"in {run_root / FILE_NAME}"),
+        ("run dir", facts["run_dir"]),
+        ("model root", facts["model_root"]),
+        *(("and below", folder) for folder in extra_roots),
+        ("process", str(stack.pid)),
+    ]
+    console = console_for(json_output=False)
+    for label, value in rows:
+        # Each on a line that isn't wrapped, so that a path can be copied.
+        console.print(Text.assemble((f"{label:<12}", "dim"), value), soft_wrap=True)
+    tell_page(console, stack.gateway_url, stack.api_key)
+    emit_error(error, json_output=False)
 
 
 def _stack_panel(stack: EmbeddedStack) -> Panel:
@@ -226,16 +254,22 @@ def start_detached(arguments: Sequence[str], run_root: Path) -> StackFile:
         run_root: The folder of the stack's runs.
 
     Raises:
+        Conflict: A stack runs in the folder.
         Unavailable: The stack ended; the error has its last line.
         DeadlineExceeded: The stack wasn't up in time, and was ended.
     """
     path = run_root / LOG
     with writable_run_dir():
         make_private(path.parent)
+        # A folder that has a stack is refused here, by a Conflict, before a process is started.
+        lock = FolderLock(run_root)
+        lock.take()
+        lock.release()
         log = path.open("ab")
     with log:
         at = log.tell()
-        attached = [argument for argument in arguments if argument not in DETACH]
+        # Without --json the last line of its log is the reason why it ended.
+        attached = [argument for argument in arguments if argument not in (*DETACH, "--json")]
         command = [sys.executable, "-m", "onbeat", *attached]
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=os.environ

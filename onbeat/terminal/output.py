@@ -7,7 +7,7 @@ markup, and no control character in it reaches the terminal.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -79,8 +79,14 @@ def tell_page(console: Console, gateway_url: str, api_key: str, *, job_id: str =
     console.print(Text.assemble(("page  ", "dim"), (address, f"link {address}")), soft_wrap=True)
 
 
-def emit_error(error: OnbeatError, *, json_output: bool) -> None:
-    """Writes `onbeat: <field>: <problem> (<cure>)`, a line for each refusal of a spec, or `{"error": {...}}`."""
+def emit_error(error: OnbeatError, *, json_output: bool, facts: Mapping[str, Any] | None = None) -> None:
+    """Writes `onbeat: <field>: <problem> (<cure>)`, a line for each refusal of a spec, or `{"error": {...}}`.
+
+    Args:
+        error: The reason why the command ends.
+        json_output: Writes the one JSON object to stdout, not the lines to stderr.
+        facts: Further fields of that object, next to "error".
+    """
     refusals = error.refusals if isinstance(error, SpecRefused) else ()
     if json_output:
         details: dict[str, Any] = {
@@ -91,7 +97,7 @@ def emit_error(error: OnbeatError, *, json_output: bool) -> None:
         }
         if refusals:
             details["refusals"] = refusals
-        emit({"error": details})
+        emit({"error": details, **(facts or {})})
         return
     for line in [str(refusal.error) for refusal in refusals] or [str(error)]:
         sys.stderr.write(f"onbeat: {shown(line)}\n")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -57,17 +58,43 @@ def test_a_detached_stack_is_up_is_named_to_a_second_one_and_ends(
     assert again.returncode == 2
     runs_there = f"process {started['pid']} runs a stack there, its gateway is {started['gateway_url']}"
     assert f"--run-dir: runs: {runs_there} (stop it by `onbeat down`" in again.stderr
+    assert_the_running_stack_is_shown(folder, started)
     assert run(["down", "--run-dir", root, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"stopped": started["pid"]}
     assert not any(psutil.pid_exists(pid) for pid in (started["pid"], *children))
+
+
+def assert_the_running_stack_is_shown(folder: Path, started: dict[str, Any]) -> None:
+    """A second `up`, attached or not, prints how to reach the first one, and its key in no file."""
+    roots = json.loads((folder / "runs" / "roots.json").read_text())
+    for arguments in (["up"], ["up", "-d"]):
+        shown = typed(folder, *arguments, "--run-dir", "runs")
+        lines = [line.split() for line in shown.stdout.splitlines()]
+        assert shown.returncode == 2, shown.stdout + shown.stderr
+        assert ["gateway", started["gateway_url"]] in lines
+        assert ["process", str(started["pid"])] in lines
+        assert ["page", f"{started['gateway_url']}/"] in lines
+        assert str(folder / "runs") in shown.stdout
+        assert roots["model_root"] in shown.stdout
+        answer = json.loads(typed(folder, *arguments, "--run-dir", "runs", "--json").stdout)
+        assert answer["error"]["field"] == "--run-dir"
+        assert answer["stack"] == {
+            "gateway_url": started["gateway_url"],
+            "run_dir": str((folder / "runs").resolve()),
+            "model_root": roots["model_root"],
+            "extra_roots": [root for root in roots["extra_roots"].split(os.pathsep) if root],
+            "pid": started["pid"],
+        }
 
 
 def test_a_detached_stack_that_ends_at_its_start_says_why(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         refused = typed(folder, "up", "--detach", "--port", str(port))
+        as_json = typed(folder, "up", "--detach", "--port", str(port), "--json")
     assert refused.returncode == 2
     assert refused.stderr.startswith(f"onbeat: --port: port {port} is in use (choose another")
+    assert json.loads(as_json.stdout)["error"]["problem"].startswith(f"--port: port {port} is in use")
     assert not (folder / "runs" / "stack.json").exists()
 
 

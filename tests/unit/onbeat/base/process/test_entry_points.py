@@ -70,5 +70,5 @@ def test_the_help_has_a_command_s_own_first_paragraph(name: str) -> None:
     assert COMMANDS[name].__doc__ == first_paragraph.replace("\n", " ")
 
 
-def test_there_are_at_most_26_commands_to_learn() -> None:
-    assert len(COMMANDS) <= 26
+def test_there_are_at_most_25_commands_to_learn() -> None:
+    assert len(COMMANDS) <= 25
