@@ -189,7 +189,7 @@ def test_the_stack_has_redis_the_disk_and_what_lives_on_one_screen(shown: Shown)
     away = ServiceSeen(name="reward service", away_s=12.0, why=f"at x: {HOSTILE}")
     Presence(shown.services.broker).beat(GeneratorSeen(worker_id="generator-7", services=(away,)))
     with opened(shown.browser, shown.url, shown.services.settings.api_key, "stack") as page:
-        page.get_by_text("None lives: no job gets a trainer.").wait_for()
+        page.get_by_text("No consumer is running, so no job can get a trainer.").wait_for()
         ConsumerPresence(shown.services.broker).beat(ConsumerSeen(worker_id="consumer-7", lives_s=1.0))
         idle = page.get_by_role("group", name="Consumers").get_by_role("row", name="consumer-7")
         idle.get_by_text("idle", exact=True).wait_for()

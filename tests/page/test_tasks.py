@@ -272,10 +272,10 @@ def test_an_export_that_is_over_is_not_offered_and_the_best_one_is_asked_for(sho
 def test_the_stack_screen_has_queues_workers_the_newest_tasks_and_the_clock(shown: Shown) -> None:
     with shown.at("stack") as page:
         tasks = page.get_by_role("region", name="Tasks")
-        expect(tasks).to_contain_text("None lives: tasks wait until one starts.")
+        expect(tasks).to_contain_text("Exports and checks wait until one starts")
         expect(tasks).to_contain_text("No process keeps the clock now: nothing is started by itself.")
         shown.worker.store.create(TaskKind.BACKUP, TaskArguments(), who=f"ada {HOSTILE}", queue="files@node-4")
-        expect(tasks).to_contain_text("Tasks wait in the queue files@node-4, and no live worker takes from it")
+        expect(tasks).to_contain_text("Tasks wait in the queue files@node-4, and no running worker takes from it")
         shown.worker.store.create(TaskKind.EXPORT, TaskArguments(job_id=shown.job_id, version=5), who="ada")
         attempt = shown.worker.begin(TaskKind.EXPORT, shown.job_id)
         shown.worker.store.renew(attempt, TaskProgress(bytes_done=MIB, bytes_total=2 * MIB))

@@ -78,9 +78,11 @@ function Consumers({ consumers }: { consumers: readonly ConsumerSeen[] }): JSX.E
   return (
     <Card title="Consumers">
       {consumers.length === 0 ? (
-        <p class="note warn">None lives: no job gets a trainer.</p>
+        <p class="note warn">
+          No consumer is running, so no job can get a trainer. Start one with <code>onbeat up</code>.
+        </p>
       ) : (
-        <Table caption="Consumers" heads={["Consumer", "Trains", "#Lives for", "#Last heartbeat"]}>
+        <Table caption="Consumers" heads={["Consumer", "Trains", "#Running for", "#Last heartbeat"]}>
           {consumers.map(({ worker_id, job_id, lives_s, seen_s }) => (
             <tr key={worker_id}>
               <td><Plain text={worker_id} /></td>
@@ -142,7 +144,7 @@ function Services({ report }: { report: StackReport }): JSX.Element {
   return (
     <Card title="Services">
       {lines.length === 0 ? (
-        <p class="quiet">No live process has asked one yet.</p>
+        <p class="quiet">No process has called a service yet.</p>
       ) : (
         <ul>
           {lines.map(({ text, isBad }) => (

@@ -64,7 +64,7 @@ function Queues({ queues }: { queues: readonly QueueSeen[] }): JSX.Element {
       </Table>
       {forgotten.map(({ queue }) => (
         <p key={queue} class="note warn">
-          Tasks wait in the queue <Plain text={queue} />, and no live worker takes from it: <code>onbeat up</code>, or the service{" "}
+          Tasks wait in the queue <Plain text={queue} />, and no running worker takes from it: <code>onbeat up</code>, or the service{" "}
           <code>tasks</code>, starts one.
         </p>
       ))}
@@ -73,7 +73,13 @@ function Queues({ queues }: { queues: readonly QueueSeen[] }): JSX.Element {
 }
 
 function Workers({ workers }: { workers: readonly TaskWorkerSeen[] }): JSX.Element {
-  if (!workers.length) return <p class="note">None lives: tasks wait until one starts. Training needs none.</p>;
+  if (!workers.length) {
+    return (
+      <p class="note">
+        No worker of tasks is running. Exports and checks wait until one starts; training isn't affected.
+      </p>
+    );
+  }
   return (
     <Table caption="Workers of tasks" heads={["Worker", "Host", "Takes from", "Runs", "#Last heartbeat"]}>
       {workers.map(({ worker_id, host, queues, running, seen_s }) => (

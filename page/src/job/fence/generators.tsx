@@ -25,7 +25,7 @@ export function Generators({ streams }: { streams?: StreamReport }): JSX.Element
         <p class="quiet small">of the whole stack; they sample any job</p>
       </div>
       {seen.current.length === 0 ? (
-        <p class="note warn">No generator lives: nothing is sampled until one starts.</p>
+        <p class="note warn">No generator is running, so nothing is sampled until one starts.</p>
       ) : (
         <Table caption="Generators" heads={["Generator", "State", "Does", "Version held", "#Tokens/s", "#Last heartbeat"]}>
           {seen.current.map((generator) => (

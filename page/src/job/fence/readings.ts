@@ -51,7 +51,7 @@ export function totals(report: StreamReport): [string, number][] {
     ["versions that an engine computes wrongly", report.proofs_far],
     ["versions that an engine has not taken up", report.proofs_stale],
     ["versions of which an engine's numbers are not finite", report.proofs_not_finite],
-    ["versions that differ too little from the one before to tell", report.proofs_untold],
+    ["versions too close to the one before for a check", report.proofs_untold],
   ];
   return all.filter(([name, number]) => number > 0 || name === "accepted");
 }
