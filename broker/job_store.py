@@ -182,10 +182,12 @@ class JobStore:
             seen_ended_s=seen_ended_s,
         )
         if outcome == b"changed":
-            raise Conflict("it was resumed since its end was read", field="state", cure="read it again")
+            raise Conflict("the job was resumed after its end was read", field="state", cure="read it again")
         if outcome == b"held":
             left_s = rest[0] / 1000
-            raise Conflict(f"its trainer holds it for {left_s:.1f} s more", field="state", cure="try again then")
+            raise Conflict(
+                f"the job's trainer still holds it for {left_s:.1f} s more", field="state", cure="try again then"
+            )
         if outcome == b"refused":
             raise Conflict(f"a {rest[0].decode()} job cannot be removed", field="state", cure="cancel it first")
         self._broker.durability.persisted()

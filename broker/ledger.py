@@ -123,5 +123,5 @@ def read_of(job_id: str) -> Iterator[None]:
         raise ContractViolation(
             f"what Redis holds of it is damaged: {type(error).__name__}: {error}"[:300],
             field=job_id,
-            cure="another program has written there, or another Onbeat: cancel or delete the job",
+            cure="another program or release wrote this key; cancel or delete the job",
         ) from error

@@ -39,7 +39,7 @@ def awaited_generator(live: Sequence[GeneratorSeen], job_id: str, kind: Callable
     for generator in live:
         why = generator.leaves_alone.get(job_id)
         if why:
-            return f"a live generator that can serve the job; {generator.worker_id} leaves it alone: {why}"
+            return f"a live generator that can serve the job; {generator.worker_id} doesn't serve it: {why}"
     others = {generator.engine for generator in live if job_id in generator.wrong_engine}
     if not others:
         return "a live generator for a deterministic job"
@@ -85,7 +85,7 @@ class _Board(Generic[Seen]):
             try:
                 worker = changed(decode(record, self.kind), seen_s=max(0.0, ago_s))
             except ContractViolation as error:  # it hides no other one; one of another Onbeat beats again
-                log.warning("a sign of life of %.200a is passed over: %s", name, error)
+                log.warning("a heartbeat of %.200a can't be read and is ignored: %s", name, error)
                 worker = None
             if worker is None or ago_s > 10 * LIVE_S:
                 self._write(name.decode(errors="replace"), b"")
@@ -96,10 +96,23 @@ class _Board(Generic[Seen]):
 
     def _write(self, worker_id: str, record: bytes) -> None:
         """Writes a worker's record. record: b"" for one that leaves, or is gone."""
-        is_small = len(record) <= SAID_BYTES and len(worker_id) <= MAX_WORKER_ID
-        if not is_small or self._broker.run("beat", record, kind=self.key, id=worker_id)[0] != b"beaten":
+        if len(record) > SAID_BYTES:
             raise InvalidInput(
-                f"{worker_id[:80]!a} says too much of itself, or too many {self.key} are known", field="presence"
+                f"the status of {worker_id[:80]!a} has {len(record)} bytes; the limit is {SAID_BYTES}",
+                field="presence",
+                cure="serve fewer jobs or stages in this process",
+            )
+        if len(worker_id) > MAX_WORKER_ID:
+            raise InvalidInput(
+                f"the id {worker_id[:80]!a}… has {len(worker_id)} characters; the limit is {MAX_WORKER_ID}",
+                field="presence",
+                cure="choose a shorter worker id",
+            )
+        if self._broker.run("beat", record, kind=self.key, id=worker_id)[0] != b"beaten":
+            raise InvalidInput(
+                f"{worker_id[:80]!a} can't be registered: there are too many {self.key} already",
+                field="presence",
+                cure="end some of them; one that has ended is forgotten after a while",
             )
 
 
@@ -202,5 +215,5 @@ def _awaited(name: str, stage: StageSpec, live: Sequence[StageWorkerSeen]) -> st
     for peer in live:
         why = peer.leaves_alone.get(name)
         if why:
-            return f"{missed}; {peer.worker_id} leaves it alone: {why}"
+            return f"{missed}; {peer.worker_id} doesn't serve it: {why}"
     return missed

@@ -70,7 +70,7 @@ class SpanStream:
             problem = f"{len(packed)} bytes"
         if not self._is_said:
             self._is_said = True
-            log.warning("a report of spans is left out, and others like it will be: %s", problem)
+            log.warning("a report of spans can't be stored, and later ones like it won't be either: %s", problem)
         return ()
 
 

@@ -5,7 +5,7 @@
                 └── due, give_back ┘  its worker is gone, or was asked to end
 
 A record is found again whatever becomes of Celery's message: `due` answers the tasks whose message may be lost. Only
-the newest attempt of a task renews and ends it (`turn`); one that was taken for dead is told so, and changes nothing.
+the newest attempt of a task renews and ends it (`turn`); one whose lease ran out is refused, and changes nothing.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class TaskStore:
             "renew_task", encode(progress), task_id=attempt.task_id, turn=attempt.turn, lease_ms=int(LEASE_S * 1000)
         )
         if outcome == b"lost":
-            raise FencedOff(f"attempt {attempt.number} of {attempt.task_id} was taken for dead", field="turn")
+            raise FencedOff(f"attempt {attempt.number} of {attempt.task_id} is over: its lease ran out", field="turn")
         return bool(rest[0])
 
     def end(
@@ -399,7 +399,7 @@ class TaskStore:
             uncounted=uncounted,
         )
         if outcome == b"lost":
-            raise FencedOff(f"attempt {attempt.number} of {attempt.task_id} was taken for dead", field="turn")
+            raise FencedOff(f"attempt {attempt.number} of {attempt.task_id} is over: its lease ran out", field="turn")
         return rest[0].decode()
 
     @staticmethod
@@ -432,14 +432,14 @@ def _readable(task_id: str, answer: dict[bytes, bytes] | Exception) -> list[Task
     if isinstance(answer, Exception):
         if not isinstance(answer, exceptions.ResponseError) or passes(answer):
             raise answer
-        log.warning("%s is passed over: %s", task_id, answer)
+        log.warning("%s can't be read and is ignored: %s", task_id, answer)
         return []
     if b"state" not in answer:
         return []
     try:
         return [_status(task_id, answer)]
     except ContractViolation as error:
-        log.warning("%s is passed over: %s", task_id, error)
+        log.warning("%s can't be read and is ignored: %s", task_id, error)
         return []
 
 

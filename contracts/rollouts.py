@@ -391,7 +391,7 @@ def completion_problem(completion: Completion, prompt: Prompt, batch: PromptBatc
     if batch.has_kept_sets != (completion.kept_sets is not UNSET):
         if not batch.has_kept_sets:
             return "says which tokens were kept, though each could be drawn, or it is not trained"
-        return f"doesn't say which tokens {batch.sampling.truncation} kept, so that its log-probs can't be compared"
+        return f"doesn't report which tokens {batch.sampling.truncation} kept, so that its log-probs can't be compared"
     if batch.has_routes != (completion.routes is not UNSET):
         if not batch.has_routes:
             return "says which experts its tokens went through, though nothing replays them"

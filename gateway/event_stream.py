@@ -77,7 +77,7 @@ class EventStream:
                 try:
                     broker_away.poke()
                 except DeadlineExceeded as late:
-                    log.warning("%s: %s; the client may come back", late, error)
+                    log.warning("%s: %s; the client may connect again", late, error)
                     return
             except OnbeatError as error:  # the head is sent: all that is left is to end, and the client asks again
                 log.warning("the events of %s end: %s", self.job_id, error)

@@ -43,7 +43,7 @@ PIECE_BYTES = 256 * 1024
 MAX_READ_BYTES = 4 * 1024**3
 """How much of a file one request goes through: of a larger one, which no job writes, its end."""
 ENDED_AGAIN_S = 3600.0
-"""An ended job's folder is smaller one day: retention takes files away."""
+"""The folder of an ended job is measured again after so long, because its files are removed at their age."""
 
 
 class IterationLines(Generic[OfIteration]):

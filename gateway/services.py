@@ -73,7 +73,11 @@ class Services:
         if files is not None:
             listed = self.jobs.files(job_id)
             if time.monotonic() < self.asks_again_s or not self._waiting.acquire(blocking=False):
-                raise Unavailable("the store keeps others waiting", field="ONBEAT_OBJECTS", cure="try again later")
+                raise Unavailable(
+                    "the object store is slow, and too many requests wait for it already",
+                    field="ONBEAT_OBJECTS",
+                    cure="try again later",
+                )
             try:
                 files.bring(listed, below=below)
             except Unavailable:

@@ -436,7 +436,9 @@ def check_environment(spec: JobSpec, settings: StackSettings) -> None:
         except (EnvironmentUnavailable, InvalidInput) as error:
             if error.field in (f"{field}.name", f"{field}.params"):
                 raise
-            log.warning("the reward service does not say what it has, so a job's isn't checked: %s", error)
+            log.warning(
+                "the reward service can't be asked which environments it has, so a job's isn't checked: %s", error
+            )
             return
         check_determinism(spec, environment, facts)
 
@@ -694,7 +696,9 @@ def _packages(settings: StackSettings) -> RewardPackages:
             raise ContractViolation(f"it answered {answer.status_code}")
         return decode_json(answer.content, RewardPackages)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, InvalidInput, ContractViolation) as error:
-        log.warning("the reward service does not say what a job's rewards need, so that isn't checked: %s", error)
+        log.warning(
+            "the reward service can't be asked which packages a job's rewards need, so that isn't checked: %s", error
+        )
         return RewardPackages(packages={})
 
 
@@ -706,7 +710,7 @@ def _tried(
     item_timeout_s: float,
     timeout_s: float,
 ) -> Unscorable | None:
-    """Scores an empty completion by them; None where that went well, or the service does not say within timeout_s."""
+    """Scores an empty completion by them; None where that went well, or without an answer within timeout_s."""
     headers = {"Authorization": f"Bearer {settings.reward_key}", "Content-Type": JSON, "Accept": JSON}
     headers |= asker_headers(settings)
     request = encode_json(RewardRequest(components=components, items=(item,), item_timeout_s=item_timeout_s))
@@ -717,6 +721,6 @@ def _tried(
             raise ContractViolation(f"it answered {answer.status_code}")
         (result,) = decode_json(answer.content, RewardResponse).results
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, InvalidInput, ContractViolation) as error:
-        log.warning("the reward service does not try a job's plug-ins or patterns, so they are not checked: %s", error)
+        log.warning("the reward service can't try a job's plug-ins and patterns now, so they aren't checked: %s", error)
         return None
     return result if isinstance(result, Unscorable) else None

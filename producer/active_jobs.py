@@ -116,12 +116,12 @@ class ActiveJobs:
             except NotFound:
                 continue
             except ContractViolation as error:
-                log.warning("leaves %s alone, whose spec can't be read: %s", job_id, error)
+                log.warning("this generator doesn't serve %s, because its spec can't be read: %s", job_id, error)
                 self._left_alone[job_id] = ""
                 continue
             reason = self._never_served(spec)
             if reason:
-                log.warning("leaves %s alone: %s", job_id, reason)
+                log.warning("this generator doesn't serve %s: %s", job_id, reason)
                 self._left_alone[job_id] = reason
                 self._jobs.pop(job_id, None)
                 continue
@@ -143,7 +143,7 @@ class ActiveJobs:
         try:
             self.engine = await asyncio.to_thread(by_name, fingerprint, what="the engine's fingerprint")
         except (BatchFailed, InvalidInput) as error:
-            log.warning("leaves %s alone: %s", job_id, error)
+            log.warning("this generator doesn't serve %s: %s", job_id, error)
             self._left_alone[job_id] = in_one_line(error)
             self._jobs.pop(job_id, None)
             return False
@@ -157,15 +157,19 @@ class ActiveJobs:
                 return f"it is deterministic, {reason} is not"
         truncation = spec.rollout.sampling.unbounded_truncation
         if truncation and self.no_kept_sets:
-            return f"{self.no_kept_sets} doesn't say which tokens rollout.sampling.{truncation} keeps without a top_k"
+            return (
+                f"{self.no_kept_sets} doesn't report which tokens rollout.sampling.{truncation} keeps without a top_k"
+            )
         if spec.algorithm.replays_routes and self.no_routes:
-            return f"algorithm.routing_replay needs the transformers engine: {self.no_routes} doesn't say the experts"
+            return (
+                f"algorithm.routing_replay needs the transformers engine: {self.no_routes} doesn't report the experts"
+            )
         return ""
 
     def refuse(self, job: ActiveJob, error: WrongEngine) -> None:
         """Leaves the job to generators of the kind of engine that samples it; says so once."""
         if job.job_id not in self._refused:
-            log.warning("leaves a job to others: %s", error)
+            log.warning("this generator leaves a job to others of its kind: %s", error)
         self._refused[job.job_id] = (error.job_engine, self.clock())
 
     def leave_alone(self, job: ActiveJob, error: Exception, manifest: WeightManifest | None) -> None:
@@ -177,7 +181,7 @@ class ActiveJobs:
             manifest: The version that could not be loaded.
         """
         if self._alone.leave(job.job_id, error, manifest):
-            log.warning("leaves %s alone until it can serve it: %s", job.job_id, error)
+            log.warning("this generator can't serve %s now, and tries again later: %s", job.job_id, error)
 
     def left_alone(self, job: ActiveJob) -> Alone[WeightManifest | None] | None:
         return self._alone.get(job.job_id)
@@ -188,7 +192,7 @@ class ActiveJobs:
 
     def serve_again(self, job: ActiveJob) -> None:
         if self._alone.serve_again(job.job_id):
-            log.info("serves %s: it can load it now", job.job_id)
+            log.info("this generator serves %s again: it can load the version now", job.job_id)
 
     @property
     def reasons(self) -> dict[str, str]:

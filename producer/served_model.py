@@ -253,7 +253,7 @@ class ServedModel:
             raise BatchFailed(f"this engine serves no deterministic job: {self.not_reproducible}")
         loaded.is_proven = True
         self._proven.append(spec.model)
-        log.info("a batch of %s has the same bytes alone and in company", spec.model.path)
+        log.info("a batch of %s has the same bytes alone and together with others", spec.model.path)
 
     def newest_ready(self, spec: JobSpec) -> tuple[int, str] | None:
         """Returns version and digest of the newest version that a batch could be sampled with at once.

@@ -240,7 +240,7 @@ def connect_within(settings: StackSettings, *, patience_s: float = PATIENCE_S) -
 
     Raises InvalidInput, or DeadlineExceeded with the last reason.
     """
-    with Waiting("Redis to answer", deadline_s=settings.broker_timeout_s, cure="is ONBEAT_REDIS_URL right?") as waiting:
+    with Waiting("Redis to answer", deadline_s=settings.broker_timeout_s, cure="check ONBEAT_REDIS_URL") as waiting:
         while True:
             try:
                 with within(waiting.left_s):

@@ -202,7 +202,7 @@ class BoundedSocket:
 
     def _until_ready(self, attempt: Callable[[], T]) -> T:
         if self._patience.left_s <= -SLICE_S:
-            raise TimeoutError("the call is over, though bytes still trickle")
+            raise TimeoutError("the deadline of the call has passed while its answer was still arriving")
         ends_s = self._patience.clock() + ATTEMPT_S + getattr(_ends, "blocks_s", 0.0)
         while True:
             try:
@@ -238,7 +238,7 @@ def bounded(connection_class: type[Any], patience: Patience) -> type[Any]:
             ends_s = patience.clock() + timeout_s
             while not self.can_read(max(0.0, min(SLICE_S, ends_s - patience.clock()))):
                 if patience.left_s <= 0:
-                    raise TimeoutError("the call is over")
+                    raise TimeoutError("the deadline of the call has passed")
                 if getattr(self, "is_left", lambda: False)():
                     raise ConnectionError("another server is the primary now")
                 if patience.clock() >= ends_s:

@@ -166,12 +166,14 @@ class Durability:
     def _check_place(self, place: object) -> None:
         if place not in (None, self._broker.connections.place):
             raise BrokerUnavailable(
-                "another server is the primary since this was written, and may not have it", cure="ask again"
+                "another server is the primary since this was written, and may not have it", cure="repeat the command"
             )
 
     def _give_up_at_the_end(self, problem: str) -> None:
         if self._broker.patience.left_s <= SLICE_S:
-            raise BrokerUnavailable(f"Redis {problem}", cure="is a disk full or slow, or a replica away?")
+            raise BrokerUnavailable(
+                f"Redis {problem}", cure="check free disk space, the disk's speed, and that each replica is running"
+            )
 
     def _is_quiet(self) -> bool:
         """Returns True where nothing is on its way to the disk, though that was waited for."""

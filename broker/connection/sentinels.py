@@ -75,7 +75,7 @@ class Primary:
             if time.monotonic() - self._looked_s >= SHARED_S:
                 self._look(ends_s)
             if self._problem or self.place is None:
-                raise ConnectionError(f"no sentinel tells where the primary `{self._name}` is: {self._problem}")
+                raise ConnectionError(f"no sentinel reports where the primary `{self._name}` is: {self._problem}")
             return self.place
         finally:
             self._lock.release()

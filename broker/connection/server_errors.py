@@ -86,18 +86,20 @@ def translated() -> Iterator[None]:
         raise _of_response(error) from error
     except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
         raise BrokerUnavailable(
-            f"Redis does not answer: {error}", field="redis", cure="is it running, and ONBEAT_REDIS_URL right?"
+            f"Redis does not answer: {error}",
+            field="redis",
+            cure="check that it is running and that ONBEAT_REDIS_URL is right",
         ) from error
 
 
 def _of_response(error: exceptions.ResponseError) -> OnbeatError:
     of = code(error)
     if of in UNAVAILABLE:
-        return BrokerUnavailable(f"Redis refuses for now, {UNAVAILABLE[of]}: {error}", cure="look at its log")
+        return BrokerUnavailable(f"Redis refuses for now, {UNAVAILABLE[of]}: {error}", cure="look at Redis's log")
     if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in str(error):
         return BrokerFull("Redis is at maxmemory and refuses writes", cure="raise maxmemory or end jobs")
     if any(words in str(error) for words in OTHER_DATABASE):
-        return InvalidInput("names another database than 0", field="ONBEAT_REDIS_URL", cure="end it with /0")
+        return InvalidInput("names a database other than 0", field="ONBEAT_REDIS_URL", cure="end it with /0")
     if isinstance(error, exceptions.NoPermissionError) or str(error).startswith(REFUSED_IN_FUNCTION):
         return InvalidInput(
             f"this user may not do that: {error}",
@@ -106,7 +108,7 @@ def _of_response(error: exceptions.ResponseError) -> OnbeatError:
         )
     if UNKNOWN_FUNCTION in str(error):
         return BrokerUnavailable(
-            "Redis was not given the functions of this version", cure="its loader does, at its start"
+            "Redis lacks this release's functions", cure="start `onbeat up`, or load `library.lua`: docs/redis.md"
         )
     if of in CLUSTER or any(words in str(error) for words in CLUSTER_IN_FUNCTION):
         return is_a_cluster()

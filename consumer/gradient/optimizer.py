@@ -113,7 +113,7 @@ def groups_of(
         settings[name] = (factor, decay)
     if without:
         raise InvalidInput(
-            "names no trained parameter, or those of groups before it alone",
+            "matches no trained parameter that an earlier group hasn't taken",
             field=f"optimizer.groups[{min(without)}].parameters",
             cure=f"names are as {', '.join(list(parameters)[:2])}",
         )

@@ -105,7 +105,7 @@ def last_states(model: PreTrainedModel, *, cache: Cache | None = None, **inputs:
     finally:
         hook.remove()
     if not states:
-        raise InvalidInput(f"{type(causal_lm).__name__} goes around its own base model", field="model.path")
+        raise InvalidInput(f"{type(causal_lm).__name__} doesn't call its own base model", field="model.path")
     return states[-1]
 
 

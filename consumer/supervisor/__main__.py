@@ -83,7 +83,7 @@ class LookOut:
                 continue
             except Exception:
                 # The look goes by the time as well: it is only later.
-                log.exception("cannot listen for changes of jobs now")
+                log.exception("this consumer can't subscribe to changes of jobs now, and reads the list at intervals")
                 time.sleep(LOOK_EVERY_S)
                 continue
             if change != newest:
@@ -96,7 +96,7 @@ class LookOut:
         try:
             work()
         except Unavailable as error:
-            log.warning("cannot look at the jobs now: %s", error)
+            log.warning("this consumer can't read the list of jobs now, and tries again: %s", error)
 
 
 def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
@@ -133,7 +133,7 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
         look_out.run()
     except Exception:
         # A worker that looks after no job must not seem alive: its stack starts another one.
-        log.critical("the look at the jobs died: this worker ends", exc_info=True)
+        log.critical("checking for jobs failed; this consumer stops", exc_info=True)
         return 1
     finally:
         trainer.stop()

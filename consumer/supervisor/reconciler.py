@@ -196,7 +196,10 @@ class Reconciler:
         """Offers this host to a job of several hosts; returns False where it has to wait for the next generation."""
         if not self.network:
             if job_id not in self._left_alone:
-                log.warning("job %s asks for several hosts; this one isn't offered: set ONBEAT_NETWORK", job_id)
+                log.warning(
+                    "job %s needs ranks on several hosts, and this host doesn't offer its own: set ONBEAT_NETWORK",
+                    job_id,
+                )
             self._left_alone.add(job_id)
             return False
         outcome, _ = HostsSide(self.broker, job_id, host=self.worker_id, ranks=0).look(waits=True)
@@ -210,7 +213,7 @@ class Reconciler:
             self.trainer.answered()
             self._jobs.release_start(job_id, self.worker_id)
         elif job_id and self._is_needless(job_id):
-            log.info("the trainer of %s is ended: the job is, or will be", job_id)
+            log.info("stopping the trainer of %s, because the job has ended or is to end", job_id)
             ended = self.trainer.stop(grace_s=LOADING_GRACE_S)
         elif job_id and not self._is_stuck(job_id):
             self._reserve(job_id)

@@ -91,7 +91,7 @@ class BackgroundTracker:
                     tracker.log_samples(step, values)
             tracker.close()
         except BaseException as error:  # SystemExit, too, which would end this thread without a word
-            log.warning("tracker %s fails and is off: %s", self._name, kind_and_text(error))
+            log.warning("tracker %s has failed, and gets no more numbers: %s", self._name, kind_and_text(error))
 
 
 def iteration_values(metrics: IterationMetrics) -> dict[str, float]:

@@ -60,7 +60,9 @@ def dry_pass(job: HeldJob) -> None:
         # One of several ranks had no room, and they have lost step: none of them can try a smaller pass.
         raise _refusal(job, row, error.foreign, fitting=None) from error
     if passed.problem and _has_predecessor(job):
-        log.warning("the dry pass is made again: the trainer before may have held memory still: %s", passed.problem)
+        log.warning(
+            "the dry pass is repeated, because the trainer before may still have held memory: %s", passed.problem
+        )
         job.pause(PREDECESSOR_GONE_S)
         passed = _passed(job, row)
     if passed.problem:

@@ -173,7 +173,7 @@ def _left_to_another(error: Exception, side: TrainerSide, keeper: LeaseKeeper) -
         log.error("this trainer ends, the job goes on in another: %s", error)
         return _give_back(side, keeper, TrainerExit.DIED)
     if keeper.is_stop_requested:
-        log.warning("asked to end while Redis is away: ends without giving the lease back (%s)", error)
+        log.warning("this trainer ends without giving its lease back, because Redis can't be reached: %s", error)
         return TrainerExit.STOPPED
     log.error("this trainer ends, the job goes on in another: %s", error)
     return TrainerExit.DIED
@@ -199,7 +199,7 @@ def _give_back(side: TrainerSide, keeper: LeaseKeeper, ended: TrainerExit) -> Tr
             log.error("%s", why)
             ended = TrainerExit.HELD
         except errors.OnbeatError as why:
-            log.info("the lease is not given back: %s", why)
+            log.info("this trainer can't give its lease back, which runs out by itself: %s", why)
 
     _say_last(tell)
     return ended
@@ -276,7 +276,7 @@ def _end_loading(why: Exception, jobs: JobStore, *, side: TrainerSide, job_id: s
 def _end_stuck(silent_s: float, jobs: JobStore, *, side: TrainerSide, job_id: str) -> None:
     """Fails the job in the keeper's thread: the main one is in a pass that nothing can end but the process."""
     late = errors.DeadlineExceeded(
-        f"one rollout batch has trained for {silent_s:.0f} s without an end", cure="raise timeouts.iteration_s"
+        f"training of one rollout batch has taken {silent_s:.0f} s and hasn't ended", cure="raise timeouts.iteration_s"
     )
     log.error("job %s failed: %s", job_id, late)
 
@@ -290,7 +290,7 @@ def _end_stuck(silent_s: float, jobs: JobStore, *, side: TrainerSide, job_id: st
 
 def _end_hung(silent_s: float, side: TrainerSide) -> None:
     """Ends the process in the keeper's thread: the main thread hangs by a fault of the process, and not of the job."""
-    log.error("this trainer ends, another goes on: nothing came of it for %.0f s (timeouts.iteration_s)", silent_s)
+    log.error("no progress for %.0f s (timeouts.iteration_s): this trainer stops, and another continues", silent_s)
     with contextlib.suppress(OSError, ValueError):  # no file stands behind stderr
         faulthandler.dump_traceback()
     _say_last(side.release)

@@ -119,7 +119,7 @@ class Reply(Record, frozen=True, kw_only=True, omit_defaults=True):
             raise ContractViolation("only a reply that is done has cut its trajectory", field="truncated")
         check_environment_numbers(self.reward, *self.metrics.values(), field="reward")
         if not self.begins_anew and any(message.role == "assistant" for message in self.messages):
-            raise ContractViolation("an environment never speaks as the assistant", field="messages")
+            raise ContractViolation("an environment can't send messages of the role assistant", field="messages")
 
 
 def reply_digest(reply: Reply) -> Digest:

@@ -43,9 +43,7 @@ def unusable_fork(fork: ForkSpec, source: RunFolder, problem: str) -> InvalidInp
     if there:
         field = "fork.version"
         cure = f"its checkpoints are of versions {there}"
-    return InvalidInput(
-        f"{fork.job} can't be gone on from at version {fork.version}: {problem}", field=field, cure=cure
-    )
+    return InvalidInput(f"job {fork.job} has no usable version {fork.version}: {problem}", field=field, cure=cure)
 
 
 def _matrices(spec: JobSpec) -> object:

@@ -26,7 +26,7 @@ def check_engines(
         )
     if (truncation := spec.rollout.sampling.unbounded_truncation) and silent and "" not in silent:
         raise InvalidInput(
-            f"generators sample with {', '.join(sorted(set(silent)))}, which doesn't say which tokens {truncation} "
+            f"generators sample with {', '.join(sorted(set(silent)))}, which doesn't report which tokens {truncation} "
             "keeps without a top_k: log-probs couldn't be compared",
             field=f"rollout.sampling.{truncation.split()[0]}",
             cure="set top_k, too, or add a generator with transformers",
@@ -34,7 +34,7 @@ def check_engines(
     if spec.algorithm.replays_routes and no_routes and "" not in no_routes:
         raise InvalidInput(
             f"generators sample with {', '.join(sorted(set(no_routes)))}, and routing_replay needs the transformers "
-            "engine, which says the experts of each token",
+            "engine, which reports the experts of each token",
             field="algorithm.routing_replay",
             cure="leave it out, or add a generator with transformers",
         )

@@ -65,7 +65,8 @@ def remove_for_good(services: Services, job_id: str) -> None:
     """
     for fork, version in services.jobs.forks_of(job_id).items():
         raise Conflict(
-            f"job {fork} goes on from version {version} of {job_id}", cure="let it end, or cancel it, before"
+            f"job {fork} goes on from version {version} of {job_id}",
+            cure="wait for that job to end, or cancel it; then delete",
         )
     try:
         services.jobs.remove(job_id)

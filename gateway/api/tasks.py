@@ -300,7 +300,7 @@ def _queue_of_export(services: Services) -> str:
     if any(queue in worker.queues for worker in TaskPresence(services.broker).live()):
         return queue
     raise Unavailable(
-        f"no worker of the queue files lives on the gateway's host {host}, which alone could give the files out",
+        f"no worker of the queue files runs on the gateway's host {host}, which alone could give the files out",
         field="export",
         cure="start one there, over the gateway's run root: `python -m onbeat.tasks files`",
     )

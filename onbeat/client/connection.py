@@ -60,7 +60,7 @@ def client_settings(
     stack = read_stack_file(root)
     if stack is None or role not in stack.roles or not psutil.pid_exists(stack.pid):
         raise errors.InvalidInput(
-            f"is not set, and no stack that runs in {root} says it",
+            f"is not set, and no running stack in {root} provides it",
             field="ONBEAT_REDIS_URL",
             cure=f"give the address of the Redis user `{role}`, or run_dir= of a running `onbeat up`",
         )
@@ -120,7 +120,7 @@ class JobConnection:
             with within(1.0):
                 leave()
         except errors.OnbeatError as error:
-            log.debug("left without a word: %s", error)
+            log.debug("this client couldn't sign off, and is forgotten once its heartbeat is old: %s", error)
         self.broker.break_off()
         self.broker.close()
 
@@ -166,7 +166,7 @@ class Beat(threading.Thread):
             try:
                 self._work()
             except errors.Unavailable as error:
-                log.warning("the heartbeat found no server: %s", error)
+                log.warning("the heartbeat can't reach Redis: %s", error)
             except BaseException as error:
                 # The program that holds the job raises it at its next call.
                 log.error("the heartbeat ended: %s", errors.kind_and_text(error))

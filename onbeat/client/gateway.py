@@ -333,7 +333,9 @@ class GatewayClient:
     def _unreachable(self, error: Exception) -> Unavailable:
         reason = str(error) or type(error).__name__
         return Unavailable(
-            f"no answer from {self.url}: {reason}", field="gateway", cure="is `onbeat up` running, and --gateway right?"
+            f"no answer from {self.url}: {reason}",
+            field="gateway",
+            cure="check that `onbeat up` is running and that --gateway is right",
         )
 
 
@@ -368,7 +370,7 @@ def parse_events(answer: httpx.Response) -> Iterator[tuple[str, JobEvent]]:
         if (kind := _decode(event.data, _Typed).type) in KNOWN_EVENTS:
             yield event.id, _decode(event.data, JobEvent)  # pyright: ignore[reportArgumentType]
         else:
-            log.info("an event of type %r is passed over: this Onbeat doesn't know it", kind[:100])
+            log.info("ignoring an event of type %r, which this release doesn't know", kind[:100])
 
 
 def audit_entries(body: Any) -> list[AuditEntry]:

@@ -154,7 +154,7 @@ class OwnWorker(ABC, Generic[C, T]):
                     self._leases.end(claim)
                     self._own_side.fail(claim, reason, is_released=is_released, fault=fault)
         except OnbeatError as problem:
-            log.warning("what it holds is not given back, and goes to others when its leases end: %s", problem)
+            log.warning("this worker can't give its batches back; others get them when its leases run out: %s", problem)
 
     def _beat(self) -> None:
         self._board.beat(self._seen())

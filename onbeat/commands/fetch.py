@@ -83,7 +83,7 @@ def _requests(names: list[str], config: str, splits: list[str], changes: list[st
         name = read_hub_name(text, kind=None, field="NAME")
         if name.kind == "model" and (config or splits):
             raise InvalidInput(
-                f"is of a data set, and {name} is a model",
+                f"applies to data sets, and {name} is a model",
                 field="--config" if config else "--split",
                 cure=f"write {text.replace('hub:', 'hub:datasets/')} for a data set",
             )

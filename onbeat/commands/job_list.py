@@ -74,7 +74,7 @@ def jobs(
     access = options.access_from(gateway, api_key, run_dir)
     if shows_tasks:
         if name:
-            raise InvalidInput("is of jobs", field="--name", cure="leave it out, or name a job by --job")
+            raise InvalidInput("applies to jobs only", field="--name", cure="leave it out, or name a job by --job")
         show_tasks(
             access,
             task=task,

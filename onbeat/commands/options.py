@@ -260,7 +260,9 @@ def profile_and_count(path: Path | None, generators: int | None) -> tuple[StackP
     if path is None:
         return None, generators
     if generators is not None:
-        raise InvalidInput("the profile says how many generators there are", field="--generators", cure="edit `count`")
+        raise InvalidInput(
+            "the profile sets the number of generators", field="--generators", cure="edit `count` in the profile"
+        )
     profile = load_profile(path)
     return profile, len(profile.each)
 

@@ -240,7 +240,11 @@ def _write_model(
     if is_as_published:
         _check_digest(digest, version)
     elif digest != expected:
-        raise ContractViolation("was not written as it is", field=str(scratch), cure="export again; look at the disk")
+        raise ContractViolation(
+            "has other bytes than were written to it",
+            field=str(scratch),
+            cure="export again; if the error remains, check the disk",
+        )
     return digest
 
 
@@ -338,7 +342,7 @@ def _write_adapters(
         progress.add(files=1, num_bytes=total_bytes(layout))
     written = digest_of([path], count=_counter(progress))
     if written != tensors_digest(matrices):
-        raise ContractViolation("was not written as it is", field=str(path))
+        raise ContractViolation("has other bytes than were written to it", field=str(path))
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -139,7 +139,7 @@ def _checkpoints(folder: RunFolder) -> Iterator[KeptVersion]:
         try:
             says = read_state(path)
         except OnbeatError as error:
-            log.warning("checkpoint %s is passed over: %s", path.name, error)
+            log.warning("checkpoint %s can't be used: %s", path.name, error)
             continue
         if says.job_id == folder.job_id:
             yield KeptVersion(

@@ -163,7 +163,7 @@ def _listed(request: HubRequest) -> tuple[str, dict[str, RemoteFile]]:
     info = ask(name.repository, revision=name.revision, files_metadata=True, timeout=METADATA_S)
     commit = info.sha or ""
     if not COMMIT.fullmatch(commit) or (name.is_at_commit and commit != name.revision):
-        raise Unavailable(f"the hub names `{commit[:80]!a}` as the commit of {name}", cure="is HF_ENDPOINT right?")
+        raise Unavailable(f"the hub names `{commit[:80]!a}` as the commit of {name}", cure="check HF_ENDPOINT")
     files: dict[str, RemoteFile] = {}
     for sibling in info.siblings or ():
         # A name that leads elsewhere, or into a hidden folder, is left out: nothing that is read has one.
@@ -297,7 +297,7 @@ class _Fetch:
         else:
             raise Unavailable(
                 f"{file.name} of {self.request.name} came with other bytes than the hub lists, twice",
-                cure="fetch again; if it stays so, what stands between changes the bytes",
+                cure="fetch again; if the error remains, a proxy in between changes the bytes",
             )
         whole.parent.mkdir(parents=True, exist_ok=True)
         came.replace(whole)
@@ -462,7 +462,7 @@ def _translated(request: HubRequest) -> Iterator[None]:
         raise Unavailable(f"{host} answered {name} with status {status}", cure="try again later") from error
     except HTTP_ERROR as error:
         kind = type(error).__name__
-        raise Unavailable(f"no answer of {host} for {name}: {kind}", cure="is the network there?") from error
+        raise Unavailable(f"no answer of {host} for {name}: {kind}", cure="check the network connection") from error
     except OSError as error:
         # huggingface_hub raises its own errors, as that of a file that came short, as OSError without a number.
         if error.errno is not None:

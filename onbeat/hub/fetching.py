@@ -118,7 +118,7 @@ def _followed(
             if time.monotonic() > min(deadline_s, last_s):
                 raise Unavailable(
                     f"the hub stopped sending {request.name}: nothing of use came for {stall_s:.0f} s",
-                    cure="fetch again; it goes on behind the files that are whole",
+                    cure="fetch again; it continues after the files that are complete",
                 )
             if not pipe.select(0.5):
                 continue

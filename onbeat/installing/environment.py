@@ -186,9 +186,9 @@ def failure(output: str) -> OnbeatError:
     # Where no index answers, pip also says that it has found no version: the connection is the cause.
     if NO_INDEX.search(output):
         return Unavailable(
-            "no package index answers",
+            "no package index can be reached",
             field=FIELD,
-            cure="look at the network and the proxy, or point PIP_INDEX_URL or PIP_FIND_LINKS at one that does",
+            cure="check the network and the proxy, or point PIP_INDEX_URL or PIP_FIND_LINKS at one that does",
         )
     missing = NO_WHEEL.search(output)
     if missing:

@@ -128,16 +128,20 @@ class LeaseKeeper:
                 self._error = error
             except BaseException as error:
                 # Without its keeper a trainer would go on until another one takes its job.
-                log.exception("the trainer's lease keeper died")
-                self._error = Unavailable(f"the lease keeper died: {kind_and_text(error)}", field="lease")
+                log.exception("the thread that renews the trainer's lease has failed")
+                self._error = Unavailable(
+                    f"the thread that renews the lease has failed: {kind_and_text(error)}", field="lease"
+                )
 
     def _watch(self) -> None:
         try:
             self._end_in_time()
         except BaseException as error:
             # Without it nothing would end a trainer that loads for ever, or hangs in a pass.
-            log.exception("what ends a trainer that hangs died")
-            self._error = Unavailable(f"what ends a trainer that hangs died: {kind_and_text(error)}", field="lease")
+            log.exception("the thread that ends a hung trainer has failed")
+            self._error = Unavailable(
+                f"the thread that ends a hung trainer has failed: {kind_and_text(error)}", field="lease"
+            )
 
     def _end_in_time(self) -> None:
         while not self._closing.wait(LOOK_S):

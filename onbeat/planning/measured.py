@@ -121,8 +121,8 @@ def check_same_work(planned: JobSpec, folder: RunFolder, *, model_root: Path) ->
         measured_value = getattr(getattr(measured, table), key)
         if planned_value != measured_value:
             raise InvalidInput(
-                f"is {planned_value} in the spec and {measured_value} in {folder.job_id}, whose times say nothing "
-                "about it",
+                f"is {planned_value} in the spec and {measured_value} in {folder.job_id}, so the times of that job "
+                "can't predict it",
                 field=f"{table}.{key}",
                 cure="measure a job with the planned value",
             )

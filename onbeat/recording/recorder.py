@@ -286,7 +286,7 @@ class Recorder:
     def _complain(self, what: str) -> None:
         """Says it once an iteration: the run goes on."""
         if not self._has_complained:
-            log.warning("not recorded, the run goes on: %s", what)
+            log.warning("the rollouts of this iteration can't be recorded; the run goes on: %s", what)
         self._has_complained = True
 
 

@@ -147,7 +147,7 @@ class ObjectFiles:
                 files = self._list_at(pointer).files
                 break
             except NotFound as error:
-                log.warning("the list of the files of %s is gone: %s", self._folder.job_id, error)
+                log.warning("the list of the files of %s can't be found: %s", self._folder.job_id, error)
         # Lines of this process go into the log meanwhile.
         self._bring({name: pieces for name, pieces in files.items() if name != self._folder.trainer_log.name})
         for name in self._appended:
@@ -282,7 +282,7 @@ class ObjectFiles:
                 with usable(path := self._path_of(name), to_be="brought"):
                     self._bring_file(path, files[name])
             except NotFound as error:
-                log.warning("%s of %s is not brought: %s", name, self._folder.job_id, error)
+                log.warning("%s of %s can't be fetched: %s", name, self._folder.job_id, error)
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(bring, files))

@@ -123,7 +123,7 @@ class ServedStages:
         """Claims no more items of it before `serve_again`: what was refused is the stage's and this host's, not the
         item's."""
         if self._refused.leave(stage.key, refusal, None):
-            log.warning("leaves %s alone until it can serve it: %s", stage, refusal)
+            log.warning("this worker can't serve %s now, and tries again later: %s", stage, refusal)
 
     def to_look_at(self) -> list[ServedStage]:
         """The stages whose refusal is to be tried again now."""
@@ -136,7 +136,7 @@ class ServedStages:
 
     def serve_again(self, stage: ServedStage) -> None:
         if self._refused.serve_again(stage.key):
-            log.info("serves %s: what was refused is taken now", stage)
+            log.info("this worker serves %s again", stage)
 
     def _served(self) -> list[ServedStage]:
         alone = self._lacking.keys() | set(self._refused)
@@ -147,11 +147,11 @@ class ServedStages:
             await asyncio.to_thread(self.check, stage)
         except InvalidInput as error:
             if stage.key not in self._lacking:
-                log.warning("leaves %s alone: %s", stage, error)
+                log.warning("this worker doesn't serve %s: %s", stage, error)
             self._lacking[stage.key] = in_one_line(error)
         else:
             if self._lacking.pop(stage.key, None):
-                log.info("serves %s: what it lacked is there", stage)
+                log.info("this worker serves %s now: what it lacked is there", stage)
 
     async def _add(self, job_id: str) -> None:
         side = self.make_side(job_id)
@@ -160,7 +160,7 @@ class ServedStages:
         except NotFound:
             return
         except ContractViolation as error:
-            log.warning("leaves %s alone, whose spec can't be read: %s", job_id, error)
+            log.warning("this worker doesn't serve %s, because its spec can't be read: %s", job_id, error)
             self._unreadable.add(job_id)
             return
         if any(stage.spec == spec for stage in self._by_job.get(job_id, ())):
@@ -176,7 +176,9 @@ class ServedStages:
                 continue
             if stage.kind not in self.kinds:
                 # Models compute on each host, so the only service that a worker may lack is a judge's.
-                log.warning("leaves stage %s of %s alone: ONBEAT_JUDGE_URL is not set here", stage.name, job_id)
+                log.warning(
+                    "this worker doesn't serve stage %s of %s: ONBEAT_JUDGE_URL is not set here", stage.name, job_id
+                )
                 continue
             node = graph.stages[graph.index(stage.name)]
             version_0 = partial(self.store.first_weights_digest, job_id)

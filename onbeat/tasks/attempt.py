@@ -175,7 +175,7 @@ class RunningAttempt:
                             return tell()
                     except Unavailable as error:
                         if time.monotonic() >= until_s:
-                            log.error("the end of %s could not be told: %s", self._attempt.task_id, error)
+                            log.error("the end of %s could not be reported: %s", self._attempt.task_id, error)
                             return ""
                         time.sleep(RETRY_S)
             except FencedOff as error:

@@ -82,7 +82,11 @@ def entries_of(settings: StackSettings, live_queues: Iterable[str] = ()) -> list
     if settings.objects:
         hosts = sorted({queue for queue in live_queues if queue.startswith(f"{TaskQueue.FILES.value}{OF_HOST}")})
         if len(hosts) > MAX_HOSTS:
-            log.error("%d hosts have files, and those of %d are seen to", len(hosts), MAX_HOSTS)
+            log.error(
+                "%d hosts have files of ended jobs, and only %d are swept: let hosts share a run root",
+                len(hosts),
+                MAX_HOSTS,
+            )
         for queue in hosts[:MAX_HOSTS]:
             entries.append(
                 _entry(
@@ -139,7 +143,7 @@ class Clock:
                 self._run_due(entries)
             self._metrics.set("ticked", time.time())
         except OnbeatError as error:
-            log.warning("no task is started now: %s", error)
+            log.warning("the clock can't start tasks now: %s", error)
         return TICK_S
 
     def leave(self) -> None:
@@ -148,7 +152,7 @@ class Clock:
             if self._store.clock().holder == self._owner:
                 self._store.hold_clock(self._owner, self._entries, lease_s=0.001)
         except OnbeatError as error:
-            log.info("the lease of the clock ends by itself: %s", error)
+            log.info("the clock can't give its lease back, which runs out by itself: %s", error)
 
     def _run_due(self, entries: list[Entry]) -> None:
         now_s = self._broker.now_s()
@@ -203,7 +207,7 @@ def run_clock(settings: StackSettings) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    log.info("the clock ticks")
+    log.info("this process runs the clock")
     service.start()
     clock.leave()
     broker.close()

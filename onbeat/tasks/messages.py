@@ -273,7 +273,9 @@ class TaskMessages:
                 name, args=[task_id], queue=queue_named(queue), expires=MESSAGE_LIFE_S, retry=False, ignore_result=True
             )
         except (KombuError, *CLIENT_ERRORS) as error:
-            log.warning("no message of %s could be sent, it is found without: %s", task_id, str(error)[:300])
+            log.warning(
+                "no message about %s could be sent; a worker finds the task in the store: %s", task_id, str(error)[:300]
+            )
             return False
         return True
 

@@ -189,7 +189,7 @@ def run_in_child(settings: StackSettings, worker_id: str, task_id: str) -> None:
             TaskMessages(settings).send(following, store.status(following).queue)
     except OnbeatError as error:
         # The record stands; the look finds it again.
-        log.warning("cannot begin or go on with %s now: %s", task_id, error)
+        log.warning("this worker can't begin %s now, and tries again: %s", task_id, error)
     finally:
         broker.close()
 
@@ -235,10 +235,10 @@ class Look:
             self._say_alive()
             self._send_again()
         except OnbeatError as error:
-            log.warning("cannot look at the tasks now: %s", error)
+            log.warning("this worker can't read the tasks now, and tries again: %s", error)
         except Exception:
             # Celery's loop must go on: the next look comes by the clock.
-            log.exception("cannot look at the tasks")
+            log.exception("this worker can't read the tasks, and tries again")
 
     def _say_alive(self) -> None:
         tasks = [task for task in self._store.open() if task.state is TaskState.RUNNING]
@@ -301,7 +301,7 @@ class WorkerEnd:
             if not [child for child in children if _lives(child)]:
                 until_s = min(until_s, time.monotonic() + CLOSE_S)
             time.sleep(POLL_S)
-        log.warning("Celery does not end: this process does")
+        log.warning("Celery doesn't stop in time, so this process ends")
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 child.kill()

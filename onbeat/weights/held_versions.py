@@ -231,7 +231,7 @@ class HeldVersions:
         try:
             memory = EngineTensors(self._targets, is_beside=True, is_given_up=self._given_up.is_set)
         except RuntimeError as error:
-            log.warning("no memory for another version beside %d: %s", 1 + len(self._beside), error)
+            log.warning("there is no memory to hold another version next to %d: %s", 1 + len(self._beside), error)
             self._most_beside = self._limit = len(self._beside)
             return None
         self._beside.append(memory)

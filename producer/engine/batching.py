@@ -110,12 +110,12 @@ class BatchingEngine(GenerationEngine):
             raise BatchFailed(
                 f"batch {batch.batch_id}: vLLM has no temperature between 0 and {LEAST_TEMPERATURE:g}",
                 field="rollout.sampling.temperature",
-                cure="raise it, or set evaluation.greedy",
+                cure="raise rollout.sampling.temperature, or set evaluation.greedy",
             )
         truncation = batch.sampling.unbounded_truncation
         if batch.has_kept_sets and truncation:
             raise BatchFailed(
-                f"batch {batch.batch_id}: vLLM doesn't say which tokens {truncation} keeps without a top_k",
+                f"batch {batch.batch_id}: vLLM doesn't report which tokens {truncation} keeps without a top_k",
                 field="rollout.sampling.top_k",
                 cure="set it, too, or take generators with transformers",
             )
@@ -223,7 +223,7 @@ def verified_by_all(answers: Sequence[Mapping[str, str]], *, num_workers: int | 
         raise EngineUnavailable(
             f"{len(answers)} workers hold {len(digests)} different versions after a load",
             field="vllm",
-            cure="the generator starts anew; where it stays so, see vLLM's log",
+            cure="the generator starts anew; if the error remains, see vLLM's log",
         )
     ((policy_version, weights_digest),) = digests
     return VerifiedWeights(policy_version=int(policy_version), weights_digest=weights_digest)

@@ -109,7 +109,7 @@ def make_engine(
     """
     if deterministic and not options.is_reproducible:
         raise InvalidInput(
-            f"{options.name} samples a batch beside others, so its last bits depend on them",
+            f"{options.name} samples a batch together with others, so its last bits depend on them",
             field="deterministic",
             cure="set deterministic = false, or use generators with ONBEAT_ENGINE=transformers, or vLLM's with "
             "ONBEAT_ENGINE_BATCH_INVARIANT=true",

@@ -382,10 +382,10 @@ class TurnPlayer:
             async with asyncio.timeout(CLOSE_S):
                 await self.environments.close(session_ids)
         except (EnvironmentUnavailable, TimeoutError) as error:
-            log.info("%d sessions are left to end by themselves: %s", len(session_ids), error)
+            log.info("%d sessions can't be closed, and end at their idle limit: %s", len(session_ids), error)
         except Exception:
             # The batch is done without them: the service ends idle sessions itself.
-            log.exception("%d sessions are left to end by themselves", len(session_ids))
+            log.exception("%d sessions can't be closed, and end at their idle limit", len(session_ids))
 
 
 def calls_of(prompts: Sequence[Prompt], most_tokens: int = MOST_TOKENS) -> list[list[Prompt]]:

@@ -203,7 +203,7 @@ def test_a_generator_that_reads_no_weights_costs_no_attempt_and_says_why(pipelin
         running(pipeline, "producer-bad", weight_root=str(elsewhere)),
         running(pipeline, f"consumer-{job_id}", job_id) as trainer,
     ):
-        until(waits_for(pipeline, job_id, "leaves it alone: version 0 is not at"), "a word of it")
+        until(waits_for(pipeline, job_id, "doesn't serve it: version 0 is not at"), "a word of it")
         with running(pipeline, "producer-good"):
             succeed(trainer)
     assert num_failed(pipeline, job_id) == 0

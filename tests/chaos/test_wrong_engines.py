@@ -77,7 +77,7 @@ def test_a_job_that_every_engine_computes_wrongly_fails_by_that_name(pipeline: P
         assert wait_for_exit(trainer, DEADLINE_S) != 0
     assert pipeline.jobs.state(job_id) is JobState.FAILED
     reason = pipeline.jobs.fields(job_id)["reason"].decode()
-    assert "leaves it alone: this engine computes version 1 wrongly" in reason
+    assert "doesn't serve it: this engine computes version 1 wrongly" in reason
     assert "no_generator_s" in reason
 
 

@@ -386,5 +386,5 @@ def test_a_tracker_that_raises_is_off_by_name_and_nothing_waits_for_it(
     tracker = BackgroundTracker("mine", Raising)
     tracker.log(0, {"reward": 1.0})
     tracker.close()
-    assert f"tracker mine fails and is off: {name_of(kind)}" in caplog.text
+    assert f"tracker mine has failed, and gets no more numbers: {name_of(kind)}" in caplog.text
     assert not [thread for thread in threading.enumerate() if thread.name == "tracker-mine"]

@@ -206,6 +206,8 @@ def test_a_cache_on_a_disk_that_two_hosts_share_is_refused_by_name(machines: Mac
     first = machines.start("consumer-first", job_id, **machines.there("first") | {"cache": str(shared)})
     until(committed(machines, job_id, 1), "a commit")
     other = machines.start("producer-2", **machines.there("second") | {"cache": str(shared)})
-    refused = f"leaves {job_id} alone until it can serve it: ONBEAT_CACHE: {shared} is the cache of host first, this is"
+    refused = (
+        f"can't serve {job_id} now, and tries again later: ONBEAT_CACHE: {shared} is the cache of host first, this is"
+    )
     until(lambda: refused in other.tail(), "the other host's generator to be refused")
     succeed(first)

@@ -75,9 +75,9 @@ def test_a_full_server_goes_on_hearing_those_that_it_knows_and_takes_few_new_one
         presence.beat(GeneratorSeen(worker_id=f"known {number}", doing="x" * 10_000))
     limit(broker, 1)
     presence.beat(GeneratorSeen(worker_id="known 7", doing="y" * 10_000))
-    with pytest.raises(InvalidInput, match="says too much"):
+    with pytest.raises(InvalidInput, match=r"the limit is|too many"):
         presence.beat(GeneratorSeen(worker_id="known 7", doing="y" * 10_100))
-    with pytest.raises(InvalidInput, match="says too much"):
+    with pytest.raises(InvalidInput, match=r"the limit is|too many"):
         presence.beat(GeneratorSeen(worker_id="new", doing="x" * 5000))
     for number in range(24):
         presence.beat(GeneratorSeen(worker_id=f"new {number}", doing="x" * 3000))

@@ -222,7 +222,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (b"HTTP/1.0 400 Bad Request\r\n\r\n", "does not answer like Redis"),
+        (b"HTTP/1.0 400 Bad Request\r\n\r\n", "doesn't answer as Redis does"),
         (b"-LOADING Redis is loading the dataset in memory\r\n" * 9, "loading the dataset"),
         (b"", "Redis does not answer"),
     ],

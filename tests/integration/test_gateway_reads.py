@@ -339,5 +339,5 @@ def test_what_is_no_sign_of_life_is_told_and_forgotten_and_hides_no_generator(
     services.broker.redis.hset(board, "g2", said)
     listed = [one["worker_id"] for one in ask("GET", "/v1/generators").json()["generators"]]
     assert ("g1" in listed, "g2" in listed) == (True, False)
-    assert "a sign of life of b'g2' is passed over: " in caplog.text
+    assert "a heartbeat of b'g2' can't be read and is ignored: " in caplog.text
     assert not services.broker.redis.hexists(board, "g2")

@@ -158,7 +158,7 @@ def test_without_its_records_a_newer_checkpoint_is_put_aside_and_an_older_one_ta
     assert gaps(backed.jobs, folder) == ()
     assert names_in(folder.checkpoints / "aside") == ["i000003"]
     assert "checkpoint i000003 is skipped: its version is not one of this job" in caplog.text
-    assert "1 put aside in" in caplog.text
+    assert "can't go on from 1 folders, and has moved them to" in caplog.text
     records = backed.jobs.audit(job_id)
     assert [record.iteration for record in records if record.kind == "rewind"] == [2], "from the checkpoint after 1"
 

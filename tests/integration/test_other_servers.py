@@ -69,7 +69,7 @@ def test_sentinels_that_know_no_primary_are_named_in_one_line() -> None:
     with pytest.raises(BrokerUnavailable) as caught:
         probe(f"redis+sentinel://:secret-word@{places}/onbeat/0?sentinel_password=secret-word")
     one, other = places.split(",")
-    assert "no sentinel tells where the primary `onbeat` is" in str(caught.value)
+    assert "no sentinel reports where the primary `onbeat` is" in str(caught.value)
     assert f"{one} does not answer" in str(caught.value)
     assert f"{other} does not answer" in str(caught.value)
     assert "secret-word" not in str(caught.value)

@@ -62,7 +62,7 @@ def test_a_stage_that_the_worker_of_its_type_leaves_alone_is_served_by_none_and_
     (seen,) = (one for one in seen_by.live() if one.worker_id == worker)
     assert [seen.is_for(job_id, judge) for job_id in (job.job_id, "other", "third")] == [False, False, True]
     assert seen_by.unserved(job.job_id, [second, judge]) == {
-        "judge": f"a live worker of stage judge; {worker} leaves it alone: judge.model: no folder `m`"
+        "judge": f"a live worker of stage judge; {worker} doesn't serve it: judge.model: no folder `m`"
     }
     assert seen_by.left_alone(job.job_id, [second, judge]) == {"judge"}
     assert seen_by.left_alone("third", [second, judge]) == frozenset()

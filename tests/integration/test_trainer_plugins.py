@@ -105,7 +105,7 @@ def test_a_loss_that_never_ends_fails_the_job_after_the_time_of_an_iteration(
 
     monkeypatch.setattr(job_run, "_exit", ends)
     reason = failed(own, broker, spec_of(algorithm__loss=plugin("hangs_later"), timeouts__iteration_s=3.0))
-    assert "one rollout batch has trained for 3 s without an end (raise timeouts.iteration_s)" in reason
+    assert "training of one rollout batch has taken 3 s and hasn't ended (raise timeouts.iteration_s)" in reason
     assert codes == [TrainerExit.FAILED]
 
 

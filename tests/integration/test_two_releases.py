@@ -96,7 +96,7 @@ def test_each_release_calls_its_own_library_and_the_older_one_can_be_deleted(ser
     commit(job, 1, previous=link)
     # The other way round: who is left without a library hears of it in one line.
     operator.redis.function_delete(library_name())
-    with pytest.raises(BrokerUnavailable, match="was not given the functions of this version"):
+    with pytest.raises(BrokerUnavailable, match="lacks this release's functions"):
         connect(StackSettings(redis_url=server.url_of(TRAINER)), patience_s=1.0).check()
     server.load_scripts()
     job.trainer.renew()

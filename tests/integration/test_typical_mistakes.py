@@ -102,7 +102,7 @@ CLI = {
     "a misspelt variable": (["ONBEAT_ENGIN=vllm", "jobs"], r"ONBEAT_ENGIN: .*\(did you mean ONBEAT_ENGINE\?\)"),
     "a variable with a word for a number": (["ONBEAT_THREADS=all", "jobs"], r"ONBEAT_THREADS: `all` is not a number"),
     "no stack": (["jobs", "--run-dir", "none"], r"gateway: no stack is running in none \(start one with `onbeat up`"),
-    "a gateway that is away": (["jobs", "--gateway", "http://127.0.0.1:9"], r"gateway: no answer .*is `onbeat up` run"),
+    "a gateway that is away": (["jobs", "--gateway", "http://127.0.0.1:9"], r"gateway: no answer .*check that `onbeat up` is run"),
     "a gateway without http": (
         ["jobs", "--gateway", "127.0.0.1:9"],
         r"gateway: .* is not an address \(write it as http://HOST:PORT\)",
@@ -110,7 +110,7 @@ CLI = {
     "a run folder that is a file": (["up", "--run-dir", "job.toml"], r"--run-dir: .*\(choose a folder that you can"),
     "a Redis that is away": (
         ["ONBEAT_REDIS_URL=redis://127.0.0.1:9/0", "up", "--run-dir", "own"],
-        r"redis: Redis does not answer: .*\(is it running, and ONBEAT_REDIS_URL right\?\)",
+        r"redis: Redis does not answer: .*\(check that it is running and that ONBEAT_REDIS_URL is right\)",
     ),
     "a profile that isn't there": (["up", "--profile", "none.toml"], r"--profile: none\.toml: No such file"),
 }

@@ -253,13 +253,13 @@ class HostLauncher:
                     log.info("this host, %s, offers its ranks to %s", self._host, group.members[0].host)
                     return Membership(self._side, group, host=self._host)
                 if joined not in ("unreachable", "none"):
-                    log.warning("this host's offer is refused: %s", REFUSALS.get(joined, joined))
+                    log.warning("the leading host refuses the ranks of this host: %s", REFUSALS.get(joined, joined))
                     return TrainerExit.HELD
                 if not reaches and group.formed not in (0, self._out_of_reach):
                     self._out_of_reach = group.formed
-                    log.warning("cannot reach %s, which leads: this host waits", address_of(group))
+                    log.warning("this host can't reach the leading host, %s, and waits until it can", address_of(group))
             elif outcome == "late":
-                log.info("other hosts have the ranks of this job; this one waits")
+                log.info("other hosts have all ranks of this job already; this host waits")
                 return TrainerExit.HELD
             elif outcome == "none":
                 if self._is_over():

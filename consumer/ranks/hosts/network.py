@@ -51,7 +51,7 @@ def own_address(network: str, *, by_interface: bool = False) -> OwnAddress:
     if not matching:
         there = ", ".join(sorted({f"{own.interface} ({own.address})" for own in known}))
         raise InvalidInput(
-            f"`{network}` is no interface or range with an address here", field=FIELD, cure=f"of {there}"
+            f"`{network}` is no interface or range with an address here", field=FIELD, cure=f"name one of {there}"
         )
     # The first address of IPv4, or else the first of IPv6.
     chosen = min(matching, key=lambda own: own.is_v6)

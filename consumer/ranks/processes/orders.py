@@ -401,7 +401,7 @@ class Exchange:
                     if (payload := self._seat.opened(queue, message)) is not None:
                         return payload
                     self.num_forged += 1
-                    log.warning("dropped a message that is none of this group's ranks', number %d", self.num_forged)
+                    log.warning("dropped message number %d, which no rank of this group has sent", self.num_forged)
 
     def _signed(self, queue: str, payload: bytes) -> bytes:
         return self._seat.signed(queue, payload) if self._seat else payload

@@ -104,7 +104,7 @@ class KeyFile:
             if self._path:
                 self._look()
         except InvalidInput as error:
-            log.error("the keys stay as they were: %s", error)
+            log.error("the file of keys can't be read, so the keys from before stay valid: %s", error)
         return self._keys.get(hashlib.sha256(sent).hexdigest())
 
     def _look(self) -> None:

@@ -153,14 +153,18 @@ class Dependency:
         """Takes note of a request without an answer."""
         if not self.is_away:
             self._away_since_s = self.clock()
-            log.warning("waits for the %s: %s", self.name, problem)
+            log.warning("this process can't reach the %s, and tries again until it can: %s", self.name, problem)
         self._problem = problem
 
     def reached_by_others(self) -> None:
         """Takes note that another process reached it while this one doesn't: this one is the cause."""
         if self.is_away and not self.others_reach:
             self.others_reach = True
-            log.warning("others reach the %s, and this process does not, %s", self.name, self.why)
+            log.warning(
+                "other processes reach the %s, and this one does not, %s: check its network and settings",
+                self.name,
+                self.why,
+            )
             self._moved.set()
 
     async def is_reached(self) -> bool:

@@ -108,7 +108,7 @@ class Ending:
             self._on_request()
         except BaseException:
             # The process ends in time, whatever this meets.
-            log.exception("what is to be done first at the end of this process failed")
+            log.exception("a step before the end of this process failed")
         time.sleep(max(0.0, deadline_s - time.monotonic()))
         acting = threading.Thread(target=self._act_last, name="last act", daemon=True)
         acting.start()
@@ -123,7 +123,7 @@ class Ending:
         return False
 
     def _act_last(self) -> None:
-        log.warning("ends now, as it was asked to: what it still waits for didn't come within %.0f s", self._within_s)
+        log.warning("this process ends now: what it still waited for didn't come within %.0f s", self._within_s)
         try:
             self._at_last()
         finally:
@@ -152,7 +152,7 @@ def end_process(part: str, error: BaseException) -> None:
         part: Names it in the log, as "the look at the jobs' files".
         error: What it died of.
     """
-    log.critical("%s died: this process ends", part, exc_info=error)
+    log.critical("%s has failed, so this process ends", part, exc_info=error)
     os.kill(os.getpid(), signal.SIGTERM)
 
 

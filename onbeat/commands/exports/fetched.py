@@ -119,9 +119,9 @@ def _check_digest(folder: Path, exported: ExportedFiles, view: ProgressView) -> 
     digest = digest_of(weights, count=_counter(view, len(weights), num_bytes))
     if digest != exported.files_digest:
         raise ContractViolation(
-            f"the weights that came have the digest {digest[:12]}, the export has {exported.files_digest[:12]}",
+            f"the received weights have the digest {digest[:12]}, the export has {exported.files_digest[:12]}",
             field="DIR",
-            cure="fetch it again; where it stays so, look at the disk",
+            cure="fetch it again; if the error remains, check the disk",
         )
 
 

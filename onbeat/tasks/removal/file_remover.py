@@ -65,7 +65,7 @@ class FileRemover:
         """
         notes = self._removals.notes()
         for job_id, reason in sorted(notes.unreadable.items()):
-            log.error("the note of %s in %s is left alone: %s", job_id, keys.REMOVED, reason)
+            log.error("the note of %s in %s is kept, because it can't be handled now: %s", job_id, keys.REMOVED, reason)
         for job_id, removal in notes.removals.items():
             try:
                 self._see_to_note(job_id, removal)

@@ -166,7 +166,7 @@ def _unknown(folder: Path, model_type: str, *, has_code: bool) -> InvalidInput:
     version = importlib.metadata.version("transformers")
     if has_code:
         return InvalidInput(
-            f"`{folder}` is a `{model_type}`, which is made by code in the folder, and a folder's code is never run",
+            f"`{folder}` is a `{model_type}`, which needs code from the folder, and such code is never run",
             field=FIELD,
             cure=f"name a folder of an architecture that transformers {version} has itself; docs/models.md lists them",
         )

@@ -89,7 +89,7 @@ class FolderFiles:
         except OSError as error:
             raise WeightsRejected(
                 f"version {version} is not at {path}",
-                cure="is the run root, or the weight root, the folder that the trainer writes to?",
+                cure="check that the run root and the weight root are the folders that the trainer writes to",
             ) from error
         if num_bytes != file.num_bytes:
             raise WeightsRejected(f"{path} of version {version} has {num_bytes} bytes, its manifest {file.num_bytes}")

@@ -153,8 +153,8 @@ def remove_folders(folders: Iterable[Path]) -> None:
 def put_folders_aside(folders: Iterable[Path]) -> None:
     """Moves complete folders that a start can't go on from into `aside` beside them, where no reader looks.
 
-    The log names and counts them. Nothing takes them away but the removal of their job, and its retention: what a start
-    can't use may be all that is left of some work. Raises OnbeatError that names a folder which can't be moved.
+    The log names and counts them. They go with their job alone: what a start can't use may be all that is left of
+    some work. Raises OnbeatError that names a folder which can't be moved.
     """
     moved = [_put_aside(folder) for folder in folders]
     if not moved:
@@ -163,8 +163,8 @@ def put_folders_aside(folders: Iterable[Path]) -> None:
     there = [path for path in aside.iterdir() if path.is_dir()]
     num_bytes = sum(path.stat().st_size for folder in there for path in folder.rglob("*") if path.is_file())
     logger.warning(
-        "%d put aside in %s, which this start can't go on from: %s; it has %d folders, %.1f MiB, and keeps them until "
-        "they are removed by hand, or with the job",
+        "this start can't go on from %d folders, and has moved them to %s: %s; it has %d folders, %.1f MiB, until you "
+        "remove them, or delete the job",
         len(moved),
         aside,
         ", ".join(path.name for path in moved),

@@ -228,7 +228,11 @@ class Blobs:
             if came_as == digest:
                 return
             WRONG_READS["store"] += 1
-            log.warning("%s came from the object store as %s", self._key(digest), came_as or "more bytes")
+            log.warning(
+                "%s came from the object store with other bytes, those of %s",
+                self._key(digest),
+                came_as or "more bytes",
+            )
             if not came_as or came_as in wrong:
                 break
             wrong.add(came_as)
@@ -238,8 +242,8 @@ class Blobs:
             self.bucket.now(self._folder)
             self.drop([digest] if came_as else [])
         except InvalidInput as error:
-            log.warning("%s came wrong, and stays: %s", self._key(digest), error)
-        raise NotFound("is in no layer as it was put", field=self._key(digest))
+            log.warning("%s came with wrong bytes, and can't be deleted: %s", self._key(digest), error)
+        raise NotFound("neither a cache nor the object store has the right bytes", field=self._key(digest))
 
 
 def open_blobs(

@@ -223,7 +223,9 @@ class Bucket:
         self.put(key, key.encode())
         try:
             if all(self.get(key, most_bytes=len(key)) != key.encode() for _ in range(MOST_READS)):
-                raise ObjectsUnavailable("gives other bytes than it was given; does a proxy answer?", field=SETTING)
+                raise ObjectsUnavailable(
+                    "returns other bytes than were stored: check that no proxy answers in its place", field=SETTING
+                )
             return self.size_and_age(key)[1]
         finally:
             self.delete([key])

@@ -88,7 +88,7 @@ class HostCache:
         except FileNotFoundError:
             pass
         except OSError as error:
-            log.warning("the cache is passed over: %s", error)
+            log.warning("the cache of this host can't be used: %s", error)
         return False
 
     def whole_file(self, digest: str) -> Path | None:
@@ -114,7 +114,7 @@ class HostCache:
                 self._reserve(file, num_bytes)
                 write(file)
         except OSError as error:
-            log.warning("the cache takes nothing: %s", error)
+            log.warning("the cache of this host can't keep another file: %s", error)
 
     def _reserve(self, file: IO[bytes], num_bytes: int) -> None:
         """Makes room, and a file of that size in it, so that processes that write at once stay within the limit.
@@ -130,7 +130,7 @@ class HostCache:
                     path.unlink(missing_ok=True)
                     left -= size
             if left > 0:
-                raise OSError(errno.ENOSPC, "its room is taken by what is being written")
+                raise OSError(errno.ENOSPC, "files that other processes are writing fill it")
             file.truncate(num_bytes)
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
@@ -190,7 +190,7 @@ def _claim(folder: Path, own: Callable[[], Owner] = this_host) -> None:
     try:
         is_alone = lock(descriptor, fcntl.LOCK_EX, wait_s=0.0)
         if not is_alone and not lock(descriptor, fcntl.LOCK_SH, wait_s=OWNER_S):
-            raise InvalidInput(f"{folder} is held by a process that doesn't say whose it is", field=SETTING, cure=CURE)
+            raise InvalidInput(f"{folder} is locked by a process of an unknown host", field=SETTING, cure=CURE)
         here = own()
         owner = None
         with contextlib.suppress(InvalidInput):  # it isn't said yet, or not whole

@@ -64,7 +64,7 @@ class CacheHost:
                     num_taken += len(piece)
         except httpx.HTTPError as error:
             self.asked_from_s = time.monotonic() + ASIDE_S
-            log.warning("%s is passed over for %.0f s: %s", self._client.base_url, ASIDE_S, error)
+            log.warning("the cache at %s isn't used for %.0f s: %s", self._client.base_url, ASIDE_S, error)
             raise NotFound("did not come from that host", field=key) from error
         return num_taken
 

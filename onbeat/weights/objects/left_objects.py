@@ -54,7 +54,7 @@ def clear_left(
     job_ids = [name for name in bucket.folders() if MADE_HERE.fullmatch(name)]
     known = set(known_jobs())
     if not known:
-        log.info("Redis knows no job: no object is taken for left behind")
+        log.info("Redis has no job at all, so no object is deleted as left behind")
         return 0, 0
     num_jobs = num_bytes = 0
     before = bucket.now(CLOCK) - timedelta(seconds=AGE_S)

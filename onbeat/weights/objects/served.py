@@ -39,7 +39,12 @@ async def blob(request: Request, digest: str) -> Response:
     if re.fullmatch(DIGEST, digest):
         path = await run_in_threadpool(request.app.state.cache.whole_file, digest)
     if path is None:
-        raise Problem(HTTPStatus.NOT_FOUND, "is not in this cache", field="digest", cure="ask another layer")
+        raise Problem(
+            HTTPStatus.NOT_FOUND,
+            "is not in this cache",
+            field="digest",
+            cure="fetch it from another host's cache or from the object store",
+        )
     request.app.state.served.inc()
     return FileResponse(path, media_type="application/octet-stream")
 

@@ -163,7 +163,7 @@ class OpenaiEngine(BatchingEngine):
             if holds != weights_digest:
                 raise BatchFailed(
                     f"{what}: the server holds the weights `{holds}`, it was given {weights_digest}",
-                    cure="was it restarted, or does another client load weights into it?",
+                    cure="check that it wasn't restarted, and that no other client loads weights into it",
                 )
         except Exception:
             # The server is given the version again before it samples another batch, whatever the failure was.

@@ -138,7 +138,7 @@ class VllmEngine(BatchingEngine):
         has_gpu = torch.cuda.is_available()
         if options.sleep_mode and not has_gpu:
             raise InvalidInput(
-                "vLLM has a sleep mode on CUDA alone, and there is none",
+                "vLLM can sleep on CUDA only, and this machine has no CUDA device",
                 field="ONBEAT_ENGINE_SLEEP_MODE",
                 cure="unset it",
             )
@@ -223,7 +223,7 @@ class VllmEngine(BatchingEngine):
         if options.max_model_len:
             return min(options.max_model_len, self._model_context_tokens)
         if setup.context_tokens:
-            # A canary needs room, too.
+            # The rows of the self-test need room, too.
             return min(max(setup.context_tokens, batch_independence.LONGEST_ROW), self._model_context_tokens)
         return None
 

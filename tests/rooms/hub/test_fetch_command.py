@@ -96,7 +96,7 @@ def test_offline_what_is_there_is_named_and_the_hub_is_not_asked(
     [
         (["Qwen/Qwen3-0.6B"], "`Qwen/Qwen3-0.6B` is no name of the hub (write it as hub:Qwen/Qwen3-0.6B, or as"),
         (["hub:gpt2"], "`hub:gpt2` is no name of the hub (write it as hub:OWNER/NAME"),
-        ([f"hub:{MODEL_NAME}", "--split", "train"], f"--split: is of a data set, and hub:{MODEL_NAME} is a model"),
+        ([f"hub:{MODEL_NAME}", "--split", "train"], f"--split: applies to data sets, and hub:{MODEL_NAME} is a model"),
         (["hub:datasets/a/b", "--config", "../x"], "config: "),
         (["hub:onbeat/none"], "has no model onbeat/none"),
         (["none.toml"], "none.toml: does not exist"),

@@ -175,7 +175,7 @@ def test_bytes_that_were_spoilt_on_their_way_are_read_again_and_the_object_stays
     assert blobs.get(digest, num_bytes=10) == b"some bytes"
     assert not left
     left += [b"some bytez", b"some", b"other byte"]
-    with pytest.raises(NotFound, match="as it was put"):
+    with pytest.raises(NotFound, match="has the right bytes"):
         blobs.get(digest, num_bytes=10)
     assert has(blobs, [digest]) == {digest}
 
@@ -189,7 +189,7 @@ def test_a_damaged_object_is_deleted_counted_and_can_be_put_again(open_area: Ope
         lambda: blobs.fetch(digest, tmp_path / "target", num_bytes=10),
     ):
         blobs.bucket.put(key, b"some bytez")
-        with pytest.raises(NotFound, match="as it was put"):
+        with pytest.raises(NotFound, match="has the right bytes"):
             read()
         assert has(blobs, [digest]) == set()
         assert blobs.put(b"some bytes") == digest
@@ -200,7 +200,7 @@ def test_a_damaged_object_is_deleted_counted_and_can_be_put_again(open_area: Ope
 def test_an_object_that_is_larger_than_it_may_be_is_neither_read_nor_deleted(open_area: OpenBlobs) -> None:
     blobs = open_area()
     digest = blobs.put(b"some bytes")
-    with pytest.raises(NotFound, match="as it was put"):
+    with pytest.raises(NotFound, match="has the right bytes"):
         blobs.get(digest, num_bytes=4)
     assert blobs.get(digest, num_bytes=10) == b"some bytes"
 
@@ -210,7 +210,7 @@ def test_a_damaged_object_stays_where_the_account_may_not_delete(open_area: Open
     digest = blobs.put(b"some bytes")
     blobs.bucket.put(f"job-1/weights/{digest}", b"some bytez")
     proxy.refuse = lambda method, path: 403 if "delete" in path else 0
-    with pytest.raises(NotFound, match="as it was put"):
+    with pytest.raises(NotFound, match="has the right bytes"):
         blobs.get(digest, num_bytes=10)
     assert has(blobs, [digest]) == {digest}
 
@@ -225,7 +225,7 @@ def test_a_proxy_that_answers_one_page_for_everything_has_no_object_deleted_and_
     blobs = open_area()
     digest = blobs.put(data := b"x" * num_bytes)
     proxy.spoil = lambda method, path, body: PAGE if method == "GET" and "list-type" not in path else body
-    with pytest.raises(ObjectsUnavailable, match="gives other bytes than it was given"):
+    with pytest.raises(ObjectsUnavailable, match="returns other bytes than were stored"):
         blobs.get(digest, num_bytes=num_bytes)
     assert proxy.num_of("DELETE") + sum("delete" in path for _, path in proxy.requests) == 2, "its own two, unread"
     proxy.spoil = true

@@ -48,10 +48,10 @@ def test_an_address_in_the_program_counts_before_the_environment_and_that_before
 def test_a_process_without_an_address_is_told_which_user_and_where_it_looked(tmp_path: Path) -> None:
     stack = StackFile(gateway_url="http://g", api_key="k", pid=os.getpid(), roles={"stage": OF_STAGE})
     write_stack_file(tmp_path, stack)
-    words = r"ONBEAT_REDIS_URL: is not set, and no stack that runs in .* says it .*user `generator`"
+    words = r"ONBEAT_REDIS_URL: is not set, and no running stack in .* provides it .*user `generator`"
     with pytest.raises(InvalidInput, match=words):
         client_settings("generator", run_dir=tmp_path)
-    with pytest.raises(InvalidInput, match=r"ONBEAT_REDIS_URL: is not set, and no stack that runs in runs says it"):
+    with pytest.raises(InvalidInput, match=r"ONBEAT_REDIS_URL: is not set, and no running stack in runs provides it"):
         client_settings("stage")
 
 

@@ -49,7 +49,7 @@ def test_truncated_sampling_says_what_each_sampled_token_was_drawn_from() -> Non
     assert made.kept_sets is not UNSET
     assert kept_ids(made.kept_sets) == [[1, 7, 9], [8], []]
     for wrong, problem in (
-        (UNSET, "doesn't say which tokens top_k = 3 kept"),
+        (UNSET, "doesn't report which tokens top_k = 3 kept"),
         (kept[:2], r"samples\[0\]\[0\]: needs the kept ids of each of its 3 sampled tokens"),
         ([[9], [8], []], "the kept ids of token 7 are of no vocabulary, or without it"),
         ([[-1, 7], [8], []], "the kept ids of token 7 are of no vocabulary, or without it"),

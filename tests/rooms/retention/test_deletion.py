@@ -117,7 +117,7 @@ def test_a_note_that_cannot_be_read_keeps_its_job_s_files_and_no_other_removal(
     FileRemover(worker, stack).remove_all()
     assert files_of(other) == []
     assert [len(files_of(folder)) for folder in damaged] == [2, 2, 2]
-    assert caplog.text.count("is left alone") == 3
+    assert caplog.text.count("is kept, because it can't be handled now") == 3
     gateway = connect(StackSettings(redis_url=server.url_of(GATEWAY)))
     assert b"onbeat_unreadable_removals 3.0" in stack_state(gateway, JobStore(gateway), stack.run_root_path)
 

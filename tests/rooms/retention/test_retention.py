@@ -190,7 +190,7 @@ def test_a_resume_between_the_look_and_the_removal_wins(stack: Stack) -> None:
         stack.jobs.remove(folder.job_id, seen_ended_s=seen.ended_s)
     assert stack.forget_due() == []
     stack.jobs.request_cancel(folder.job_id)
-    with pytest.raises(Conflict, match="resumed since its end was read"):
+    with pytest.raises(Conflict, match="resumed after its end was read"):
         stack.jobs.remove(folder.job_id, seen_ended_s=seen.ended_s)
     assert stack.forget_due() == [], "it has ended again, today"
     stack.remove_files()

@@ -54,4 +54,4 @@ async def test_a_judge_is_left_alone_by_name_where_no_server_is_named(
     stages = ServedStages(typed(stack), typed(lambda _: side), kinds=())
     await stages.refresh()
     assert stages.in_turn() == []
-    assert "leaves stage llm_judge of job alone: ONBEAT_JUDGE_URL is not set here" in caplog.text
+    assert "doesn't serve stage llm_judge of job: ONBEAT_JUDGE_URL is not set here" in caplog.text

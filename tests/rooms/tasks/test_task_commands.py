@@ -127,7 +127,7 @@ def test_a_download_that_is_not_what_was_exported_leaves_nothing(
     error = capsys.readouterr().err.splitlines()[-1]
     problems = {
         "head": "byte 0 of the tar isn't that of its files",
-        "weights": "the weights that came have the digest",
+        "weights": "the received weights have the digest",
         "longer": "of the tar isn't that of its files",
     }
     assert problems[place] in error

@@ -159,7 +159,7 @@ def test_an_export_goes_to_the_gateway_s_host_where_hosts_share_no_folder(
         ask = ask_of(services)
         refused = ask("POST", f"/v1/jobs/{job_id}/export")
         assert (refused.status_code, refused.json()["field"]) == (503, "export")
-        assert "lives on the gateway's host" in refused.json()["detail"]
+        assert "runs on the gateway's host" in refused.json()["detail"]
         assert "onbeat.tasks files" in refused.json()["cure"]
         presence = TaskPresence(task_stack.broker)
         presence.beat(TaskWorkerSeen(worker_id="far", host="far", queues=("files", "files@far")))

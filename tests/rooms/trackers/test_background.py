@@ -80,7 +80,7 @@ def test_a_tracker_that_fails_is_one_warning_and_the_others_go_on(caplog: pytest
             trackers.iteration(metrics(iteration))
         trackers.close()
     assert [record.getMessage() for record in caplog.records] == [
-        "tracker broken fails and is off: ConnectionError: the server is away"
+        "tracker broken has failed, and gets no more numbers: ConnectionError: the server is away"
     ]
     assert [step for step, _ in tracker.points] == [0, 1, 2]
 
@@ -92,7 +92,7 @@ def test_a_tracker_that_cannot_start_is_a_warning_too(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.WARNING):
         tracker = BackgroundTracker("broken", make)
         tracker.close()
-    assert "tracker broken fails and is off: OSError: no space left" in caplog.text
+    assert "tracker broken has failed, and gets no more numbers: OSError: no space left" in caplog.text
 
 
 def test_a_tracker_is_named_once() -> None:

@@ -86,7 +86,7 @@ def test_a_sentinel_that_is_none_or_refuses_is_passed_over(told: Told, primary: 
     for _ in range(3):
         assert primary.find(within_s=5.0) == OLD
     told.answers["three"] = TimeoutError()
-    with pytest.raises(ConnectionError, match="no sentinel tells where the primary `onbeat` is") as error:
+    with pytest.raises(ConnectionError, match="no sentinel reports where the primary `onbeat` is") as error:
         primary.find(within_s=5.0)
     for reason in ("one:1 says: unknown command", "two:2 refuses the password", "three:3 does not answer"):
         assert reason in str(error.value)

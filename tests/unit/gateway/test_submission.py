@@ -34,7 +34,9 @@ def test_it_is_taken_where_one_would_or_where_none_lives_yet(engines: tuple[str,
 def test_truncated_sampling_is_refused_by_name_where_no_live_generator_says_what_it_kept() -> None:
     silent, able = (GeneratorSeen(worker_id=name, no_kept_sets=engine) for name, engine in (("g0", "vllm"), ("g1", "")))
     spec = job_spec(rollout__sampling__top_p=0.9)
-    with pytest.raises(InvalidInput, match=r"sample with vllm, which doesn't say which tokens top_p = 0\.9") as caught:
+    with pytest.raises(
+        InvalidInput, match=r"sample with vllm, which doesn't report which tokens top_p = 0\.9"
+    ) as caught:
         check_generators(spec, [silent, silent])
     assert (caught.value.status, caught.value.field) == (422, "rollout.sampling.top_p")
     for live in ([], [silent, able], [able]):

@@ -507,7 +507,7 @@ async def test_an_engine_that_says_no_kept_sets_leaves_jobs_of_truncated_samplin
         await stack.changes.until(lambda: len(whole.published) == 2 and bool(bounded.claimed))
     assert truncated.claimed == []
     assert stack.jobs.beats[-1].no_kept_sets == "vllm"
-    why = "vllm doesn't say which tokens rollout.sampling.top_p = 0.9 keeps without a top_k"
+    why = "vllm doesn't report which tokens rollout.sampling.top_p = 0.9 keeps without a top_k"
     assert stack.jobs.beats[-1].leaves_alone == {"truncated": why}
 
 
@@ -519,7 +519,7 @@ async def test_an_engine_that_says_no_routes_leaves_jobs_of_routing_replay_alone
         await stack.changes.until(lambda: len(plain.published) == 1)
     assert replayed.claimed == []
     assert stack.jobs.beats[-1].no_routes == "openai"
-    why = "algorithm.routing_replay needs the transformers engine: openai doesn't say the experts"
+    why = "algorithm.routing_replay needs the transformers engine: openai doesn't report the experts"
     assert stack.jobs.beats[-1].leaves_alone == {"replayed": why}
 
 

@@ -222,7 +222,9 @@ def test_what_came_after_the_start_is_put_aside_and_the_rest_of_dead_writers_goe
         name: name for name in aside
     }
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"{len(aside)} put aside in {checkpoints / 'aside'}")
+    assert line.startswith(
+        f"this start can't go on from {len(aside)} folders, and has moved them to {checkpoints / 'aside'}"
+    )
     assert ", ".join(aside) in line
 
 

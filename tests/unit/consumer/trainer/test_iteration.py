@@ -110,7 +110,7 @@ def test_a_completion_says_what_truncated_sampling_kept_or_is_refused() -> None:
     asked = prompt_batch([[5]], sampling=SamplingParams(max_new_tokens=5, min_p=0.1))
     silent = batch_of([([5], [rollout([7], 0.0), rollout([8], 1.0)])])
     arrived = Arrived(batch=silent, digest=batch_digest(silent), num_bytes=0)
-    with pytest.raises(FenceViolation, match=r"doesn't say which tokens min_p = 0\.1 kept"):
+    with pytest.raises(FenceViolation, match=r"doesn't report which tokens min_p = 0\.1 kept"):
         Iteration(asked_by(0, asked), trainer_epoch=1).take(arrived)
 
 

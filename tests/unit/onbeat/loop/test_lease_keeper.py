@@ -81,7 +81,11 @@ def keeping(*, loaded: bool = True, patience_s: float = math.inf) -> Iterator[Ke
         (JobState.CANCELLED, FencedOff, "the job is cancelled by now"),
         (FencedOff("epoch 3 is over"), FencedOff, "epoch 3"),
         (BrokerUnavailable("away"), Unavailable, "away"),
-        (RuntimeError("can't start new thread"), Unavailable, "the lease keeper died: RuntimeError: can't start"),
+        (
+            RuntimeError("can't start new thread"),
+            Unavailable,
+            "the thread that renews the lease has failed: RuntimeError: can't start",
+        ),
         (ValueError("'lost' is not a valid JobState"), Unavailable, "is not a valid JobState"),
         (OnbeatError("as it is"), OnbeatError, "as it is"),
     ],

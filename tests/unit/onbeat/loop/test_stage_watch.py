@@ -77,8 +77,8 @@ def test_the_reason_that_a_worker_gives_at_last_is_the_one_that_is_named() -> No
     played = Played()
     watch = played.watch(staged_spec())
     played.wait(watch, 30.0)
-    played.why = "; w1 leaves it alone: model.path: no folder `/models/m`"
-    with pytest.raises(DeadlineExceeded, match="stage reference; w1 leaves it alone: model") as late:
+    played.why = "; w1 doesn't serve it: model.path: no folder `/models/m`"
+    with pytest.raises(DeadlineExceeded, match="stage reference; w1 doesn't serve it: model") as late:
         played.wait(watch, 40.0)
     assert "(fix that, and `onbeat resume` goes on;" in str(late.value)
     assert "start one" not in str(late.value), "another worker would leave it alone for the same reason"

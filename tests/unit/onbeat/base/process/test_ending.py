@@ -91,7 +91,7 @@ def test_a_process_ends_in_time_whatever_it_waits_for_and_does_its_last_act(what
     code, said, took_s = ended(what, number=number)
     assert code == 0
     assert "at last" in said
-    assert "ends now, as it was asked to" in said
+    assert "this process ends now" in said
     assert took_s < DEADLINE_S
 
 

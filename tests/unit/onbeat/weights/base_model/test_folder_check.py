@@ -98,7 +98,7 @@ FAULTS: list[tuple[Callable[[Path], None], str]] = [
     (with_a_larger_tokenizer, r"has ids above the model's \d+ embeddings, up to 500 \(use the tokenizer that belongs"),
     (
         with_config(model_type="my_model", auto_map={"AutoModelForCausalLM": "modeling.My"}),
-        r"is a `my_model`, which is made by code in the folder, and a folder's code is never run \(name a folder of an",
+        r"is a `my_model`, which needs code from the folder, and such code is never run \(name a folder of an",
     ),
     (
         with_config(model_type="qwen9"),
