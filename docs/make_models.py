@@ -46,7 +46,7 @@ $ onbeat doctor configs/models/two-digit-addition
 
 MODEL is a folder, or a name of the hub that was fetched (`hub:OWNER/NAME`). A relative path starts at the current
 folder, else at the model root. The answers are for a job with the defaults, or for the one of `--spec FILE`, whose
-files are found [as when it is submitted](start.md#where-paths-start); `--set KEY.PATH=VALUE`
+files are found [as when it is submitted](commands.md#where-paths-start); `--set KEY.PATH=VALUE`
 changes keys, such as `--set model.dtype=bfloat16`. Each line is `ok`, `warn`, or `bad` where such a job would be
 refused. The exit code is 1 if any line is `bad`. With `--json` it prints one JSON object.
 

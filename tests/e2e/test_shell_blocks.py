@@ -130,9 +130,9 @@ TYPED = {
 }
 """Command of a page → what is typed in its place: a stack in the background, numbers of a small job, a folder here."""
 SESSION = (
-    ("start.md", "A job on a stack that stays"),
-    ("start.md", "Commands"),
-    ("start.md", "The demo"),
+    ("commands.md", "A job on a stack that stays"),
+    ("commands.md", "Commands"),
+    ("commands.md", "The demo"),
     ("run-folder.md", "The trained model"),
     ("run-folder.md", "Recording"),
     ("http.md", "Keys"),
@@ -147,7 +147,7 @@ SMALLER = {
     "group_size = 8": "group_size = 2",
     "max_new_tokens = 256": "max_new_tokens = 4",
 }
-"""Keys of docs/start.md's job → those of a job of seconds."""
+"""Keys of docs/commands.md's job → those of a job of seconds."""
 
 
 def commands_of(text: str) -> Iterator[str]:
@@ -206,9 +206,9 @@ def test_each_command_is_in_the_session_or_is_run_elsewhere_or_has_a_reason() ->
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where a reader of docs/start.md is: with configs/, the job of the page, a model and data for it."""
+    """Where a reader of docs/commands.md is: with configs/, the job of the page, a model and data for it."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    (job,) = re.findall(r"```toml\n(name = .*?)```", (ROOT / "docs" / "start.md").read_text(), re.DOTALL)
+    (job,) = re.findall(r"```toml\n(name = .*?)```", (ROOT / "docs" / "commands.md").read_text(), re.DOTALL)
     for shown, small in SMALLER.items():
         assert job.count(shown) == 1, shown
         job = job.replace(shown, small)

@@ -18,7 +18,7 @@ FEW = {"python train.py 100": "python train.py 2", "python train.py": "python tr
 
 def test_what_the_tutorial_says_ends_with_a_model_of_ones_own_data_and_reward(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "start.md").read_text()
-    text = page.partition("## Your first run\n")[2].partition("\n## A model and a data set of the hub")[0]
+    text = page.partition("## Your first run\n")[2].partition("\n## Other ways")[0]
     project = tmp_path / "my-project"
     environment = forking({name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")})
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"

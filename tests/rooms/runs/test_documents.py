@@ -66,8 +66,8 @@ def test_start_trains_the_first_job_with_a_function_and_rows(
 ) -> None:
     saved: list[str] = []
     monkeypatch.setattr(Run, "save_model", lambda run, directory: saved.append(directory))
-    (tmp_path / "my-job.toml").write_text(blocks("start.md", "toml", 'name = "word problems"'))
-    run_block(blocks("start.md", "python", "reward=brief"))
+    (tmp_path / "my-job.toml").write_text(blocks("commands.md", "toml", 'name = "word problems"'))
+    run_block(blocks("python.md", "python", "reward=brief"))
     assert capsys.readouterr().out.split()[:5] == ["0", "0.5", "1", "0.75", "True"]
     assert saved == ["my-model"]
     ((_, spec),) = gateway.submitted
@@ -79,8 +79,10 @@ def test_start_trains_the_first_job_with_a_function_and_rows(
 
 
 def test_start_trains_with_a_tool_of_the_program(gateway: FakeGateway, tmp_path: Path) -> None:
-    (tmp_path / "my-job.toml").write_text(blocks("start.md", "toml", 'name = "word problems"').replace("chat = {}", ""))
-    run_block(blocks("start.md", "python", "tools=[look_up"), onbeat=onbeat)
+    (tmp_path / "my-job.toml").write_text(
+        blocks("commands.md", "toml", 'name = "word problems"').replace("chat = {}", "")
+    )
+    run_block(blocks("python.md", "python", "tools=[look_up"), onbeat=onbeat)
     ((_, spec),) = gateway.submitted
     environment = spec.environment
     assert environment is not None
@@ -175,7 +177,7 @@ def test_a_job_of_trl_is_the_job_beside_it(specs: list[JobSpec]) -> None:
 
 def test_the_job_of_the_hub_is_a_spec_with_its_names(specs: list[JobSpec]) -> None:
     """tests/rooms/hub/test_job_of_the_hub.py trains such a job, from a hub on loopback."""
-    run_block(blocks("start.md", "python", '"hub:Qwen/Qwen3-0.6B"'))
+    run_block(blocks("hub.md", "python", '"hub:Qwen/Qwen3-0.6B"'))
     (spec,) = specs
     assert isinstance(spec.dataset, HuggingFaceDataset)
     assert isinstance(spec.dataset.columns, RowColumns)
@@ -203,7 +205,7 @@ def test_start_loads_the_exported_model_and_it_answers(
 ) -> None:
     (tmp_path / "my-model").symlink_to(MODEL)
     monkeypatch.chdir(tmp_path)
-    run_block(blocks("start.md", "python", "from_pretrained"))
+    run_block(blocks("commands.md", "python", "from_pretrained"))
     assert re.match(r"12\+34=\d", capsys.readouterr().out)
 
 
@@ -247,7 +249,9 @@ RUN = {
         "producer.proves(model, logprobs)",
     ),
     "from-trl.md": ("# Onbeat, with the same `right`", "def right(completions"),
-    "start.md": ("from_pretrained", "reward=brief", "tools=[look_up", '"hub:Qwen/Qwen3-0.6B"'),
+    "commands.md": ("from_pretrained",),
+    "hub.md": ('"hub:Qwen/Qwen3-0.6B"',),
+    "python.md": ("reward=brief", "tools=[look_up"),
 }
 """Page → what tells its Python blocks apart that this module runs; tests/rooms/runs/test_train_process.py runs
 README's."""

@@ -46,7 +46,7 @@ def test_every_section_of_a_job_has_a_heading() -> None:
 
 
 def test_the_job_in_the_page_of_the_start_is_a_valid_spec() -> None:
-    block = re.search(r"```toml\n(name = .*?)```", (PAGE.parent / "start.md").read_text(), re.DOTALL)
+    block = re.search(r"```toml\n(name = .*?)```", (PAGE.parent / "commands.md").read_text(), re.DOTALL)
     assert block is not None
     assert convert(tomllib.loads(block[1]), JobSpec).rollout.prompts_per_iteration == 64
 
