@@ -24,7 +24,7 @@ The loss of a job is a sum of terms. Each term gives every sampled token a loss;
 are multiplied by the correction's weight, the others are added to them, and the [normaliser](losses.md#losses) of
 `algorithm.loss` makes one number of the tokens. [Change Onbeat](change.md#a-term-of-the-loss) says how to add a term.
 
-A term reports *metrics*. They stand in `loss_metrics` of each line of `metrics.jsonl` and of each update of it, on the
+A term reports *metrics*. They are in `loss_metrics` of each line of `metrics.jsonl` and of each update of it, on the
 page, in Prometheus as `onbeat_job_NAME`, and in the trackers. Each is a mean over those of the iteration's optimizer
 steps that have it. *Sampled tokens* are all that were sampled; *trained tokens* are those that went through the
 trainer's model.
