@@ -102,7 +102,10 @@ CLI = {
     "a misspelt variable": (["ONBEAT_ENGIN=vllm", "jobs"], r"ONBEAT_ENGIN: .*\(did you mean ONBEAT_ENGINE\?\)"),
     "a variable with a word for a number": (["ONBEAT_THREADS=all", "jobs"], r"ONBEAT_THREADS: `all` is not a number"),
     "no stack": (["jobs", "--run-dir", "none"], r"gateway: no stack is running in none \(start one with `onbeat up`"),
-    "a gateway that is away": (["jobs", "--gateway", "http://127.0.0.1:9"], r"gateway: no answer .*check that `onbeat up` is run"),
+    "a gateway that is away": (
+        ["jobs", "--gateway", "http://127.0.0.1:9"],
+        r"gateway: no answer .*check that `onbeat up` is run",
+    ),
     "a gateway without http": (
         ["jobs", "--gateway", "127.0.0.1:9"],
         r"gateway: .* is not an address \(write it as http://HOST:PORT\)",

@@ -64,8 +64,8 @@ class ValueTerm:
         ),
         Metric(
             name="explained_variance",
-            meaning="1 - mean (V - R)² / var R over the trained tokens: 1 for a critic that predicts each return, 0 for "
-            "one that predicts their mean. Left out without a critic, and where all returns are equal.",
+            meaning="1 - mean (V - R)² / var R over the trained tokens: 1 for a critic that predicts each return, 0 "
+            "for one that predicts their mean. Left out without a critic, and where all returns are equal.",
             reduce=_explained_variance,
         ),
     )
