@@ -61,11 +61,11 @@ FENCE = (
 TASKS = ("tests/integration/test_guards_of_tasks.py", "tests/rooms/tasks/test_task_model.py")
 REMOVAL = (
     "tests/integration/test_ceilings.py",
-    "tests/rooms/retention/test_retention.py",
-    "tests/rooms/retention/test_deletion.py",
+    "tests/rooms/ended_jobs/test_age.py",
+    "tests/rooms/ended_jobs/test_deletion.py",
 )
 EDITED = ("tests/integration/test_edited_files.py", "tests/integration/test_gateway.py")
-DEAD = ("tests/rooms/looking/test_dead_letters.py",)
+DEAD = ("tests/rooms/job_views/test_dead_letters.py",)
 COLUMNS = ("tests/unit/contracts/test_stages.py",)
 
 TESTS: dict[str, tuple[str, ...]] = {

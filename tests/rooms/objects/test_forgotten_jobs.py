@@ -19,7 +19,7 @@ from onbeat.stack.redis import EmbeddedRedis
 from onbeat.tasks.removal import file_remover
 from onbeat.tasks.removal.file_remover import FileRemover
 from onbeat.weights.objects.blobs import open_blobs
-from tests.rooms.retention.test_retention import KEPT_DAYS, Stack, known
+from tests.rooms.ended_jobs.test_age import KEPT_DAYS, Stack, known
 
 
 @pytest.fixture

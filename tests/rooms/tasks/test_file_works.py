@@ -33,7 +33,7 @@ from onbeat.tasks.work.remove_files import remove_files
 from onbeat.tasks.works import WORKS, Function
 from tests.builders import job_spec
 from tests.pipeline import REPOSITORY
-from tests.rooms.retention.test_retention import Stack, known, stack_below
+from tests.rooms.ended_jobs.test_age import Stack, known, stack_below
 from tests.rooms.tasks.clock_parts import CLOCK, WORKER, process_of
 from tests.served import asked
 from tests.until import until

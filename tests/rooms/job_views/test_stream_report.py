@@ -17,7 +17,7 @@ from onbeat.terminal.stream_tables import MAX_COLUMNS, cell, live_report, report
 from onbeat.terminal.words import UNKNOWN
 from tests.contract.golden_files import golden
 from tests.e2e.stand_in_gateway import JOB
-from tests.rooms.looking.test_panel import WINDOW, shown
+from tests.rooms.job_views.test_panel import WINDOW, shown
 from tests.unit.onbeat.terminal.test_output import HOSTILE, assert_is_text, terminal
 
 LEASE = {"generator_id": HOSTILE, "info": {"engine": HOSTILE}, "names": [HOSTILE]}
