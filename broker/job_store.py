@@ -153,7 +153,9 @@ class JobStore:
             return job_id
         earlier_id, earlier_digest = before.decode().split()
         if earlier_digest != body_digest:
-            raise Conflict(f"was used for job {earlier_id} with another spec", field="Idempotency-Key")
+            raise Conflict(
+                f"was used for job {earlier_id} with another spec", field="Idempotency-Key", cure="use another key"
+            )
         return earlier_id
 
     def remove(self, job_id: str, *, seen_ended_s: str | None = None) -> None:

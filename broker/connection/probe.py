@@ -47,7 +47,9 @@ def probe(url: str, *, patience_s: float = 1.0) -> RedisServer:
             if not info.get("cluster_enabled"):
                 broker.redis.function_list()
     except InvalidResponse as error:
-        raise Unavailable(f"this server doesn't answer as Redis does: {error}", field="redis") from error
+        raise Unavailable(
+            f"this server doesn't answer as Redis does: {error}", field="redis", cure="check ONBEAT_REDIS_URL"
+        ) from error
     name = "valkey" if "valkey_version" in info else "redis"
     parts = str(info.get(f"{name}_version", 0)).split(".")
     server = RedisServer(name=name, version=tuple(int(part) for part in parts if part.isdigit()))

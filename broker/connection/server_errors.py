@@ -81,7 +81,11 @@ def translated() -> Iterator[None]:
     try:
         yield
     except exceptions.AuthenticationError as error:
-        raise InvalidInput("Redis refuses the password", field="ONBEAT_REDIS_URL") from error
+        raise InvalidInput(
+            "Redis refuses the password",
+            field="ONBEAT_REDIS_URL",
+            cure="check the user and the password in the address",
+        ) from error
     except exceptions.ResponseError as error:
         raise _of_response(error) from error
     except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
@@ -119,5 +123,8 @@ def _of_response(error: exceptions.ResponseError) -> OnbeatError:
             cure="use Redis 7.0, Valkey 7.2 or a newer one",
         )
     if of == "WRONGTYPE":
-        return ContractViolation("a key of Redis holds another type than ours: another program has written there")
+        return ContractViolation(
+            "a key of Redis has another type than Onbeat's: another program has written it",
+            cure="give Onbeat a Redis server of its own",
+        )
     return FenceViolation(f"Redis refused a command: {error}")

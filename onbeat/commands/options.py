@@ -133,7 +133,9 @@ def stated_scores_from(texts: Sequence[str], flag: str, *, e_g: str) -> dict[str
         try:
             changes[name] = "fail" if value == "fail" else float(value)
         except ValueError as error:
-            raise InvalidInput(f"`{value}` is neither fail nor a number", field=flag) from error
+            raise InvalidInput(
+                f"`{value}` is neither fail nor a number", field=flag, cure="write it as NAME=fail or NAME=0.0"
+            ) from error
     key = flag.removeprefix("--").replace("-", "_")
     return getattr(convert({key: changes}, ResumeRequest), key)
 

@@ -249,7 +249,9 @@ def _digests(files: Mapping[str, Path], field: str) -> dict[str, Digest]:
     # A record with such a name could be written and not be read.
     unwritable = [path for path in files if not path.isprintable() or len(path) > MOST_PATH_CHARACTERS]
     if unwritable:
-        raise InvalidInput(f"a file's name can't stand in a spec: {unwritable[0]!r}", field=field, cure="rename it")
+        raise InvalidInput(
+            f"a file's name can't be written into a spec: {unwritable[0]!r}", field=field, cure="rename it"
+        )
     return {path: digest_of_file(file) for path, file in files.items()}
 
 

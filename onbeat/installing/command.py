@@ -99,7 +99,7 @@ def _device(chosen: str | None) -> Device:
     if chosen == "cuda":
         return "cuda"
     if chosen is not None:
-        raise InvalidInput(f"`{chosen}` is neither cpu nor cuda", field="--device")
+        raise InvalidInput(f"`{chosen}` is neither cpu nor cuda", field="--device", cure="name one of the two")
     if settings_from(os.environ).device == "cuda" or driver_version():
         return "cuda"
     return "cpu"

@@ -120,9 +120,11 @@ def _read_own(path: Path, kind: type[T]) -> T | None:
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
-        raise InvalidInput(f"{path.parent} is not a folder", field="--run-dir") from error
+        raise InvalidInput(f"{path.parent} is not a folder", field="--run-dir", cure="name a folder") from error
     except PermissionError as error:
-        raise InvalidInput(f"{path} belongs to another user", field="--run-dir") from error
+        raise InvalidInput(
+            f"{path} belongs to another user", field="--run-dir", cure="choose a --run-dir of your own"
+        ) from error
 
 
 def run_root_from(environment: Mapping[str, str], run_dir: Path | None) -> Path:

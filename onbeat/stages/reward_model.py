@@ -134,7 +134,7 @@ class RewardModel:
         except TemplateRefuses as error:
             raise self._unjudged("refused", f"its chat template refuses the texts: {error}") from error
         except TemplateEnded as error:  # the machine has a part in that, and so it is no score of the row
-            problem = f"its chat template is ended: {error}"
+            problem = f"its chat template was stopped: {error}"
             raise InvalidInput(problem, field=self._field, cure=COSTS_CURE) from error
         # The template writes the special tokens itself.
         return self._tokenizer(rendered, add_special_tokens=False)["input_ids"]

@@ -162,7 +162,7 @@ def _file(rows: str | Path | Rows, key: str, put: Put, named: Mapping[str, Any])
         return put(f"{key}.jsonl", _bytes_of(rows))
     lines = _table_lines(rows, f"dataset.{key}") if isinstance(rows, Path) else list(_lines(rows))
     if not lines:
-        raise InvalidInput("has no rows", field=f"dataset.{key}")
+        raise InvalidInput("has no rows", field=f"dataset.{key}", cure="give one row or more")
     path = put(f"{key}.jsonl", b"\n".join(lines) + b"\n")
     # What a trainer would refuse of the file, here.
     table = convert({"type": "jsonl", "train_path": path, **named}, JsonlDataset)

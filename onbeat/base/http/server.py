@@ -311,7 +311,11 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise InvalidInput(f"`{host}` is not an address: {error.strerror}", field="ONBEAT_HOST") from error
+        raise InvalidInput(
+            f"`{host}` is not an address: {error.strerror}",
+            field="ONBEAT_HOST",
+            cure="set it to an address of this machine, such as 127.0.0.1",
+        ) from error
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -84,7 +84,9 @@ class OpenedPrompts:
         """
         self._field = environment_field(spec.dataset, source)
         if service is None:
-            raise InvalidInput("there is no reward service to open the tasks with", field=self._field)
+            raise InvalidInput(
+                "no reward service is set, so the environment's tasks can't be opened", field=self._field
+            )
         self._spec = spec
         self._environment = spec.environments[source]
         self._service = service
@@ -138,7 +140,7 @@ class OpenedPrompts:
         problem = self._service.repeatability(self._environment, tasks)
         if problem:
             raise InvalidInput(
-                f"environment `{self._environment.name}` does not do the same twice: {problem}",
+                f"environment `{self._environment.name}` doesn't behave the same twice: {problem}",
                 field=f"{self._field}.name",
                 cure=UNDETERMINED_CURE,
             )

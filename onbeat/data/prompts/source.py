@@ -305,8 +305,8 @@ def _conversation(example: Example) -> tuple[Message, ...]:
     messages = example.messages or (Message(role="user", content=example.question),)
     if messages[-1].role == "assistant":
         raise InvalidInput(
-            f"{example.origin or example.example_id}: the prompt ends with the assistant's words, and the model would "
-            "answer itself: an answer that is begun (prefill) isn't gone on with",
+            f"{example.origin or example.example_id}: the prompt ends with a message of the assistant, and "
+            "continuing an answer that is begun (prefill) isn't supported",
             field=example.field,
             cure="leave its last message out, or give the whole conversation as `messages`, whose last answer is the "
             "completion",

@@ -177,7 +177,9 @@ def invalid(error: TemplateRefuses | TemplateEnded, *, where: str = "", cure: st
     """
     named = f"{where}: " if where else ""
     if isinstance(error, TemplateEnded):
-        return InvalidInput(f"{named}the model's chat template is ended: {error}", field="model.path", cure=COSTS_CURE)
+        return InvalidInput(
+            f"{named}the model's chat template was stopped: {error}", field="model.path", cure=COSTS_CURE
+        )
     problem = f"{named}the model's chat template refuses the messages: {error}"
     return InvalidInput(problem, field="model.path", cure=cure or "use another template")
 

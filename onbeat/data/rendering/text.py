@@ -30,7 +30,7 @@ class TextRenderer:
             raise InvalidInput(
                 f"text shows no tools, and the environment has `{tools[0].name}`",
                 field="environment.renderer",
-                cure='set it to "chat", or use an environment that says in words how it is asked',
+                cure='set it to "chat", or use an environment whose text explains its tools',
             )
         return [*self._prefix, *self._ids(messages)]
 

@@ -284,7 +284,7 @@ def test_a_chat_template_that_goes_beyond_a_bound_is_the_model_s_fault_and_no_sc
     scorer_folder(tmp_path)
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     (tmp_path / "scorer" / "chat_template.jinja").write_text(endless)
-    with pytest.raises(InvalidInput, match="its chat template is ended: it takes longer than") as error:
+    with pytest.raises(InvalidInput, match="its chat template was stopped: it takes longer than") as error:
         scores(reward_model(tmp_path), ("a", "b"))
     assert error.value.field == "stages.reward_model.model"
     assert error.value.cure

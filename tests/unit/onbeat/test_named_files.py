@@ -173,7 +173,7 @@ def test_a_folder_with_more_files_than_a_spec_may_name_is_refused(
 @pytest.mark.parametrize("name", ["a\nb.json", "a\u202eb.json", os.fsdecode(b"a\xffb.json")])
 def test_a_file_whose_name_no_record_may_hold_is_refused(folder: Path, name: str) -> None:
     (folder / name).write_text("{}")
-    with pytest.raises(InvalidInput, match="a file's name can't stand in a spec"):
+    with pytest.raises(InvalidInput, match="a file's name can't be written into a spec"):
         named(folder)
 
 

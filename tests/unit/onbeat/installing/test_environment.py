@@ -140,7 +140,7 @@ def test_the_packages_of_an_installation_run_from_another_environment(tmp_path: 
     ("arguments", "line"),
     [
         (["setup", "sglang"], "onbeat: PART: `sglang` is not known (onbeat setup vllm)"),
-        (["setup", "vllm", "--device", "tpu"], "onbeat: --device: `tpu` is neither cpu nor cuda"),
+        (["setup", "vllm", "--device", "tpu"], "onbeat: --device: `tpu` is neither cpu nor cuda (name one of the two)"),
     ],
 )
 def test_bad_arguments_are_one_line(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:

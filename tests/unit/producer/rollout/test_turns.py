@@ -346,7 +346,7 @@ def test_a_template_that_goes_beyond_a_bound_fails_the_batch_and_is_no_failure_w
         finally:
             await asyncio.gather(*player.closing)
 
-    with pytest.raises(BatchFailed, match=r"model\.path: the model's chat template is ended"):
+    with pytest.raises(BatchFailed, match=r"model\.path: the model's chat template was stopped"):
         asyncio.run(run())
 
 

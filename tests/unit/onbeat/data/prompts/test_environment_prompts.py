@@ -144,7 +144,7 @@ def test_an_environment_that_is_not_deterministic_is_refused_in_a_deterministic_
 
 def test_a_repeated_task_that_dies_is_named_before_anything_is_opened() -> None:
     service = Service(problem="the initial observation of train/0 differs")
-    with pytest.raises(InvalidInput, match="does not do the same twice: the initial observation of train/0 differs"):
+    with pytest.raises(InvalidInput, match="doesn't behave the same twice: the initial observation of train/0 differs"):
         source(service)
     assert (len(service.repeated_tasks), service.tasks) == (4, [])
 
