@@ -24,7 +24,7 @@ from consumer.model.checkpoint import read_checkpoint
 from consumer.trainer.probes import rows_of
 from contracts.answers import ComputedProbe, ProbeCheck
 from contracts.encoding.wire import encode_json
-from contracts.errors import ContractViolation, OnbeatError
+from contracts.errors import OnbeatError
 from contracts.probes import LIMITS, LogProbs, ProbedVersion, rows_digest
 from contracts.run_folder import CHECKPOINT, RunFolder, numbered
 from contracts.settings import StackSettings, settings_from
@@ -79,20 +79,30 @@ def check(settings: StackSettings, folder: RunFolder, spec: JobSpec, entries: li
     if limit is UNSET:
         limit = LIMITS[spec.model.dtype]
     versions: list[ComputedProbe] = []
+    on_disk: set[int] = set()
     gaps: list[str] = []
     for version, source, error in _versions(learner, folder, spec, entries):
         probe = probes.get(version)
         if error:
             gaps.append(f"{source}: {error}")
-        elif probe is not None:
-            computed = _compared(version, source, learner.probe(rows), probe, num_scored=len(rows[0].scored) // 4)
-            versions.append(computed)
-            if computed.gap > limit:
-                gaps.append(
-                    f"{source}: version {version} computes otherwise than its probe says: row {computed.row} is "
-                    f"{computed.gap:.2g} off, and {limit:.2g} is allowed"
-                )
-    missing = sorted(probes.keys() - {computed.version for computed in versions})
+            continue
+        if probe is None:
+            continue
+        on_disk.add(version)
+        logprobs = learner.probe(rows)
+        if len(probe.logprobs) != len(logprobs):
+            gaps.append(
+                f"{source}: version {version} has a probe of {len(probe.logprobs)} bytes, its rows give {len(logprobs)}"
+            )
+            continue
+        computed = _compared(version, source, logprobs, probe, num_scored=len(rows[0].scored) // 4)
+        versions.append(computed)
+        if computed.gap > limit:
+            gaps.append(
+                f"{source}: version {version} computes otherwise than its probe says: row {computed.row} is "
+                f"{computed.gap:.2g} off, and {limit:.2g} is allowed"
+            )
+    missing = sorted(probes.keys() - on_disk)
     notes = (f"the weights of {len(missing)} of {len(probes)} versions are no longer on disk",) if missing else ()
     return ProbeCheck(versions=tuple(versions), gaps=tuple(gaps), notes=notes)
 
@@ -123,10 +133,6 @@ def _versions(
 
 
 def _compared(version: int, source: str, now: LogProbs, then: ProbedVersion, *, num_scored: int) -> ComputedProbe:
-    if len(now) != len(then.logprobs):
-        raise ContractViolation(
-            f"version {version} has a probe of {len(then.logprobs)} bytes, its rows give {len(now)}"
-        )
     gap, place = largest_gap(numbers_of(now), numbers_of(then.logprobs))
     return ComputedProbe(
         version=version, source=source, is_equal=now == then.logprobs, gap=gap, row=place // num_scored

@@ -132,6 +132,17 @@ def test_a_version_that_computes_otherwise_than_its_probe_is_a_gap_with_row_and_
     assert [computed.is_equal for computed in checked.versions] == [True, True, False]
 
 
+def test_a_probe_of_another_length_than_its_rows_give_is_a_gap_and_the_other_versions_are_compared(run: Run) -> None:
+    probe = run.records[0].probe
+    assert probe is not UNSET
+    shorter = msgspec.structs.replace(probe, logprobs=probe.logprobs[:-4])
+    checked = run.check(msgspec.structs.replace(run.records[0], probe=shorter), run.records[1])
+    # Four rows of two scored tokens, in float32.
+    assert checked.gaps == ("job/checkpoints/i000000: version 1 has a probe of 28 bytes, its rows give 32",)
+    assert [computed.version for computed in checked.versions] == [0, 2]
+    assert checked.notes == (), "its weights are on disk"
+
+
 def test_rounding_is_said_and_no_gap(run: Run) -> None:
     checked = run.check(with_probe(run.records[0], plus=1e-5), run.records[1])
     assert checked.gaps == ()
