@@ -205,8 +205,6 @@ def with_commits(spec: JobSpec, hub: HubFetches, *, who: str, begins: bool = Tru
         Unavailable: It isn't there yet.
     """
     requests = hub_requests(spec)
-    if not requests:
-        return spec
     try:
         commits = hub.commits(requests, who=who, begins=begins)
     except InvalidInput as error:
