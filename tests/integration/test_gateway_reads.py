@@ -6,6 +6,7 @@ import os
 import random
 import re
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,7 @@ from broker.keys import GENERATORS, sealed_name
 from broker.presence import Presence
 from contracts.answers import JobStory, LogPart
 from contracts.encoding.wire import convert, encode, encode_json
+from contracts.errors import Unavailable
 from contracts.events import BatchDead, IterationCommitted, StateChanged
 from contracts.jobs import EvaluationScore, JobState
 from contracts.monitor import GeneratorSeen
@@ -93,6 +95,28 @@ def test_answers_that_wait_for_files_of_other_hosts_leave_threads_for_the_others
     assert len(refused) == 60 - MOST_WAITING
     assert all((one.headers["Retry-After"], one.json()["field"]) == ("2", "ONBEAT_OBJECTS") for one in refused)
     assert {answer.status_code for answer in answers} == {200, 503}
+
+
+def test_a_store_that_has_let_an_answer_wait_in_vain_is_asked_by_no_other_for_some_seconds(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[str] = []
+
+    class Away:
+        def bring(self, listed: bytes | None = None, *, below: str = "") -> None:
+            parts.append(below)
+            raise Unavailable("the store is away")
+
+    monkeypatch.setattr("gateway.services.run_files", lambda *_, **__: Away())
+    job_id, _ = services.jobs.create(job_spec())
+    with pytest.raises(Unavailable, match="the store is away"):
+        services.run_folder(job_id, below="metrics.jsonl")
+    with pytest.raises(Unavailable, match="the store keeps others waiting"):
+        services.run_folder(job_id, below="timeline.jsonl")
+    services.asks_again_s = time.monotonic()  # the seconds are over
+    with pytest.raises(Unavailable, match="the store is away"):
+        services.run_folder(job_id, below="timeline.jsonl")
+    assert parts == ["metrics.jsonl", "timeline.jsonl"]
 
 
 def test_a_job_shows_the_tags_of_its_spec(ask: Ask) -> None:

@@ -16,6 +16,7 @@ from contracts.errors import InvalidInput
 from contracts.rewards import ExactReward, FormatReward, ReasoningGymReward, RegexReward, RewardComponent
 from contracts.settings import StackSettings
 from gateway import app as gateway_app
+from gateway import submission
 from gateway.submission import check_patterns
 from onbeat.stack.ports import free_port
 from reward_service import app as reward_app
@@ -61,6 +62,17 @@ def test_a_reward_service_that_is_away_refuses_no_pattern_but_costs_no_time_of_t
     settings: StackSettings,
 ) -> None:
     check(msgspec.structs.replace(settings, reward_url=f"http://127.0.0.1:{free_port()}"), RegexReward(pattern=SLOW))
+
+
+def test_a_pattern_whose_turn_comes_after_the_time_for_all_of_them_is_refused_untried(
+    settings: StackSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = msgspec.structs.replace(settings, reward_url=f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setattr(submission, "PATTERNS_TIMEOUT_S", 0.0)
+    with pytest.raises(InvalidInput, match="its turn to be compiled did not come within 0 s") as caught:
+        check(away, ExactReward(), RegexReward(pattern=SLOW))
+    assert caught.value.field == "reward.components[1].pattern"
+    assert "make it shorter" in (caught.value.cure or "")
 
 
 def test_the_gateway_answers_others_while_it_is_given_patterns_that_never_compile(

@@ -99,6 +99,13 @@ def test_a_job_names_the_version_of_an_installed_reward_and_another_version_scor
         )
 
 
+def test_a_job_whose_reward_service_refuses_the_key_names_no_version_and_the_log_says_why(
+    rewards: StackSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert with_packages(SPEC, replace(rewards, reward_key="wrong")) == SPEC
+    assert "does not say what a job's rewards need, so that isn't checked: it answered 401" in caplog.text
+
+
 def test_a_job_whose_reward_service_is_away_names_no_version(rewards: StackSettings) -> None:
     assert with_packages(SPEC, replace(rewards, reward_url=f"http://127.0.0.1:{free_port()}")) == SPEC
 

@@ -90,6 +90,7 @@ def test_a_generator_of_a_job_with_a_lag_is_told_of_versions_and_of_the_files_af
             assert manifest in told.result(60.0).versions
     for shard in (ahead(10), ahead(11)):
         trainer.announce_shard(shard)
+    assert generator.wait_for_prompts(0.01) == [], "who waits for prompts takes no file from who waits for weights"
     assert generator.wait_for_weights(60.0) == WeightNews(versions=(second, first), shards=(ahead(11),))
     assert generator.wait_for_prompts(0.01) == [], "an idle generator is told of none twice"
     again = version(10, "c")

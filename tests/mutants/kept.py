@@ -12,9 +12,6 @@ KEPT: dict[str, str] = {
     "broker/trainer_side.py TrainerSide.stages_with_work: not self._graph.stages": (
         "a job without stages has nothing in work: it saves a call of the server in each look"
     ),
-    "broker/trainer_side.py TrainerSide.reconcile: self._lost(iteration, ()) is None": (
-        "of an iteration that is whole no batch is lost: it saves looking each of thousands up"
-    ),
     "broker/scripts/generator.lua if #ids < AT_ONCE then return nil end": (
         "the next look at claims behind the last one finds none: it saves this look"
     ),

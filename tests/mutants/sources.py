@@ -26,6 +26,7 @@ PRODUCER = (
     "tests/unit/producer/rollout/test_carrier.py",
     "tests/unit/producer/test_served_model.py",
     "tests/unit/producer/test_generator.py",
+    "tests/unit/producer/test_whatever_is_raised.py",
 )
 OLDER = ("tests/unit/consumer/model/test_older_versions.py",)
 CHECKPOINT = ("tests/unit/consumer/model/test_checkpoint.py", "tests/unit/consumer/model/test_adapters.py", *OLDER)
@@ -66,6 +67,8 @@ REMOVAL = (
 )
 EDITED = ("tests/integration/test_edited_files.py", "tests/integration/test_gateway.py")
 DEAD = ("tests/rooms/job_views/test_dead_letters.py",)
+RECONCILES = "test_who_waits_sends_no_payload_and_of_what_is_lost_only_that"
+"""Counts the calls of a trainer that waits."""
 COLUMNS = ("tests/unit/contracts/test_stages.py",)
 
 TESTS: dict[str, tuple[str, ...]] = {
@@ -104,7 +107,10 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/unit/contracts/test_engine_settings.py",
     ),
     "contracts/engines.py": ("tests/unit/contracts/test_engine_settings.py", "tests/unit/onbeat/stack/test_profile.py"),
-    "consumer/trainer/iteration.py": ("tests/unit/consumer/trainer/test_iteration.py",),
+    "consumer/trainer/iteration.py": (
+        "tests/unit/consumer/trainer/test_iteration.py",
+        "tests/unit/consumer/trainer/test_step.py",
+    ),
     "onbeat/loop/expected.py": (
         "tests/unit/consumer/trainer/test_iteration.py",
         "tests/unit/consumer/trainer/test_report.py",
@@ -151,10 +157,12 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/rooms/keys/test_keys.py",
         "tests/integration/test_gateway.py",
         "tests/rooms/objects/test_run_files.py",
+        "tests/integration/test_gateway_reads.py",
     ),
     "consumer/ranks/processes/orders.py": ("tests/rooms/ranks/test_orders.py",),
     "gateway/submission.py": (
         "tests/unit/gateway/test_submission.py",
+        "tests/unit/onbeat/test_kernels_of_machine.py",
         "tests/integration/test_missing_extras.py",
         "tests/integration/test_job_store.py",
         "tests/integration/test_gateway.py",
@@ -172,6 +180,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/integration/test_broker_full.py",
         "tests/integration/test_memory_by_age.py",
         "tests/integration/test_wakes.py",
+        *TASKS,
     ),
     "broker/scripts/stage.lua": FENCE,
     "broker/scripts/tasks.lua": TASKS,
@@ -191,6 +200,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         *FENCE,
         "tests/integration/test_older_redis.py",
         "tests/integration/test_broker_restart.py",
+        f"tests/integration/test_large_iterations.py::{RECONCILES}",
     ),
     "broker/hosts_side.py": ("tests/integration/test_hosts.py", *HOSTS),
     "gateway/views/dead_letters.py": DEAD,

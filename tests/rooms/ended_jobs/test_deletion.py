@@ -122,6 +122,22 @@ def test_a_note_that_cannot_be_read_keeps_its_job_s_files_and_no_other_removal(
     assert b"onbeat_unreadable_removals 3.0" in stack_state(gateway, JobStore(gateway), stack.run_root_path)
 
 
+def test_files_of_a_job_that_redis_knows_stay_though_its_removal_is_noted(
+    server: EmbeddedRedis, jobs: JobStore, stack: StackSettings, worker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No call writes such a note: the check stands between a fault elsewhere and the files of a job."""
+    folder = ended(jobs, stack)
+    operator = connect(StackSettings(redis_url=server.url))
+    operator.redis.hset(keys.REMOVED, folder.job_id, encode(Removal(at_s=0.0)))  # type: ignore[arg-type]
+    Sweeper(worker, stack).sweep()
+    assert len(files_of(folder)) == 2
+    assert f"the files of {folder.job_id} stay: it is noted as removed, and Redis knows the job" in caplog.text
+    assert Removals(worker).is_pending(folder.job_id), "the note stays for who looks into it"
+    jobs.remove(folder.job_id)
+    Sweeper(worker, stack).sweep()
+    assert files_of(folder) == []
+
+
 def test_links_are_removed_and_what_they_lead_to_stays(
     jobs: JobStore, stack: StackSettings, worker: Broker, tmp_path: Path
 ) -> None:

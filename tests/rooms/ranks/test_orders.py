@@ -18,6 +18,7 @@ from consumer.ranks.processes.group import RankGroup
 from consumer.ranks.processes.orders import (
     ANSWERS,
     ORDERS,
+    SEAT_FD,
     Begin,
     Done,
     Exchange,
@@ -29,6 +30,7 @@ from consumer.ranks.processes.orders import (
     Save,
     Seat,
     SentAgain,
+    own_seat,
 )
 from consumer.ranks.processes.rank import Rank
 from contracts.checkpoints import CheckpointState
@@ -82,9 +84,17 @@ def test_a_rank_that_waits_at_the_store_has_a_deadline(store: TCPStore) -> None:
             wait(0.05)
 
 
-def test_ranks_of_one_host_sign_nothing(store: TCPStore) -> None:
+def test_ranks_of_one_host_sign_nothing_and_take_what_is_not_signed(store: TCPStore) -> None:
     Exchange(store).order(Rest())
-    assert bytes(store.queue_pop(ORDERS)) == encode(NumberedOrder(number=1, order=Rest()))
+    (message,) = recorded(store, ORDERS, 1)
+    assert message == encode(NumberedOrder(number=1, order=Rest()))
+    assert Exchange(store).next_order(DEADLINE_S) == Rest()
+
+
+def test_a_process_that_was_given_no_seat_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SEAT_FD, raising=False)
+    # Without the cache: this process may have asked before.
+    assert own_seat.__wrapped__() is None
 
 
 def recorded(store: TCPStore, queue: str, count: int) -> list[bytes]:

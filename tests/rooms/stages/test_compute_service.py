@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.stage_side import ClaimedItem
-from contracts.errors import BatchFailed, DeadlineExceeded, InvalidInput
+from contracts.errors import BatchFailed, DeadlineExceeded, EngineUnavailable, InvalidInput
 from contracts.experience.columns import ColumnValues
 from onbeat.stages.compute_service import MOST_ROWS, ComputeService
 from onbeat.stages.served_stages import ServedStage
@@ -23,7 +23,7 @@ class Shop:
 
     def __init__(self) -> None:
         self.log: list[str] = []
-        self.errors: dict[str, Exception] = {}
+        self.errors: dict[str, BaseException] = {}
         """Raised by the model of a stage, or by its load, once."""
         self.gate = threading.Event()
         self.gate.set()
@@ -150,6 +150,20 @@ def test_a_model_that_does_not_load_is_tried_again_for_the_next_item() -> None:
             await service.values(served(), item())
         assert await service.values(served(), item()) == {"column": [b""]}
         assert shop.log.count("load a") == 2
+
+    drive(scenario)
+
+
+def test_a_load_that_leaves_no_process_to_go_on_with_ends_the_worker_and_one_without_memory_is_the_models() -> None:
+    async def scenario(shop: Shop, service: ComputeService) -> None:
+        shop.errors["load a"] = SystemExit(1)
+        ends = "loading the model of stage reward_model of a failed, and its process starts anew: SystemExit"
+        with pytest.raises(EngineUnavailable, match=ends):
+            await service.values(served(), item())
+        shop.errors["load a"] = MemoryError("it is too large")
+        refused = r"stages\.reward_model\.model: does not load here: MemoryError: it is too large"
+        with pytest.raises(InvalidInput, match=refused):
+            await service.values(served(), item())
 
     drive(scenario)
 

@@ -18,6 +18,7 @@ from contracts.errors import (
     CompletionUnjudged,
     ContractViolation,
     DeadlineExceeded,
+    EngineUnavailable,
     InvalidInput,
     JudgeUnavailable,
     NotFound,
@@ -426,6 +427,20 @@ async def test_a_worker_that_can_not_go_on_dies_with_its_reason(stack: Stack) ->
         await stack.worker.run()
     assert raised.value.subgroup(DeadlineExceeded) is not None
     assert (stack.worker.has_claimed, side.failed) == (True, [])
+
+
+async def test_what_leaves_no_process_to_go_on_with_ends_a_worker_and_its_item_goes_back_first(stack: Stack) -> None:
+    side = stack.add_job(TEACHER)
+    place = ("teacher", "0/train/0", 0)
+    stack.models.errors[place] = MemoryError("no room")
+    side.add(place)
+    with pytest.raises(BaseExceptionGroup) as raised:
+        async with asyncio.timeout(120.0):
+            await stack.worker.run()
+    assert raised.value.subgroup(EngineUnavailable) is not None
+    ((failed, reason),) = side.failed
+    assert failed == place
+    assert "its service failed, and its process starts anew: MemoryError: no room" in reason
 
 
 async def test_a_broker_that_stays_away_ends_a_worker(stack: Stack) -> None:

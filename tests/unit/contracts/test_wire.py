@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
-from contracts.encoding.wire import Record, decode, encode
+from contracts.encoding.wire import Record, convert, decode, encode
+from contracts.errors import InvalidInput
 from tests.pipeline import REPOSITORY
 
 THREADS_THAT_MEET_A_SPEC = """
@@ -52,3 +53,21 @@ def test_a_type_that_gains_an_optional_field_changes_no_byte_of_a_record_without
         values = {"name": "a"} | {f"field_{number}": number for number in range(num_set)}
         assert encode(kind(**values)) == msgspec.msgpack.encode(values)
         assert decode(encode(kind(**values)), kind) == kind(**values)
+
+
+class Optimizer(Record, frozen=True, kw_only=True):
+    learning_rate: float = 1e-3
+
+
+class Model(Record, frozen=True, kw_only=True):
+    dtype: str = "float32"
+    optimizer: Optimizer = Optimizer()
+
+
+def test_an_unknown_key_of_the_whole_record_has_the_keys_that_it_may_be_for_a_cure() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        convert({"dtyp": "float64"}, Model)
+    assert (caught.value.field, caught.value.cure) == (None, "did you mean dtype? One of dtype, optimizer")
+    with pytest.raises(InvalidInput) as caught:
+        convert({"optimizer": {"learning_rat": 1.0}}, Model)
+    assert (caught.value.field, caught.value.cure) == ("optimizer", "did you mean learning_rate? One of learning_rate")

@@ -60,6 +60,12 @@ def test_what_loaders_look_for_is_named_by_its_bytes_and_nothing_else_is(folder:
     assert named(folder) == {f"models/base/{name}": content_digest(text.encode()) for name, text in READ.items()}
 
 
+def test_a_job_that_names_no_content_takes_the_files_as_they_are(folder: Path) -> None:
+    (folder / "config.json").write_text("another")
+    (folder / "tokenizer.json").unlink()
+    check_model(folder, "models/base", UNSET, field=FIELD, weights=True)
+
+
 def test_what_no_loader_reads_may_change(folder: Path) -> None:
     digests = named(folder)
     for name in NOT_READ:

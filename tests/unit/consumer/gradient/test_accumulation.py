@@ -17,6 +17,7 @@ from consumer.gradient.accumulation import (
     ExactAccumulator,
     FloatAccumulator,
     SumRange,
+    fixed_point,
     make_accumulator,
     sum_range_at,
 )
@@ -55,6 +56,16 @@ def test_the_sum_is_that_of_the_gradients_rounded_once(values: list[float], divi
     total = summed([torch.tensor([value]) for value in values], divisor=divisor)
     exact = sum(Fraction(round(Fraction(value) * 2**40)) for value in values) / 2**40 / divisor
     assert total.item() == pytest.approx(float(exact), rel=1e-7, abs=1e-30)
+
+
+def test_values_become_integers_in_a_tensor_of_their_own_or_in_the_callers_halves_to_even() -> None:
+    values = [0.625, -0.375, 0.25, 2.0**40]
+    integers = [2, -2, 1, 2**42]  # 2.5 and -1.5 before they are rounded
+    own = fixed_point(torch.tensor(values), scale=4.0)
+    assert (own.dtype, own.tolist()) == (torch.int64, integers)
+    memory = torch.zeros(4, dtype=torch.int64)
+    assert fixed_point(torch.tensor(values), scale=4.0, out=memory) is memory
+    assert memory.tolist() == integers
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

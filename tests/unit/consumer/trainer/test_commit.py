@@ -264,6 +264,31 @@ def test_an_iteration_that_only_evaluates_is_the_last_one_and_changes_no_file(fo
     assert (ends.succession.next, held.said) == (None, ["timeline", "committed 4, opened none", "renewed"])
 
 
+ENDS_EARLY: dict[str, Any] = {
+    "evaluation__num_prompts": 8,
+    "evaluation__every_iterations": 2,
+    "evaluation__stop_when": {"held_out": 0.9},
+}
+
+
+def test_a_trainer_that_has_the_version_at_which_the_job_ended_early_has_no_work_and_one_with_an_older_has(
+    folder: RunFolder,
+) -> None:
+    """A trainer died between its last checkpoint and the end of the job."""
+    held = Played(folder, **ENDS_EARLY)
+    ended = replace(record_of(2), next_weights_digest="", held_out=0.95, stopped="version 2 is good enough")
+    held.outline = [record_of(0), record_of(1), ended]
+    succession = Succession(held)
+    assert not succession.has_work(2)
+    assert succession.has_work(1)
+    assert succession.last_iteration == 2
+
+
+def test_an_iteration_that_evaluated_nothing_ends_no_job(folder: RunFolder) -> None:
+    held = Played(folder, **ENDS_EARLY)
+    assert Succession(held).stop_reason(Iteration(asked(1), trainer_epoch=1)) == ""
+
+
 def test_what_is_settled_is_saved_once_and_nothing_is_where_the_commit_is_lost(folder: RunFolder) -> None:
     held: Any = Played(folder)
     save(held)

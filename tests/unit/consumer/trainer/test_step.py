@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from consumer.gradient.advantages.estimators import batch_rewards
+from consumer.gradient.cost import TrainingCost
 from consumer.gradient.learner import OptimizerStep, Trained
 from consumer.gradient.statistics import BatchStats, Mismatch
 from consumer.trainer.iteration import Iteration
@@ -113,6 +114,18 @@ def test_a_version_is_written_by_the_last_step_and_named_under_a_lease_that_was_
     ]
     assert (stepped.manifest, stepped.metrics.iteration, len(stepped.metrics.updates)) == ("made", 0, 2)
     assert held.settled is None
+
+
+def test_where_the_operations_of_one_batch_are_unknown_the_iteration_has_no_mfu_and_the_rest_is_reported() -> None:
+    for last, is_known in ((1e9, True), (None, False)):
+        held: Any = Played()
+        held.peak_flops = 1e12
+        iteration = gathered(num_batches=2)
+        for number, flops in enumerate((1e9, last)):
+            cost = TrainingCost(num_tokens=4, flops=flops)
+            iteration.stats[number] = dataclasses.replace(iteration.stats[number], cost=cost)
+        metrics = step(held, iteration).metrics
+        assert (metrics.mfu is not None, metrics.trained_tokens) == (is_known, 8)
 
 
 def test_each_mini_batch_has_a_step_and_one_whose_batches_are_dead_has_none() -> None:

@@ -375,3 +375,13 @@ def test_a_run_that_ends_elsewhere_than_its_scores_say_is_none(records: list[Aud
 def test_a_score_in_a_job_that_does_not_end_by_scores_is_a_gap() -> None:
     gaps = verdict_of(changed(0, held_out=0.5)).gaps
     assert gaps == ("iteration 0: it has a held-out score, by which this job does not end",)
+
+
+def test_a_last_iteration_that_only_evaluated_ended_nothing_early_though_its_score_would_after_a_resume() -> None:
+    """A job of two iterations evaluated its last version, and was resumed with a third, which that score forestalls."""
+    first, second, stopped = stopped_run([0.2, 0.5, 0.95])
+    evaluation = {name: digest for name, digest in stopped.batches.items() if "/evaluation/" in name}
+    only_evaluated = msgspec.structs.replace(stopped, batches=evaluation, stopped=UNSET)
+    again = msgspec.structs.replace(stopped, trainer_epoch=2)
+    verdict = verdict_of_stopped([first, second, only_evaluated, rewind(2, epoch=2), again])
+    assert verdict.gaps == ()
