@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker import openings
+from broker import openings, trainer_side
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
@@ -122,7 +122,11 @@ def linked(job: Job, iteration: int, trained: dict[str, str]) -> AuditRecord:
     return commit_record(iteration, trained, previous=record_digest(chain[-1]) if chain else "")
 
 
-def test_who_waits_sends_no_payload_and_of_what_is_lost_only_that(job: Job, broker: CountingBroker) -> None:
+def test_who_waits_sends_no_payload_and_of_what_is_lost_only_that(
+    job: Job, broker: CountingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten batches, asked for by four: whether all are there takes a single call that names none."""
+    monkeypatch.setattr(trainer_side, "ASKED_AT_ONCE", 4)
     job.trainer.open_iteration(job.opening(0, NUM_BATCHES), {0: DIGEST})
     broker.num_bytes.clear()
     broker.calls.clear()
@@ -132,6 +136,7 @@ def test_who_waits_sends_no_payload_and_of_what_is_lost_only_that(job: Job, brok
     prompts: Any = broker.redis.hget(broker.job_keys(job.job_id).slots[0].prompts, "0/train/4")
     lose_prompts(broker, broker.job_keys(job.job_id), "0/train/4")
     assert job.trainer.reconcile(0, batches) == 1
+    assert broker.calls["reconcile"] == 1 + 1 + 3
     assert broker.num_bytes["dispatch"] == len(prompts)
 
 

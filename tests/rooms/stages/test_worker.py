@@ -22,6 +22,7 @@ from contracts.errors import (
     InvalidInput,
     JudgeUnavailable,
     NotFound,
+    OnbeatError,
     RewardUnavailable,
 )
 from contracts.events import TimelineSpan
@@ -31,6 +32,7 @@ from onbeat.stages.served_stages import ServedStage, ServedStages
 from onbeat.stages.worker import StageWorker
 from onbeat.work.calls import BrokerCalls
 from onbeat.work.declined_work import PAUSES_S
+from onbeat.work.heartbeat import Heartbeat
 from tests.builders import job_spec
 from tests.fakes import Changes
 from tests.rooms.stages.stage_fakes import FakeService, FakeStack, FakeStageSide, Waiting, typed
@@ -441,6 +443,20 @@ async def test_what_leaves_no_process_to_go_on_with_ends_a_worker_and_its_item_g
     ((failed, reason),) = side.failed
     assert failed == place
     assert "its service failed, and its process starts anew: MemoryError: no room" in reason
+
+
+async def test_a_part_of_a_worker_that_ends_by_itself_ends_the_worker(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its heartbeat a worker would look dead to others, and go on."""
+
+    async def ends(self: Heartbeat[Any]) -> None: ...
+
+    monkeypatch.setattr(Heartbeat, "run", ends)
+    with pytest.raises(BaseExceptionGroup) as raised:
+        async with asyncio.timeout(30.0):
+            await stack.worker.run()
+    assert raised.group_contains(OnbeatError, match="of this worker ended by itself")
 
 
 async def test_a_broker_that_stays_away_ends_a_worker(stack: Stack) -> None:
