@@ -175,7 +175,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "broker/scripts/jobs.lua": ("tests/rooms/keys/test_keys.py", *FENCE, *REMOVAL),
     "broker/scripts/presence.lua": ("tests/integration/test_spans.py", *FENCE),
     "broker/scripts/prelude.lua": (
-        *TASKS,
+        "tests/integration/test_guards_of_tasks.py",
         *HOSTS,
         *FENCE,
         "tests/integration/test_broker_full.py",
