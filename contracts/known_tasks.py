@@ -13,7 +13,7 @@ import re
 from contracts.encoding.wire import decode_json
 from contracts.errors import InvalidInput
 from contracts.rewards import TaskEntry
-from contracts.spec.datasets import DatasetTable, ReasoningGymDataset
+from contracts.spec.datasets import ReasoningGymDataset
 
 VERSION = "0.1.25"
 """The version of reasoning-gym whose scorers were read."""
@@ -77,6 +77,9 @@ NOT_GENERATED = {"codeio": "it executes the programs of its data file", "composi
 FILE_PARAMETERS = frozenset({"data_file", "static_font"})
 """Parameters of tasks that name a file or a font: one of the package's own, never a path."""
 
+FILE_CURE = "leave it out, or use letters, digits, `_`, `-` and `.`"
+"""The cure of one that is a path."""
+
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 ENTRY_FIELDS = frozenset({"question", "answer", "metadata"})
@@ -95,24 +98,6 @@ def read_task_entry(text: str) -> TaskEntry:
     return task_entry
 
 
-def check_source(dataset: DatasetTable, places: list[int]) -> None:
-    """Checks what is known of a data set's task from the spec alone. Raises InvalidInput that names the field.
-
-    places: of the rewards of type `reasoning_gym` that score it, among the components.
-    """
-    if isinstance(dataset, ReasoningGymDataset):
-        _check_generated(dataset)
-    for place in places:
-        if not dataset.has_task_entries:
-            raise InvalidInput(
-                f"a reward of type `reasoning_gym` needs task entries, and the {dataset.kind} data set has none",
-                field=f"reward.components[{place}].type",
-                cure='use "exact", or a data set of type "reasoning_gym"',
-            )
-        if isinstance(dataset, ReasoningGymDataset):
-            check_scored(dataset.task, field="dataset.task")
-
-
 def check_scored(task: str, *, field: str) -> None:
     """Raises InvalidInput for a task that no scorer is known to be safe for."""
     _check_known(task, field=field)
@@ -128,34 +113,46 @@ def check_version(installed: str) -> None:
     """Raises InvalidInput for a version of the package whose scorers have not been read."""
     if installed != VERSION:
         raise InvalidInput(
-            f"reasoning-gym {installed} is installed, whose scorers are not known to evaluate nothing",
+            f"reasoning-gym {installed} is installed, whose scorers we haven't checked for running code",
             field="reasoning_gym",
             cure=f"install reasoning_gym=={VERSION}",
         )
 
 
-def _check_generated(dataset: ReasoningGymDataset) -> None:
+def check_generated(dataset: ReasoningGymDataset) -> None:
+    """Raises InvalidInput for a task whose prompts aren't made here, whatever spec it came by.
+
+    The judge has refused such a spec. What makes the prompts looks once more, since a task may execute what it reads.
+    """
     task = dataset.task
     _check_known(task, field="dataset.task")
     if task in NOT_GENERATED:
         raise InvalidInput(
             f"`{task}` makes no prompts here: {NOT_GENERATED[task]}", field="dataset.task", cure="choose another task"
         )
-    for name in FILE_PARAMETERS & dataset.params.keys():
-        value = str(dataset.params[name])
-        if not PLAIN_NAME.fullmatch(value):
-            raise InvalidInput(
-                "names one of the package's own files, never a path",
-                field=f"dataset.params.{name}",
-                cure="leave it out, or use letters, digits, `_`, `-` and `.`",
-            )
+    for name in path_parameters(dataset):
+        raise InvalidInput(
+            "names one of the package's own files, never a path", field=f"dataset.params.{name}", cure=FILE_CURE
+        )
+
+
+def path_parameters(dataset: ReasoningGymDataset) -> list[str]:
+    """Returns the parameters of a task that name a file or a font by what may be a path."""
+    names = sorted(FILE_PARAMETERS & dataset.params.keys())
+    return [name for name in names if not PLAIN_NAME.fullmatch(str(dataset.params[name]))]
+
+
+def is_known(task: str) -> bool:
+    """Returns True for a task of the package."""
+    return task in OUR_SCORERS or task in ITS_SCORERS or task in NOT_SCORED
+
+
+def cure_of_unknown(task: str) -> str:
+    """Returns the names that a task of no such name may stand for, or where the tasks are listed."""
+    close = difflib.get_close_matches(task[:100], sorted(OUR_SCORERS | ITS_SCORERS), n=3)
+    return f"did you mean {' or '.join(close)}?" if close else "docs/rewards.md#reasoning-gym lists the tasks"
 
 
 def _check_known(task: str, *, field: str) -> None:
-    if task not in OUR_SCORERS and task not in ITS_SCORERS and task not in NOT_SCORED:
-        close = difflib.get_close_matches(task[:100], sorted(OUR_SCORERS | ITS_SCORERS), n=3)
-        raise InvalidInput(
-            f"reasoning-gym has no task `{task[:100]}`",
-            field=field,
-            cure=f"did you mean {' or '.join(close)}?" if close else f"{__name__} lists the tasks",
-        )
+    if not is_known(task):
+        raise InvalidInput(f"`{task[:100]}` is no task of reasoning-gym", field=field, cure=cure_of_unknown(task))

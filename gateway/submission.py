@@ -82,7 +82,6 @@ from onbeat.base.http.outgoing import make_client
 from onbeat.base.http.problems import Problem
 from onbeat.base.machine_kernels import matmul_of_machine
 from onbeat.data.datasets.loading import job_examples
-from onbeat.data.datasets.references import check_job
 from onbeat.data.named_files import files_of_rows
 from onbeat.data.prompts.environment_prompts import check_determinism
 from onbeat.data.prompts.environment_service import EnvironmentService
@@ -236,8 +235,6 @@ def ask_stack(
     Raises:
         Unavailable: A service that has to say something doesn't answer.
     """
-    with _added_to(refusals):
-        check_job(spec.tables, spec.reward.components)
     with _added_to(refusals):
         spec = with_columns(with_sources(spec, settings))
     with _added_to(refusals):

@@ -16,9 +16,11 @@ from contracts.errors import InvalidInput
 from contracts.experience.columns import BASE_COLUMNS, MAX_COLUMN_NAME, Column
 from contracts.experience.graph import circle, stages_before
 from contracts.hub_names import HubKind, is_hub_name, read_hub_name
+from contracts.known_tasks import NOT_GENERATED, NOT_SCORED, cure_of_unknown, is_known, path_parameters
 from contracts.rewards import (
     LengthReward,
     OverlongReward,
+    ReasoningGymReward,
     RegexReward,
     breakdown_names,
     imports_plugins,
@@ -30,6 +32,7 @@ from contracts.spec.datasets import (
     EnvironmentDataset,
     HuggingFaceDataset,
     MixtureDataset,
+    ReasoningGymDataset,
     RowsTable,
     SourceDataset,
     sources_of,
@@ -136,6 +139,52 @@ def _is_readable(path: str, kind: HubKind) -> bool:
     except InvalidInput:
         return False
     return True
+
+
+def tasks_of_reasoning_gym(spec: JobSpec) -> Iterator[tuple[str, str, ReasoningGymDataset]]:
+    """Yields (field, name, table) of each data set of the type `reasoning_gym`, as `data_sets` does."""
+    for field, name, table in data_sets(spec):
+        if isinstance(table, ReasoningGymDataset):
+            yield field, name, table
+
+
+def unknown_tasks(spec: JobSpec) -> Iterator[Values]:
+    for field, _, table in tasks_of_reasoning_gym(spec):
+        if not is_known(table.task):
+            yield {"dataset": field, "task": table.task[:100], "cure": cure_of_unknown(table.task)}
+
+
+def tasks_without_prompts(spec: JobSpec) -> Iterator[Values]:
+    for field, _, table in tasks_of_reasoning_gym(spec):
+        if table.task in NOT_GENERATED:
+            yield {"dataset": field, "task": table.task, "reason": NOT_GENERATED[table.task]}
+
+
+def paths_of_tasks(spec: JobSpec) -> Iterator[Values]:
+    """Yields each parameter by which a task would read another file than one of its package."""
+    for field, _, table in tasks_of_reasoning_gym(spec):
+        for name in path_parameters(table):
+            yield {"dataset": field, "name": name}
+
+
+def places_of_gym_rewards(spec: JobSpec, source: str) -> list[int]:
+    """Returns the places of the rewards of type `reasoning_gym` that score a source, or a set of the evaluation."""
+    components = enumerate(spec.reward.components)
+    return [place for place, part in components if isinstance(part, ReasoningGymReward) and part.scores(source)]
+
+
+def tasks_without_scorer(spec: JobSpec) -> Iterator[Values]:
+    for field, source, table in tasks_of_reasoning_gym(spec):
+        # A task that makes no prompts has nothing to score.
+        if table.task in NOT_SCORED and table.task not in NOT_GENERATED and places_of_gym_rewards(spec, source):
+            yield {"dataset": field, "task": table.task, "reason": NOT_SCORED[table.task]}
+
+
+def rewards_without_task_entries(spec: JobSpec) -> Iterator[Values]:
+    for _, source, table in data_sets(spec):
+        if not table.has_task_entries:
+            for place in places_of_gym_rewards(spec, source):
+                yield {"place": place, "kind": table.kind}
 
 
 def names_a_column(template: str) -> bool:

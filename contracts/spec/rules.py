@@ -22,6 +22,7 @@ from msgspec import UNSET
 
 from contracts.errors import Refusal, SpecRefused
 from contracts.experience.columns import MAX_COLUMN_NAME
+from contracts.known_tasks import FILE_CURE
 from contracts.sampling import SamplingParams
 from contracts.spec import conditions
 from contracts.spec.algorithm import AlgorithmSpec, PluginLoss
@@ -351,6 +352,30 @@ RULES: tuple[Rule, ...] = (
         says='"environment" takes its tasks from an environment, and the job has none',
         cure="set {environment}.name",
     ),
+    Rule(
+        field="{dataset}.task",
+        when=conditions.unknown_tasks,
+        says="`{task}` is no task of reasoning-gym",
+        cure="{cure}",
+    ),
+    Rule(
+        field="{dataset}.task",
+        when=conditions.tasks_without_prompts,
+        says="`{task}` makes no prompts here: {reason}",
+        cure="choose another task",
+    ),
+    Rule(
+        field="{dataset}.task",
+        when=conditions.tasks_without_scorer,
+        says="`{task}` is not scored: {reason}",
+        cure="choose another task, or a reward of another type",
+    ),
+    Rule(
+        field="{dataset}.params.{name}",
+        when=conditions.paths_of_tasks,
+        says="names one of the package's own files, never a path",
+        cure=FILE_CURE,
+    ),
     # environment
     Rule(
         field="{environment}",
@@ -428,6 +453,12 @@ RULES: tuple[Rule, ...] = (
         when=conditions.unknown_sources,
         says="names `{name}`, which is neither a source of dataset.sources nor a set of evaluation.sets",
         cure="name a source or a set, or leave sources out",
+    ),
+    Rule(
+        field="reward.components[{place}].type",
+        when=conditions.rewards_without_task_entries,
+        says='"reasoning_gym" needs task entries, and the data set of type "{kind}" has none',
+        cure='use "exact", or a data set of type "reasoning_gym"',
     ),
     Rule(
         field="reward.components[{place}].compare",

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from contracts import rewards
 from contracts.errors import InvalidInput
-from contracts.spec.datasets import DatasetSpec, MixtureDataset, sources_of
+from contracts.spec.datasets import DatasetSpec, MixtureDataset
 from contracts.spec.job import JobSpec
 from contracts.spec.rollout import EvaluationSet
 from contracts.spec.root import SpecRoot
 from onbeat.data.datasets.kinds import load_source
 from onbeat.data.datasets.mixture import load_mixture, load_sets
-from onbeat.data.datasets.references import check_job, check_needs_no_reference, check_reference
+from onbeat.data.datasets.references import check_needs_no_reference, check_reference
 from onbeat.data.prompts.examples import ExampleSets, Request
 from onbeat.data.prompts.file_rows import DatasetRoom
 
@@ -71,10 +71,6 @@ def load_dataset(
         InvalidInput: The data set is empty, unreadable or too small, or a component of the reward can't score it. The
             error names the spec's field: a job fails at its start, not at the first batch that holds the example.
     """
-    tables = dict(sources_of(spec))
-    for evaluation_set in sets:
-        tables[evaluation_set.name] = evaluation_set.dataset
-    check_job(tables, components)
     room = DatasetRoom(model_root.dataset_mb)
     request = Request(
         num_evaluation=num_evaluation,

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
 from contracts.errors import InvalidInput
-from contracts.known_tasks import INSTALL, ITS_SCORERS, check_version
+from contracts.known_tasks import INSTALL, ITS_SCORERS, check_generated, check_version
 from contracts.spec.datasets import ReasoningGymDataset
 from onbeat.data.prompts.examples import Example, ExampleSets, Request
 
@@ -29,6 +29,7 @@ CANDIDATES_PER_EVALUATION_PROMPT = 8
 
 def load_reasoning_gym(spec: ReasoningGymDataset, request: Request) -> ExampleSets:
     """Generates both sets; every question occurs once. Raises InvalidInput that names the field of the spec."""
+    check_generated(spec)
     _check_package()
     num_evaluation = request.num_evaluation
     seed = request.seed

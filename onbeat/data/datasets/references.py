@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from contracts import rewards
 from contracts.encoding.numbers import read_number
 from contracts.errors import InvalidInput
-from contracts.known_tasks import check_source, read_task_entry
-from contracts.spec.datasets import DatasetTable, ReasoningGymDataset
+from contracts.known_tasks import read_task_entry
 
 MATH_DELIMITER = re.compile(r"\$|\\boxed|\\\(|\\\[")
 MATH_WORD = re.compile(r"(?<![\\A-Za-z])(?!sqrt(?![A-Za-z]))[A-Za-z]{3,}")
 """Letters that would be read as a product of symbols, c·a·t; `\\frac` is a command and sqrt is understood."""
-
-
-def check_job(tables: Mapping[str, DatasetTable], components: tuple[rewards.RewardComponent, ...]) -> None:
-    """Checks what is known of a job's tasks from its spec alone.
-
-    Args:
-        tables: Source → its data set, as `JobSpec.tables` has them.
-        components: The parts of the job's reward.
-
-    Raises:
-        InvalidInput: A task is unknown, or no safe scorer has it; the error names the spec's field.
-    """
-    for source, table in tables.items():
-        places = [
-            place
-            for place, component in enumerate(components)
-            if isinstance(component, rewards.ReasoningGymReward) and component.scores(source)
-        ]
-        if places or isinstance(table, ReasoningGymDataset):
-            check_source(table, places)
 
 
 def check_reference(component: rewards.RewardComponent, *, reference: str, task_entry: str) -> None:

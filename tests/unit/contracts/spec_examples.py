@@ -16,6 +16,7 @@ ROWS: Fields = {"type": "jsonl", "train_path": "rows.jsonl"}
 SAVED: Fields = {"type": "huggingface", "train_path": "rows"}
 OF_HUB: Fields = {"type": "huggingface", "path": "hub:openai/gsm8k", "config": "main"}
 GYM: Fields = {"type": "reasoning_gym", "task": "chain_sum"}
+CODEIO: Fields = GYM | {"task": "codeio"}
 LAG: Fields = {"schedule": "delayed", "max_policy_lag": 1}
 KL: Fields = {"algorithm__kl_coefficient": 0.1}
 KL_IN_REWARD: Fields = KL | {"algorithm__kl_placement": "reward"}
@@ -179,6 +180,43 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     without("model.cast_lm_head_to_fp32", 'with dtype = "float32"', {"model__cast_lm_head_to_fp32": True}),
     # dataset
+    Example(
+        "dataset.task",
+        "`chain_summ` is no task of reasoning-gym",
+        {"dataset": GYM | {"task": "chain_summ"}},
+        {"dataset": GYM},
+    ),
+    Example(
+        "dataset.sources[1].dataset.task",
+        "`codeio` makes no prompts here: it executes the programs of its data file",
+        {"dataset": MIXTURE | {"sources": [MIXTURE["sources"][0], {"name": "gym", "dataset": CODEIO}]}},
+        {"dataset": MIXTURE},
+    ),
+    Example(
+        "dataset.task",
+        "`n_queens` is not scored: its scorer evaluates what the model wrote",
+        {"dataset": GYM | {"task": "n_queens"}} | rewarded(type="reasoning_gym"),
+        rewarded(type="exact"),
+    ),
+    Example(
+        "evaluation.sets[0].dataset.task",
+        "`n_queens` is not scored",
+        {"evaluation__sets": [HELD | {"dataset": GYM | {"task": "n_queens"}}], "evaluation__num_prompts": 4}
+        | {"reward__components": [{"type": "exact"}, {"type": "reasoning_gym", "sources": ["more"]}]},
+        {"reward__components": [{"type": "exact"}]},
+    ),
+    Example(
+        "dataset.params.data_file",
+        "names one of the package's own files, never a path",
+        {"dataset": GYM | {"task": "spell_backward", "params": {"data_file": "../../x"}}},
+        {"dataset": GYM | {"task": "spell_backward", "params": {"data_file": "words.txt"}}},
+    ),
+    Example(
+        "reward.components[1].type",
+        '"reasoning_gym" needs task entries, and the data set of type "addition" has none',
+        {"reward__components": [{"type": "exact"}, {"type": "reasoning_gym"}]},
+        {"reward__components": [{"type": "exact"}]},
+    ),
     Example(
         "dataset.sources[1].name",
         "`sums` is the name of another source",

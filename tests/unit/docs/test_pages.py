@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from contracts.known_tasks import ITS_SCORERS, OUR_SCORERS, cure_of_unknown
 from onbeat.client.spec_file import parse_spec, read_toml
 
 ROOT = Path(__file__).parents[3]
@@ -111,3 +112,12 @@ def test_each_page_about_a_table_has_an_example_and_stands_in_the_index(name: st
     text = (DOCS / name).read_text()
     assert TOML.search(text) or COMMAND.search(text)
     assert name == "job.md" or f"]({name}" in (DOCS / "job.md").read_text()
+
+
+def test_the_page_that_a_refusal_names_lists_each_task_that_the_package_scores() -> None:
+    page, _, section = cure_of_unknown("chess").split()[0].partition("#")
+    text = (ROOT / page).read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    listed = text.partition("These are the ")[2].partition(".\n")[0]
+    assert int(listed.split(":")[0]) == len(ITS_SCORERS)
+    assert set(re.findall(r"`(\w+)`", listed)) == ITS_SCORERS
+    assert {*OUR_SCORERS} <= set(re.findall(r"`(\w+)`", text))
