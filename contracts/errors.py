@@ -42,6 +42,9 @@ from typing import ClassVar
 
 import msgspec
 
+MOST_REFUSALS = 64
+"""A hostile spec may break rules thousands of times: an answer has the first refusals. The spec is also read again for
+each wrong key, so that it costs no more than so many readings."""
 MOST_CHARACTERS = 500
 """A library's line is cut here."""
 NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
@@ -134,10 +137,10 @@ class SpecRefused(InvalidInput):
     """A spec that breaks rules, with all of them; problem, field and cure are those of the first one."""
 
     def __init__(self, refusals: Sequence[Refusal]) -> None:
-        """refusals: one or more."""
+        """refusals: one or more. Those beyond MOST_REFUSALS are left out."""
         first = refusals[0].error
         super().__init__(first.problem, field=first.field, cure=first.cure)
-        self.refusals = tuple(refusals)
+        self.refusals = tuple(refusals[:MOST_REFUSALS])
 
     def __str__(self) -> str:
         """Returns a line for each refusal."""

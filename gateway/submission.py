@@ -13,7 +13,7 @@ import logging
 import re
 import symtable
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
@@ -24,6 +24,7 @@ import httpx
 import msgspec
 from fastapi import Request
 from msgspec import UNSET
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from broker.job_store import JobStore
@@ -63,7 +64,7 @@ from contracts.spec.environment import AGENT, EnvironmentSpec, environment_at
 from contracts.spec.extras import refusals_of_missing
 from contracts.spec.fork import fork_problem, unusable_fork
 from contracts.spec.job import JobSpec
-from contracts.spec.reading import spec_of_json
+from contracts.spec.reading import SpecReading, read_json, where_read
 from contracts.spec.serving import check_engines
 from contracts.spec.trainer_plugins import refusals_of_absent
 from gateway.hub_fetches import HubFetches
@@ -89,6 +90,7 @@ from onbeat.hub.spec_names import hub_requests
 from onbeat.hub.spec_names import with_commits as spec_with_commits
 from onbeat.scoring.patterns import takes_re2
 from onbeat.weights.base_model.folder_check import check_files, check_sizes
+from onbeat.weights.model_path import find_model
 
 T = TypeVar("T")
 N = TypeVar("N", PluginReward, EnvironmentSpec)
@@ -115,14 +117,13 @@ MAX_SOURCE_BYTES = 65536
 IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,200}")
 
 
-async def read_spec(request: Request, *, max_bytes: int) -> JobSpec:
-    """Raises Problem 415, 413 and 400 where the bytes are no JSON, SpecRefused where a key is unknown or wrong."""
+async def read_spec(request: Request, *, max_bytes: int) -> SpecReading:
+    """Returns what can be read of a spec. Raises Problem 415, 413 and 400 where the bytes are no JSON."""
     _require_json(request)
     body = await _read_body(request, max_bytes=max_bytes)
     try:
-        return spec_of_json(body)
-    except SpecRefused:
-        raise
+        # In a thread: a spec with many wrong keys is read once for each of them.
+        return await run_in_threadpool(read_json, body)
     except InvalidInput as error:
         raise Problem(HTTPStatus.BAD_REQUEST, error.problem, field=error.field, cure=error.cure) from error
 
@@ -219,15 +220,20 @@ def ask_stack(
     jobs: JobStore,
     generators: Sequence[GeneratorSeen],
     consumers: Sequence[ConsumerSeen] = (),
+    unread: Set[str] = frozenset(),
 ) -> JobSpec:
     """Adds to the judge's refusals what only the stack knows of a spec: its paths, plug-ins and live generators.
 
     What starts a process, reads rows or asks another service is asked only of a spec without a refusal so far.
 
     Args:
+        spec: The spec.
         refusals: Those of the judge; this adds to them.
+        settings: The gateway's.
+        jobs: The jobs of this stack, which a fork may name.
         generators: The live ones.
         consumers: The live ones.
+        unread: The keys of the spec without a value, as `SpecReading.unread`; of these nothing is said.
 
     Returns:
         The spec with the text of its rewards' files, and the digest of each other file that it names.
@@ -235,15 +241,16 @@ def ask_stack(
     Raises:
         Unavailable: A service that has to say something doesn't answer.
     """
-    with _added_to(refusals):
+    with _added_to(refusals, unread):
         spec = with_columns(with_sources(spec, settings))
-    with _added_to(refusals):
-        check_paths(spec, settings, reads_rows=not refusals)
-    with _added_to(refusals):
+    with _added_to(refusals, unread):
+        check_paths(spec, settings, reads_rows=not refusals, unread=unread)
+    with _added_to(refusals, unread):
         check_fork(spec, settings, jobs)
-    with _added_to(refusals):
+    with _added_to(refusals, unread):
         check_generators(spec, generators)
-    refusals += refusals_of_consumers(spec, consumers)
+    with _added_to(refusals, unread):
+        refusals += refusals_of_consumers(spec, consumers)
     if refusals:
         return spec
     with _added_to(refusals):
@@ -298,29 +305,40 @@ def check_environments(spec: JobSpec, settings: StackSettings, consumers: Sequen
 
 
 @contextmanager
-def _added_to(refusals: list[Refusal]) -> Iterator[None]:
-    """Adds bad input that is met within to the refusals, and goes on behind."""
+def _added_to(refusals: list[Refusal], unread: Set[str] = frozenset()) -> Iterator[None]:
+    """Adds bad input that is met within to the refusals, and goes on behind.
+
+    unread: the keys of the spec without a value. What looks at one of them ends there, and refuses nothing.
+    """
     try:
-        yield
+        with where_read(unread):
+            yield
     except SpecRefused as error:
         refusals += error.refusals
     except InvalidInput as error:
         refusals.append(Refusal.of(error))
 
 
-def check_paths(spec: JobSpec, settings: StackSettings, *, reads_rows: bool = True) -> None:
+def check_paths(
+    spec: JobSpec, settings: StackSettings, *, reads_rows: bool = True, unread: Set[str] = frozenset()
+) -> None:
     """Raises SpecRefused for folders and files that aren't there or lack something, else InvalidInput for rows.
 
-    reads_rows: whether rows are looked at, once each file is there.
+    Args:
+        spec: The spec.
+        settings: The gateway's.
+        reads_rows: True looks at rows, once each file is there.
+        unread: The keys of the spec without a value.
     """
     refusals: list[Refusal] = []
-    with _added_to(refusals):
+    with _added_to(refusals, unread):
         check_model_files(spec, settings)
-    for name, table in spec.tables.items():
-        place = dataset_field(spec.dataset, spec.evaluation, name)
-        for key, path in table.files().items():
-            with _added_to(refusals):
-                check_data_file(table, path, settings, field=f"{place}.{key}")
+    with _added_to(refusals, unread):
+        for name, table in spec.tables.items():
+            place = dataset_field(spec.dataset, spec.evaluation, name)
+            for key, path in table.files().items():
+                with _added_to(refusals):
+                    check_data_file(table, path, settings, field=f"{place}.{key}")
     if refusals:
         raise SpecRefused(refusals)
     if reads_rows:
@@ -329,6 +347,8 @@ def check_paths(spec: JobSpec, settings: StackSettings, *, reads_rows: bool = Tr
 
 def check_model_files(spec: JobSpec, settings: StackSettings) -> None:
     """Raises InvalidInput for a model folder that isn't there or lacks something."""
+    # By itself, since a spec whose data sets can't be read is looked at, too.
+    find_model(spec.model, settings.spec_root)
     tables = {dataset_field(spec.dataset, spec.evaluation, name): table for name, table in spec.tables.items()}
     chats = [f"{field}.chat" for field, table in tables.items() if table.chat is not None]
     check_files(spec.model, settings.spec_root, chat=chats[0] if chats else "")

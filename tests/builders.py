@@ -304,6 +304,11 @@ def prompt_batch(prompts: Sequence[Sequence[int]], **changes: Any) -> PromptBatc
 
 def job_spec(**overrides: Any) -> JobSpec:
     """A small valid spec; overrides are keyed by dotted path with `__`: job_spec(algorithm__kl_coefficient=0.1)."""
+    return convert(spec_values(**overrides), JobSpec)
+
+
+def spec_values(**overrides: Any) -> dict[str, Any]:
+    """Returns the plain values of `job_spec`."""
     values: dict[str, Any] = {
         "name": "test",
         "iterations": 4,
@@ -322,7 +327,7 @@ def job_spec(**overrides: Any) -> JobSpec:
         *parents, leaf = path.split("__")
         section = functools.reduce(lambda table, key: table.setdefault(key, {}), parents, values)
         section[leaf] = value
-    return convert(values, JobSpec)
+    return values
 
 
 def judged_spec(**overrides: Any) -> JobSpec:

@@ -20,17 +20,20 @@ T = TypeVar("T", bound=msgspec.Struct)
 def with_paths(table: T, change: Callable[[str, str], str], *, field: str = "") -> T:
     """Returns a table of a spec with each path in it, and in the tables within, changed.
 
+    A spec of which some keys have no value can be looked through, but not changed.
+
     Args:
         table: The spec, or a table of it.
         change: (field of the spec, path) → the path that takes its place; it is not called for "".
         field: Where the table stands in the spec, as `dataset.sources[0]`; "" for the whole.
     """
     # The job itself has a property of that name.
-    if "file_digests" in table.__struct_fields__ and getattr(table, "file_digests") is not UNSET:  # noqa: B009
+    if "file_digests" in table.__struct_fields__ and getattr(table, "file_digests", UNSET) is not UNSET:
         return table
     changes: dict[str, Any] = {}
     for name in table.__struct_fields__:
-        value = getattr(table, name)
+        # A wrong key of a spec has no value (contracts/spec/reading.py).
+        value = getattr(table, name, UNSET)
         place = f"{field}.{name}" if field else name
         new = _changed(value, change, field=place, is_path=name in _path_fields(type(table)))
         if new is not value:

@@ -1,8 +1,8 @@
 """The one judge of a spec: a table of rules, and `judge`, which gives all that a spec breaks.
 
-    TOML, JSON, Python ─▶ types and ranges (contracts/encoding/wire.py) ─▶ JobSpec ─▶ judge ─▶ refusals, or none
-                                                                                        │
-    gateway/submission.py adds what needs the stack: paths, plug-ins, live generators ◀─┘
+    TOML, JSON, Python ─▶ types and ranges (contracts/spec/reading.py) ─▶ JobSpec ─▶ judge ─▶ refusals, or none
+                                                                                       │
+    gateway/submission.py adds what needs the stack: paths, plug-ins, live generators ◀┘
 
 The tables of a spec have types, ranges and choices, and nothing else. What a spec may not say although each of its
 values is within its range stands here: keys that don't go together, keys that have no effect, products beyond what a
@@ -14,13 +14,13 @@ in the spec: no pattern is compiled, no file is opened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from itertools import islice
 
 from msgspec import UNSET
 
-from contracts.errors import Refusal, SpecRefused
+from contracts.errors import MOST_REFUSALS, Refusal, SpecRefused
 from contracts.experience.columns import MAX_COLUMN_NAME
 from contracts.known_tasks import FILE_CURE
 from contracts.sampling import SamplingParams
@@ -33,6 +33,7 @@ from contracts.spec.datasets import (
     sources_of,
 )
 from contracts.spec.job import JobSpec
+from contracts.spec.reading import SpecReading, where_read
 from contracts.spec.trainer import ALL_LINEAR
 from contracts.weights import has_deltas
 
@@ -40,8 +41,6 @@ Broken = bool | Iterable[Values]
 """What a rule's `when` returns: True, or values for each place that breaks the rule; False, or nothing, for none."""
 
 LEAVE_OUT = "leave it out"
-MOST_REFUSALS = 64
-"""A hostile spec of many stages breaks some rules hundreds of times: an answer has the first ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +72,34 @@ class Rule:
             )
 
 
-def judge(spec: JobSpec) -> list[Refusal]:
-    """Returns all refusals of a spec in the order of the table, but no more than MOST_REFUSALS."""
-    refusals = (refusal for rule in RULES for refusal in rule.refusals(spec))
-    return list(islice(refusals, MOST_REFUSALS))
+def judge(spec: JobSpec, *, unread: Set[str] = frozenset()) -> list[Refusal]:
+    """Returns all refusals of a spec in the order of the table, but no more than MOST_REFUSALS.
+
+    Args:
+        spec: The spec.
+        unread: The keys of it without a value, as `SpecReading.unread`. A rule that looks at one of them isn't asked.
+    """
+    refusals: list[Refusal] = []
+    for rule in RULES:
+        with where_read(unread):
+            refusals += islice(rule.refusals(spec), MOST_REFUSALS - len(refusals))
+    return refusals
+
+
+def refusals_of(reading: SpecReading) -> list[Refusal]:
+    """Returns a refusal for each wrong key of a spec, then for each rule that the rest of it breaks."""
+    refusals = list(reading.refusals)
+    if reading.spec is not None:
+        refusals += judge(reading.spec, unread=reading.unread)
+    return refusals[:MOST_REFUSALS]
+
+
+def judged(reading: SpecReading) -> JobSpec:
+    """Returns the spec that was read. Raises SpecRefused, with all refusals, for a wrong key or a broken rule."""
+    refusals = refusals_of(reading)
+    if refusals:
+        raise SpecRefused(refusals)
+    return reading.whole
 
 
 def check_spec(spec: JobSpec) -> None:

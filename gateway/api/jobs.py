@@ -22,12 +22,13 @@ from contracts.errors import Conflict, ContractViolation, NotFound, SpecRefused
 from contracts.jobs import JobState, JobStatus, ResumeRequest
 from contracts.settings import OPERATOR
 from contracts.spec.job import JobSpec
-from contracts.spec.rules import judge
+from contracts.spec.reading import SpecReading
+from contracts.spec.rules import refusals_of
 from gateway import openapi, submission
 from gateway.named_files import check_named_files
 from gateway.services import HasCaller, HasServices, KnownJob, OwnJob, Services
 from onbeat.base.http.bodies import json_answer
-from onbeat.hub.spec_names import hub_requests
+from onbeat.hub.spec_names import may_name_hub
 
 MAX_LISTED = 1000
 EXAMPLE_JOB = {
@@ -71,8 +72,8 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 async def submit(request: Request, services: HasServices, caller: HasCaller) -> Response:
     """Create a job from a JobSpec. The same `Idempotency-Key` and spec answer the same job, with status 200."""
     key = submission.idempotency_key(request)
-    spec = await submission.read_spec(request, max_bytes=services.max_body_bytes)
-    status, is_new = await run_in_threadpool(_create, services, spec, key, caller.name)
+    reading = await submission.read_spec(request, max_bytes=services.max_body_bytes)
+    status, is_new = await run_in_threadpool(_create, services, reading, key, caller.name)
     return json_answer(
         status, HTTPStatus.CREATED if is_new else HTTPStatus.OK, headers={"Location": f"/v1/jobs/{status.job_id}"}
     )
@@ -84,8 +85,8 @@ async def check(request: Request, services: HasServices, caller: HasCaller) -> R
 
     Of a name of the hub that a submission would fetch first, nothing is fetched, and nothing more is checked.
     """
-    spec = await submission.read_spec(request, max_bytes=services.max_body_bytes)
-    await run_in_threadpool(_checked, services, spec, who=caller.name, begins=False)
+    reading = await submission.read_spec(request, max_bytes=services.max_body_bytes)
+    await run_in_threadpool(_checked, services, reading, who=caller.name, begins=False)
     return json_answer(SpecCheck(valid=True))
 
 
@@ -132,10 +133,11 @@ async def resume(request: Request, job_id: OwnJob, services: HasServices, caller
     return json_answer(await run_in_threadpool(_resume, services, job_id, change, caller.name))
 
 
-def _create(services: Services, spec: JobSpec, key: str, owner: str) -> tuple[JobStatus, bool]:
+def _create(services: Services, reading: SpecReading, key: str, owner: str) -> tuple[JobStatus, bool]:
     """Returns the job's status, and True if it is new. Raises Problem, InvalidInput, Conflict or Unavailable."""
     settings = services.settings
-    accepted = submission.with_matmul(_checked(services, spec, who=owner), settings)
+    accepted = submission.with_matmul(_checked(services, reading, who=owner), settings)
+    spec = reading.whole
     job_id, is_new = services.jobs.create(
         accepted,
         owner=owner,
@@ -153,27 +155,29 @@ def _create(services: Services, spec: JobSpec, key: str, owner: str) -> tuple[Jo
     return job_status(services.broker, job_id), is_new
 
 
-def _checked(services: Services, spec: JobSpec, *, who: str, begins: bool = True) -> JobSpec:
+def _checked(services: Services, reading: SpecReading, *, who: str, begins: bool = True) -> JobSpec:
     """Returns the spec as a job has it: with the commits of names of the hub, and texts and digests of its files.
 
     Args:
         services: The gateway's.
-        spec: As the client sent it.
+        reading: What could be read of the client's spec.
         who: The name of the client's key.
         begins: False fetches nothing from the hub.
 
     Raises:
-        SpecRefused: The judge or the stack refuses it, with all refusals.
+        SpecRefused: A key is wrong, or the judge or the stack refuses it, with all refusals.
         Unavailable: A service doesn't answer, or what it names is being fetched.
     """
-    refusals = judge(spec)
-    if refusals and hub_requests(spec):
+    refusals = refusals_of(reading)
+    spec = reading.spec
+    if spec is None or (refusals and may_name_hub(reading.plain)):
         # Nothing is fetched for it, and without its files the stack can't say more.
         raise SpecRefused(refusals)
-    whole = submission.with_commits(spec, services.hub, who=who, begins=begins)
-    if whole is None:
-        return spec
-    spec = whole
+    if not refusals:
+        whole = submission.with_commits(spec, services.hub, who=who, begins=begins)
+        if whole is None:
+            return spec
+        spec = whole
     accepted = submission.ask_stack(
         spec,
         refusals,
@@ -181,6 +185,7 @@ def _checked(services: Services, spec: JobSpec, *, who: str, begins: bool = True
         jobs=services.jobs,
         generators=Presence(services.broker).live(),
         consumers=ConsumerPresence(services.broker).live(),
+        unread=reading.unread,
     )
     if refusals:
         raise SpecRefused(refusals)

@@ -24,7 +24,7 @@ from onbeat.chaos.campaign import ROUND_DEADLINE_S, Campaign, wrong_folder
 from onbeat.chaos.circumstances import circumstances
 from onbeat.chaos.result import CampaignResult, ResultFile, RoundResult
 from onbeat.client.gateway import GatewayClient
-from onbeat.client.spec_file import flag_settings, load_spec
+from onbeat.client.spec_file import flag_settings, read_spec, read_toml
 from onbeat.commands import options
 from onbeat.stack.access import with_extra_roots
 from onbeat.stack.options import StackOptions, stack_settings, stage_workers_for, threads_from
@@ -76,9 +76,9 @@ def chaos(
     """Kill and pause processes at random; every run must end with the weights of the undisturbed one."""
     path = spec or CHAOS_SPEC
     flags = flag_settings(schedule=schedule, max_policy_lag=max_policy_lag, correction=correction)
-    job_spec = load_spec(path, [*flags, *(settings or [])])
+    reading = read_spec(read_toml(path), [*flags, *(settings or [])])
     root = options.own_root_of(path, model_root)
-    job_spec, extra_roots = options.placed(job_spec, [path.parent], model_root=root)
+    job_spec, extra_roots = options.placed(reading, [path.parent], model_root=root)
     if seed is None:
         seed = secrets.randbelow(2**31)
     stack_options = _options_of_stack(

@@ -123,6 +123,27 @@ class GatewayClient:
 
         return convert(_once_fetched(ask, fetching), JobStatus)
 
+    def check(self, values: Any) -> tuple[Refusal, ...]:
+        """Returns the refusals that a submission would meet; () of a spec that the gateway takes.
+
+        Args:
+            values: The plain values of the spec, which may be wrong.
+
+        Raises:
+            InvalidInput: They can't be written as JSON.
+            OnbeatError: The gateway doesn't answer, or not about the spec.
+        """
+        try:
+            body = encode_json(values)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InvalidInput(f"is no JSON: {error}", field="spec") from error
+        headers = {"Content-Type": "application/json"}
+        try:
+            self.ask("POST", "/v1/jobs/check", content=body, headers=headers, timeout=ANSWER_S)
+        except SpecRefused as error:
+            return error.refusals
+        return ()
+
     def jobs(self, *, limit: int | None = None, states: Sequence[JobState] = (), name: str = "") -> list[JobStatus]:
         """Returns the newest jobs, newest first.
 

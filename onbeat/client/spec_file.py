@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from contracts.errors import InvalidInput, SpecRefused
+from contracts.errors import InvalidInput
 from contracts.spec.job import JobSpec
-from contracts.spec.reading import spec_of_values
-from contracts.spec.rules import check_spec
+from contracts.spec.reading import SpecReading, read_values
+from contracts.spec.rules import judged
 from onbeat.base.shipped import SPECS, own_or_shipped, shipped_root
 
 
@@ -27,26 +27,27 @@ def load_spec(path: Path, settings: Sequence[str] = ()) -> JobSpec:
 def parse_spec(values: dict[str, Any], settings: Sequence[str] = ()) -> JobSpec:
     """Makes a JobSpec of plain values, changed by `key.path=value` settings.
 
-    Raises SpecRefused with all that its types and ranges refuse, or else with all rules that it breaks.
+    Raises SpecRefused with all wrong keys, and all rules that the rest breaks.
     """
+    return judged(read_spec(values, settings))
+
+
+def read_spec(values: dict[str, Any], settings: Sequence[str] = ()) -> SpecReading:
+    """Reads plain values, changed by `key.path=value` settings. Raises InvalidInput for what is no such setting."""
     for setting in settings:
         apply_setting(values, setting)
-    try:
-        spec = spec_of_values(values)
-    except SpecRefused as error:
-        if not _set_texts(values, settings, error):
-            raise
-        spec = spec_of_values(values)
-    check_spec(spec)
-    return spec
+    reading = read_values(values)
+    if _set_texts(values, settings, reading):
+        reading = read_values(values)
+    return reading
 
 
-def _set_texts(values: dict[str, Any], settings: Sequence[str], error: SpecRefused) -> bool:
+def _set_texts(values: dict[str, Any], settings: Sequence[str], reading: SpecReading) -> bool:
     """Sets the text itself where a key that takes one was set to what TOML reads as a number, as `name=nan`.
 
     Returns False where no setting is so.
     """
-    fields = {refusal.field for refusal in error.refusals if refusal.problem.startswith("expected `str`")}
+    fields = {refusal.field for refusal in reading.refusals if refusal.problem.startswith("expected `str`")}
     texts = [setting for setting in settings if setting.partition("=")[0].strip() in fields]
     for setting in texts:
         dotted, _, text = setting.partition("=")

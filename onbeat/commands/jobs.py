@@ -16,7 +16,7 @@ from contracts.spec.paths import paths_of
 from contracts.spec.reading import spec_of_values
 from onbeat.client.derived_specs import forking, renamed, without_digests
 from onbeat.client.gateway import GatewayClient
-from onbeat.client.spec_file import flag_settings, load_spec, parse_spec
+from onbeat.client.spec_file import flag_settings, read_spec, read_toml
 from onbeat.commands import options
 from onbeat.commands.following import follow_or_show, follow_to_end
 from onbeat.commands.options import Job
@@ -49,9 +49,9 @@ def submit(
     flags = flag_settings(
         schedule=schedule, max_policy_lag=max_policy_lag, correction=correction, iterations=iterations, seed=seed
     )
-    job_spec = load_spec(spec, [*flags, *(settings or [])])
-    access = options.access_from(gateway, api_key, run_dir)
-    job_spec = options.with_local_paths(job_spec, [spec.parent], access)
+    reading = read_spec(read_toml(spec), [*flags, *(settings or [])])
+    access = options.access_for([reading], gateway, api_key, run_dir)
+    job_spec = options.spec_for_gateway(reading, [spec.parent], access)
     with options.client_for(access) as client:
         if idempotency_key and not (idempotency_key.isascii() and idempotency_key.isprintable()):
             raise InvalidInput("must be visible ASCII characters", field="--idempotency-key", cure="use a UUID")
@@ -197,7 +197,7 @@ def _forked(
     theirs = paths_of(spec_of_values(values))
     renamed(values, settings)
     values = forking(values, job=job_id, version=version, iterations=max(1, whole - version))
-    spec = options.with_local_paths(parse_spec(values, settings), [], access, left=theirs)
+    spec = options.spec_for_gateway(read_spec(values, settings), [], access, left=theirs)
     return client.submit(spec, idempotency_key=uuid.uuid4().hex, fetching=tell_fetch), version
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import httpx
 import typer
@@ -13,11 +14,13 @@ from msgspec.structs import replace
 
 from contracts.encoding.names import check_job_id
 from contracts.encoding.wire import convert
-from contracts.errors import InvalidInput, OnbeatError
+from contracts.errors import InvalidInput, OnbeatError, Refusal, SpecRefused
 from contracts.jobs import JobState, ResumeRequest
 from contracts.rewards import OnUnscorable
 from contracts.settings import StackSettings, settings_from
 from contracts.spec.job import JobSpec
+from contracts.spec.reading import SpecReading, with_values
+from contracts.spec.rules import judged, refusals_of
 from contracts.spec.trainer import MOST_WIDER_BITS
 from onbeat.base.http.outgoing import make_client
 from onbeat.base.shipped import SPECS, is_shipped, shipped_root
@@ -100,6 +103,8 @@ Threads = Annotated[
 ModelRoot = Annotated[
     Path | None, typer.Option("--model-root", metavar="DIR", help="Where relative model paths of a spec start.")
 ]
+
+log = logging.getLogger(__name__)
 
 WITHIN_S = 1.0
 NUM_JOBS = 100
@@ -200,47 +205,77 @@ def with_run_roots(settings: StackSettings, run_root: Path, chosen: Path | None)
     return with_roots(settings, run_root, chosen, default=model_root_or_default(None))
 
 
-def with_local_paths(
-    spec: JobSpec,
+def spec_for_gateway(
+    reading: SpecReading,
     folders: Sequence[Path],
     access: GatewayAccess,
     *,
     typed: Collection[str] = (),
     left: Collection[str] = (),
 ) -> JobSpec:
-    """Returns the spec with its relative paths found by their author's folders, for a stack of this machine and user.
+    """Returns the spec for a gateway, with its relative paths found by their author's folders.
 
     Args:
-        spec: The spec.
+        reading: The spec as far as it can be read.
         folders: Where a relative path may start; the current folder comes after them.
         access: The gateway. At one of another machine or user the paths stay: they are below the model root there.
         typed: Keys whose path was typed at the command line, and so starts at the current folder first.
         left: Paths that the stack's jobs have already; they stay.
 
     Raises:
-        SpecRefused: A path is in none of the folders, nor below the stack's model root.
+        SpecRefused: A key is wrong, the spec breaks rules, or a path is in none of the folders, nor below the stack's
+            model root. With these come the refusals of the gateway, which is asked at once.
     """
+    search = _search_at(access, folders, typed=typed, left=left)
+    places: dict[str, str] = {}
+    nowhere: list[Refusal] = []
+    if search is not None and reading.spec is not None:
+        places, nowhere = search.look(reading.spec)
+    refusals = [*refusals_of(reading), *nowhere]
+    if refusals:
+        # The gateway says the same of a wrong key and of a path, in other words where it is another version.
+        fields = {refusal.field for refusal in (*reading.refusals, *nowhere)}
+        theirs = _refusals_at(access, with_values(reading.plain, places))
+        others = [refusal for refusal in theirs if refusal not in refusals and refusal.field not in fields]
+        raise SpecRefused([*refusals, *others])
+    spec = reading.whole
+    return spec if search is None else search.resolve(spec)
+
+
+def _search_at(
+    access: GatewayAccess, folders: Sequence[Path], *, typed: Collection[str], left: Collection[str]
+) -> PathSearch | None:
+    """Returns the search for a stack of this machine and user; None for another one."""
     run_root = Path(access.run_root)
     stack = read_stack_file(run_root)
     roots = read_roots(run_root)
     if stack is None or roots is None or not same_origin(stack.gateway_url, access.url):
-        return spec
+        return None
     here = Path.cwd()
-    search = PathSearch(
+    return PathSearch(
         folders=(*folders, here),
         model_root=Path(roots.model_root),
         typed=dict.fromkeys(typed, here),
         left=left,
         cure=STACK_CURE,
     )
-    return search.resolve_all(spec)
 
 
-def placed(spec: JobSpec, folders: Sequence[Path], *, model_root: Path | None) -> tuple[JobSpec, list[Path]]:
+def _refusals_at(access: GatewayAccess, values: Any) -> Sequence[Refusal]:
+    """Returns what a gateway refuses of a spec; () where it can't be asked: the spec is refused without it, too."""
+    try:
+        with client_for(access) as client:
+            return client.check(values)
+    except OnbeatError as error:
+        log.warning("the gateway doesn't say what else it would refuse: %s", error)
+        return ()
+
+
+def placed(reading: SpecReading, folders: Sequence[Path], *, model_root: Path | None) -> tuple[JobSpec, list[Path]]:
     """Finds the files that a spec names, for a stack of its own.
 
     Args:
-        spec: The spec.
+        reading: The spec as far as it can be read.
         folders: Where a relative path may start: the spec's, the program's. The current folder comes after them, and
             the model root last; one that is given comes first.
         model_root: The model root that is given.
@@ -249,12 +284,17 @@ def placed(spec: JobSpec, folders: Sequence[Path], *, model_root: Path | None) -
         The spec with the paths, and the folders, other than the model root, that have some of them.
 
     Raises:
-        SpecRefused: A path is in none of them.
+        SpecRefused: A key is wrong, the spec breaks rules, or a path is in none of the folders.
     """
     first = [] if model_root is None else [model_root]
     root = model_root_or_default(model_root)
     search = PathSearch(folders=(*first, *folders, Path.cwd()), model_root=root)
-    return search.resolve_all(spec), search.found_below
+    refusals = refusals_of(reading)
+    if reading.spec is not None:
+        refusals += search.look(reading.spec)[1]
+    if refusals:
+        raise SpecRefused(refusals)
+    return search.resolve(reading.whole), search.found_below
 
 
 def profile_and_count(path: Path | None, generators: int | None) -> tuple[StackProfile | None, int | None]:
@@ -274,6 +314,18 @@ def access_from(
 ) -> GatewayAccess:
     settings_from(os.environ)
     return gateway_access(os.environ, gateway=gateway, api_key=api_key, run_dir=run_dir, job=job)
+
+
+def access_for(
+    readings: Sequence[SpecReading], gateway: str | None, api_key: str | None, run_dir: Path | None
+) -> GatewayAccess:
+    """Does `access_from` for specs to submit. Where no gateway is named, those that are refused in any case are."""
+    try:
+        return access_from(gateway, api_key, run_dir)
+    except OnbeatError:
+        for reading in readings:
+            judged(reading)
+        raise
 
 
 def client_for(access: GatewayAccess) -> GatewayClient:

@@ -5,7 +5,8 @@ JobSpec ─ hub_requests ─▶ field → HubRequest ─ fetched? ─▶ field �
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from contracts.encoding.wire import changed
 from contracts.hub_names import SCHEME, HubName, is_hub_name, read_hub_name
@@ -15,6 +16,7 @@ from contracts.spec.stages import RewardModelStage, StageSpec, TeacherStage
 from onbeat.hub.store import HubRequest
 
 MODEL_FIELD = "model.path"
+HUGGINGFACE = HuggingFaceDataset.__struct_config__.tag
 Change = Callable[[str, HubRequest], HubName]
 """(field, the request that it stands for) → the name that is written there."""
 
@@ -29,6 +31,17 @@ def hub_requests(spec: JobSpec) -> dict[str, HubRequest]:
 
     _with_names(spec, note)
     return requests
+
+
+def may_name_hub(values: Any) -> bool:
+    """Returns True where the plain values of a spec have what may be a name of the hub, wherever it stands."""
+    if isinstance(values, str):
+        return is_hub_name(values)
+    if isinstance(values, Mapping):
+        # There it is a name of the hub also without its scheme, which the judge refuses.
+        names_rows = values.get("type") == HUGGINGFACE and "path" in values
+        return names_rows or any(may_name_hub(value) for value in values.values())
+    return isinstance(values, Sequence) and any(may_name_hub(value) for value in values)
 
 
 def with_commits(spec: JobSpec, commits: Mapping[str, str]) -> JobSpec:

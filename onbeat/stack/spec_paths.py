@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from contracts.errors import Refusal, SpecRefused
+from contracts.errors import Refusal
 from contracts.hub_names import hub_cure
 from contracts.spec.job import JobSpec
 from contracts.spec.paths import with_paths
@@ -51,18 +51,27 @@ class PathSearch:
         """Returns the spec with its relative paths found; those that nothing has stay as they are."""
         return with_paths(spec, self._resolved)
 
-    def resolve_all(self, spec: JobSpec) -> JobSpec:
-        """Does `resolve`. Raises SpecRefused with each path that is nowhere, and where it was looked for."""
-        resolved, refusals = self.resolve_some(spec)
-        if refusals:
-            raise SpecRefused(refusals)
-        return resolved
-
     def resolve_some(self, spec: JobSpec) -> tuple[JobSpec, list[Refusal]]:
         """Does `resolve`, and returns a refusal for each path that is nowhere beside the spec."""
         self._refusals.clear()
         resolved = with_paths(spec, self._resolved_or_refused)
         return resolved, list(self._refusals)
+
+    def look(self, spec: JobSpec) -> tuple[dict[str, str], list[Refusal]]:
+        """Finds the paths of a spec of which some keys may have no value, and leaves it as it is.
+
+        Returns:
+            Field → where its path leads, and a refusal for each path that is nowhere.
+        """
+        self._refusals.clear()
+        places: dict[str, str] = {}
+
+        def note(key: str, path: str) -> str:
+            places[key] = self._resolved_or_refused(key, path)
+            return path
+
+        with_paths(spec, note)
+        return places, list(self._refusals)
 
     def _resolved(self, key: str, path: str) -> str:
         if os.path.isabs(path) or SCHEME.match(path) or path in self.left:

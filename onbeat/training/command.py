@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from onbeat.client.spec_file import flag_settings, load_spec
+from onbeat.client.spec_file import flag_settings, read_spec, read_toml
 from onbeat.commands import options
 from onbeat.commands.stack import DEMO_SPEC
 from onbeat.stack.access import run_dir_flag
@@ -44,9 +44,9 @@ def demo(
         schedule=schedule, max_policy_lag=max_policy_lag, correction=correction, iterations=iterations, seed=seed
     )
     path = spec or DEMO_SPEC
-    job_spec = load_spec(path, [*flags, *(settings or [])])
+    reading = read_spec(read_toml(path), [*flags, *(settings or [])])
     root = options.own_root_of(path, model_root)
-    job_spec, extra_roots = options.placed(job_spec, [path.parent], model_root=root)
+    job_spec, extra_roots = options.placed(reading, [path.parent], model_root=root)
     stack_profile, num_generators = options.profile_and_count(profile, generators)
     stack_options = options_of_job(
         job_spec,

@@ -21,9 +21,10 @@ from contracts.errors import InvalidInput
 from contracts.run_folder import RunFolder
 from contracts.settings import PREFIX
 from contracts.spec.job import JobSpec
+from contracts.spec.reading import SpecReading
 from onbeat.client.gateway import GatewayClient
-from onbeat.client.spec_file import parse_spec, read_toml
-from onbeat.commands.options import own_root_of, placed, with_local_paths
+from onbeat.client.spec_file import read_spec, read_toml
+from onbeat.commands.options import own_root_of, placed, spec_for_gateway
 from onbeat.stack.access import (
     GatewayAccess,
     gateway_access,
@@ -104,8 +105,8 @@ def train(
     access = _named_gateway(url, key, run_dir)
     if access is not None:
         _refuse_own(model_root=model_root, generators=generators, stage_workers=stage_workers, threads=threads)
-        job = spec_of(spec, tables | parts, put=_put_at(access))
-        job = with_local_paths(job, _folders_of(spec), access)
+        reading = reading_of(spec, tables | parts, put=_put_at(access))
+        job = spec_for_gateway(reading, _folders_of(spec), access)
         with GatewayClient(access.url, access.key) as client:
             fetching = log.info if progress is False else tell_fetch
             job_id = client.submit(job, idempotency_key=uuid.uuid4().hex, fetching=fetching).job_id
@@ -116,11 +117,11 @@ def train(
         raise InvalidInput("has no effect without a gateway", field="key", cure="set url=, or leave key out")
     run_root = Path(run_dir) if run_dir is not None else new_run_root("train")
     with nothing_left_of_what_is_refused(run_root):
-        job = spec_of(spec, tables | parts, put=put_below(inputs_below(run_root)))
+        reading = reading_of(spec, tables | parts, put=put_below(inputs_below(run_root)))
         root = Path(model_root) if model_root is not None else None
         if isinstance(spec, str | os.PathLike):
             root = own_root_of(Path(spec), root)
-        job, extra_roots = placed(job, _folders_of(spec), model_root=root)
+        job, extra_roots = placed(reading, _folders_of(spec), model_root=root)
         options = options_of_job(
             job,
             run_root=run_root,
@@ -203,8 +204,8 @@ def _put_at(access: GatewayAccess) -> Put:
     return put_nowhere
 
 
-def spec_of(spec: Any, tables: Mapping[str, Any], *, put: Put) -> JobSpec:
-    """Returns the spec of a job.
+def reading_of(spec: Any, tables: Mapping[str, Any], *, put: Put) -> SpecReading:
+    """Reads the spec of a job.
 
     Args:
         spec: A spec, its tables, or the path of its file; None for the defaults.
@@ -229,7 +230,7 @@ def spec_of(spec: Any, tables: Mapping[str, Any], *, put: Put) -> JobSpec:
         changes["environment"] = _with_tools(changes.get("environment", {}), tools_table(changes.pop("tools"), put))
     if "environment" in changes:
         values["environment"] = _left_of(values.get("environment"), changes["environment"])
-    return parse_spec({"name": Path(sys.argv[0]).stem or "python"} | _merged(values, changes))
+    return read_spec({"name": Path(sys.argv[0]).stem or "python"} | _merged(values, changes))
 
 
 def _with_tools(changes: Mapping[str, Any], table: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from onbeat.client.derived_specs import evaluating
-from onbeat.client.spec_file import parse_spec, read_toml
+from onbeat.client.spec_file import read_spec, read_toml
 from onbeat.commands import options
 from onbeat.commands.following import follow_to_end
 from onbeat.terminal.output import console_for, tell_fetch
@@ -31,9 +31,9 @@ def evaluate(
 
     Keys of the spec about training are passed over. The completions are recorded: `onbeat samples JOB` shows them.
     """
-    job_spec = parse_spec(evaluating(read_toml(spec), model), settings or [])
-    access = options.access_from(gateway, api_key, run_dir)
-    job_spec = options.with_local_paths(job_spec, [spec.parent], access, typed=["model.path"])
+    reading = read_spec(evaluating(read_toml(spec), model), settings or [])
+    access = options.access_for([reading], gateway, api_key, run_dir)
+    job_spec = options.spec_for_gateway(reading, [spec.parent], access, typed=["model.path"])
     with options.client_for(access) as client:
         status = client.submit(job_spec, idempotency_key=uuid.uuid4().hex, fetching=tell_fetch)
         status = follow_to_end(client, status.job_id, json_output=json_output)

@@ -18,10 +18,11 @@ from rich.text import Text
 from contracts.errors import Conflict, OnbeatError, Unavailable
 from contracts.jobs import JobState, JobStatus
 from contracts.spec.job import JobSpec
+from contracts.spec.reading import SpecReading
 from onbeat.base.process.waiting import Waiting
 from onbeat.client.derived_specs import named_after, shown_values, swept, varied_keys
 from onbeat.client.gateway import UNREACHABLE_S, GatewayClient
-from onbeat.client.spec_file import parse_spec, read_toml
+from onbeat.client.spec_file import read_spec, read_toml
 from onbeat.commands import options
 from onbeat.commands.job_list import WHOLE
 from onbeat.terminal.job_view import STATE_STYLES
@@ -59,10 +60,10 @@ def sweep(
     values = read_toml(spec)
     combinations = swept(settings or [])
     keys = varied_keys(combinations)
-    specs = [_spec_of(values, changes, keys, tag) for changes in combinations]
+    readings = [_reading_of(values, changes, keys, tag) for changes in combinations]
     console = console_for(json_output=json_output)
-    access = options.access_from(gateway, api_key, run_dir)
-    specs = [options.with_local_paths(job_spec, [spec.parent], access) for job_spec in specs]
+    access = options.access_for(readings, gateway, api_key, run_dir)
+    specs = [options.spec_for_gateway(reading, [spec.parent], access) for reading in readings]
     with options.client_for(access) as client:
         jobs = _submitted(client, specs)
         console.print(f"{len(jobs)} jobs, tagged {tag}")
@@ -108,11 +109,11 @@ def sweep_table(combinations: Sequence[Sequence[str]], statuses: Sequence[JobSta
     return table
 
 
-def _spec_of(values: dict[str, Any], changes: Sequence[str], keys: Sequence[str], tag: str) -> JobSpec:
-    """Returns the spec of one job of the sweep. keys: those by which the jobs differ."""
+def _reading_of(values: dict[str, Any], changes: Sequence[str], keys: Sequence[str], tag: str) -> SpecReading:
+    """Reads the spec of one job of the sweep. keys: those by which the jobs differ."""
     of_job = copy.deepcopy(values)
     named_after(of_job, [change for change in changes if change.partition("=")[0] in keys], tag=tag)
-    return parse_spec(of_job, changes)
+    return read_spec(of_job, changes)
 
 
 def _submitted(client: GatewayClient, specs: Sequence[JobSpec]) -> list[str]:

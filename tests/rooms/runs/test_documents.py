@@ -23,9 +23,10 @@ from contracts.environments.service import EnvironmentTable, table_of
 from contracts.rewards import MathVerifyReward, PluginReward
 from contracts.spec.datasets import HuggingFaceDataset, JsonlDataset, RowColumns
 from contracts.spec.job import JobSpec
+from contracts.spec.rules import judged
 from onbeat.training.inputs import put_below
 from onbeat.training.run import Run
-from onbeat.training.start import spec_of
+from onbeat.training.start import reading_of
 from reward_service.player.player import Playable, load
 from tests.e2e.stand_in_gateway import FakeGateway
 from tests.rooms.runs.running_stack import running_gateway
@@ -158,7 +159,7 @@ def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[JobSpec]:
     specs = []
 
     def train(**given: Any) -> Any:
-        specs.append(spec_of(None, given, put=put_below(tmp_path / "inputs")))
+        specs.append(judged(reading_of(None, given, put=put_below(tmp_path / "inputs"))))
         return type("Trained", (), {"save_model": lambda self, directory: None})()
 
     monkeypatch.setattr(onbeat, "train", train, raising=False)

@@ -17,10 +17,11 @@ from contracts.errors import InvalidInput
 from contracts.rewards import ExactReward, LengthReward, MathVerifyReward, PluginReward
 from contracts.spec.datasets import AdditionDataset, JsonlDataset
 from contracts.spec.job import JobSpec
+from contracts.spec.rules import judged
 from onbeat.base.process.entry_points import defined_in
 from onbeat.environments.author import Episode
 from onbeat.training.inputs import put_below, put_nowhere
-from onbeat.training.start import spec_of
+from onbeat.training.start import reading_of
 from tests.builders import job_spec
 
 ROWS = [{"prompt": "1+1=", "reference": "2"}, {"prompt": "2+2=", "reference": "4", "task_entry": "{}"}]
@@ -57,7 +58,8 @@ TASK = {"question": "1+1?", "reference": "2"}
 
 def input_spec(tmp_path: Path, base: Any = None, *, reward: Any = None, dataset: Any = None, **tables: Any) -> JobSpec:
     put = put_below(tmp_path / "inputs")
-    return spec_of(job_spec() if base is None else base, tables | {"reward": reward, "dataset": dataset}, put=put)
+    parts = tables | {"reward": reward, "dataset": dataset}
+    return judged(reading_of(job_spec() if base is None else base, parts, put=put))
 
 
 def lines_of(path: str) -> list[dict[str, str]]:
@@ -243,4 +245,4 @@ def test_a_key_that_is_none_is_refused_by_its_name(tmp_path: Path) -> None:
 
 def test_a_stack_elsewhere_gets_no_files(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="reads only files below its own model root"):
-        spec_of(job_spec(), {"reward": short}, put=put_nowhere)
+        reading_of(job_spec(), {"reward": short}, put=put_nowhere)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import time
 
 import pytest
 
 from contracts.encoding.wire import decode, encode
-from contracts.errors import SpecRefused
+from contracts.errors import MOST_REFUSALS, SpecRefused
 from contracts.spec.job import JobSpec
-from contracts.spec.rules import MOST_REFUSALS, RULES, Rule, check_spec, judge
+from contracts.spec.reading import read_values
+from contracts.spec.rules import RULES, Rule, check_spec, judge, refusals_of
 from contracts.spec.trainer import HEALTH_RULES
-from tests.builders import job_spec, judged_spec
+from tests.builders import job_spec, judged_spec, spec_values
 from tests.unit.contracts.spec_examples import (
     AS_SAMPLED,
     CRITIC,
@@ -52,6 +55,35 @@ def test_a_spec_that_takes_the_cure_is_refused_by_nothing(example: Example) -> N
 def test_each_rule_refuses_an_example_and_takes_another(rule: Rule) -> None:
     answers = {bool(list(rule.refusals(job_spec(**example.broken)))) for example in EXAMPLES}
     assert answers == {True, False}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=IDS)
+def test_a_wrong_key_elsewhere_hides_no_rule(example: Example) -> None:
+    spec = job_spec(**example.broken)
+    values = spec_values(**example.broken)
+    values["timeouts"] = values.get("timeouts", {}) | {"iteraton_s": 60.0}
+    unknown, *rules = refusals_of(read_values(values))
+    assert unknown.field == "timeouts.iteraton_s"
+    assert rules == judge(spec)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=IDS)
+@pytest.mark.parametrize("fault", ["a letter too much", "another type"])
+def test_a_wrong_key_is_refused_alone_where_the_spec_is_right_with_it(example: Example, fault: str) -> None:
+    """Nothing is refused for the lack of a key that is there by another name, or with another value."""
+    for path in example.cure:
+        values = copy.deepcopy(spec_values(**example.cure))
+        *parents, leaf = path.split("__")
+        table = functools.reduce(lambda table, key: table[key], parents, values)
+        value = table.pop(leaf)
+        key = leaf
+        if fault == "a letter too much":
+            key = f"{leaf}x"
+            table[key] = value
+        else:
+            table[key] = 3 if isinstance(value, list) else [[None]]
+        refusals = refusals_of(read_values(values))
+        assert [refusal.field for refusal in refusals] == [".".join([*parents, key])]
 
 
 def test_all_refusals_of_a_spec_come_at_once_in_the_order_of_the_table() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from contracts.encoding.wire import encode_json
-from contracts.errors import InvalidInput, SpecRefused
+from contracts.errors import MOST_REFUSALS, InvalidInput, SpecRefused
 from contracts.spec.job import JobSpec
-from contracts.spec.reading import MOST_REFUSALS, NAMES_ELSEWHERE, spec_of_json, spec_of_values
+from contracts.spec.reading import NAMES_ELSEWHERE, read_values, spec_of_json, spec_of_values, where_read
+from contracts.weights import FileWeights
 
 SPEC: dict[str, Any] = {
     "name": "test",
@@ -62,7 +63,65 @@ def test_a_required_key_that_is_wrong_is_refused_once() -> None:
         "iterations: expected `int` >= 0",
         "seed: expected `int` >= 0",
     ]
-    assert lines({"name": "test"}) == ["iterations: is required (docs/configuration.md explains it)"]
+    assert lines({"name": "test"}) == [
+        "iterations: is required (docs/configuration.md explains it)",
+        "model: is required (docs/configuration.md explains it)",
+        "dataset: is required (docs/configuration.md explains it)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "unread"),
+    [
+        ({"seed": "one"}, {"seed"}),
+        ({"shedule": "delayed"}, {"schedule"}),
+        ({"optimizer": {"beta2": 0.9, "beta1x": 0.9}}, {"beta1"}),
+        ({"trainer": {"max_steps": 9}}, set()),
+        ({"trainer": {"lr": 1e-3}}, {"learning_rate"}),
+        ({"rollout": {"top_p": 0.9}}, {"top_p", "sampling"}),
+        ({"colour": 3}, {"seed", "max_policy_lag"}),
+        ({"colour": "delayed"}, {"schedule"}),
+        ({"trackers": ["wandb", "wand"]}, {"trackers"}),
+        ({"dataset": {"type": "jsonl", "num_train_prompts": 3}}, {"dataset"}),
+        ({"dataset": {"type": "adition"}}, {"dataset"}),
+        ({"environment": {"name": "tools", "params": {"tools": [1]}}}, {"params"}),
+    ],
+)
+def test_a_wrong_key_and_what_a_misspelt_one_may_stand_for_have_no_value(
+    changes: dict[str, Any], unread: set[str]
+) -> None:
+    reading = read_values(SPEC | changes)
+    assert reading.unread == unread
+    assert reading.spec is not None
+    assert reading.plain == SPEC | changes
+    if "schedule" in unread:
+        with pytest.raises(AttributeError):
+            _ = reading.spec.schedule
+        with where_read(unread):
+            pytest.fail(reading.spec.schedule)
+        with pytest.raises(AttributeError), where_read({"seed"}):
+            pytest.fail(reading.spec.schedule)
+
+
+def test_a_spec_that_lacks_values_leaves_the_defaults_of_others_as_they_are() -> None:
+    assert read_values(SPEC | {"rollout": {"sampling": {"top_p": "x"}}, "weights": {"transport": 3}}).refusals
+    assert spec_of_values(SPEC).rollout.sampling.top_p == 1.0
+    assert spec_of_values(SPEC).weights == FileWeights()
+
+
+def test_entries_of_a_list_are_named_by_their_places_though_others_are_wrong_too() -> None:
+    components = [{"type": "exat"}, {"type": "exact"}, {"type": "length"}, {"type": "exact", "weight": "x"}, 7]
+    assert [line.partition(": ")[0] for line in lines(SPEC | {"reward": {"components": components}})] == [
+        "reward.components[0].type",
+        "reward.components[2].target_chars",
+        "reward.components[3].weight",
+        "reward.components[4]",
+    ]
+
+
+def test_a_key_that_is_required_is_not_missing_where_it_is_misspelt() -> None:
+    values = {key: value for key, value in SPEC.items() if key != "iterations"}
+    assert lines(values | {"iteratons": 4}) == ["iteratons: unknown key (did you mean iterations?)"]
 
 
 @pytest.mark.parametrize("name", NAMES_ELSEWHERE)
