@@ -156,18 +156,11 @@ def read_values(values: Any) -> SpecReading:
         return _read_in_part(lambda: values, error)
 
 
-def spec_of_json(body: bytes) -> JobSpec:
-    """Reads a spec from outside.
-
-    Raises:
-        SpecRefused: A key is unknown, missing, of another type or out of its range.
-        InvalidInput: The body is no JSON.
-    """
-    return read_json(body).whole
-
-
 def spec_of_values(values: Any) -> JobSpec:
-    """Reads a spec from plain dicts and lists, as a TOML file has them. Raises SpecRefused as `spec_of_json` does."""
+    """Reads a spec from plain dicts and lists, as a TOML file has them.
+
+    Raises SpecRefused where a key is unknown, missing, of another type or out of its range.
+    """
     return read_values(values).whole
 
 

@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 
 from contracts.encoding.wire import encode_json
 from contracts.errors import OnbeatError
-from contracts.spec.reading import spec_of_json
-from contracts.spec.rules import judge
+from contracts.spec.reading import read_json
+from contracts.spec.rules import refusals_of
 from onbeat.data.rendering import chat_template
 from onbeat.data.rendering.chat_template import ChatTemplate, TemplateEnded, TemplateRefuses
 from onbeat.scoring.patterns import takes_re2
@@ -38,7 +38,7 @@ def test_a_pattern_costs_its_length_in_a_decode_and_is_checked_within_a_second(k
     assert component in body
     started_s = time.process_time()
     with contextlib.suppress(OnbeatError):  # of a pattern that no spec may hold
-        judge(spec_of_json(body))
+        refusals_of(read_json(body))
     decoded_s = time.process_time()
     with contextlib.suppress(OnbeatError):  # of what is no pattern
         takes_re2(pattern)

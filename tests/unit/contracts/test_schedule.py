@@ -14,7 +14,7 @@ from contracts.jobs import ResumeRequest, resumed_spec
 from contracts.schedule import LAGGING, MAX_POLICY_LAG, Schedule, ScheduleName
 from contracts.spec.job import JobSpec
 from contracts.spec.kinds import CorrectionName
-from contracts.spec.reading import spec_of_json
+from contracts.spec.reading import read_json
 from contracts.spec.rules import check_spec
 from onbeat.client.spec_file import load_spec
 from tests.builders import job_spec, judged_spec
@@ -109,7 +109,7 @@ def over_http(top: dict[str, Any], algorithm: dict[str, Any]) -> JobSpec:
         "reward": {"components": [{"type": "exact"}]},
         "algorithm": algorithm,
     }
-    spec = spec_of_json(encode_json(body | top))
+    spec = read_json(encode_json(body | top)).whole
     check_spec(spec)
     return spec
 

@@ -9,7 +9,7 @@ import pytest
 from contracts.encoding.wire import encode_json
 from contracts.errors import MOST_REFUSALS, InvalidInput, SpecRefused
 from contracts.spec.job import JobSpec
-from contracts.spec.reading import NAMES_ELSEWHERE, read_values, spec_of_json, spec_of_values, where_read
+from contracts.spec.reading import NAMES_ELSEWHERE, read_json, read_values, spec_of_values, where_read
 from contracts.weights import FileWeights
 
 SPEC: dict[str, Any] = {
@@ -28,7 +28,7 @@ def lines(values: Any) -> list[str]:
         spec_of_values(values)
     assert encode_json(values) == before, "what a program holds stays as it is"
     with pytest.raises(SpecRefused) as of_json:
-        spec_of_json(before)
+        _ = read_json(before).whole
     assert of_json.value.refusals == of_values.value.refusals
     return str(of_values.value).splitlines()
 
@@ -142,7 +142,7 @@ def test_a_spec_of_a_thousand_wrong_keys_is_read_a_bounded_number_of_times() -> 
 @pytest.mark.parametrize("body", [b"{", b"\xff\xfe"])
 def test_a_body_that_is_no_json_is_no_spec_that_breaks_rules(body: bytes) -> None:
     with pytest.raises(InvalidInput) as refused:
-        spec_of_json(body)
+        read_json(body)
     assert not isinstance(refused.value, SpecRefused)
 
 
@@ -155,7 +155,7 @@ def test_what_is_no_table_is_refused_as_a_whole(values: Any) -> None:
 
 def test_a_table_of_a_hundred_thousand_levels_is_refused_by_a_line() -> None:
     with pytest.raises(InvalidInput) as refused:
-        spec_of_json(b'{"dataset":' + b'{"params":' * 100_000)
+        read_json(b'{"dataset":' + b'{"params":' * 100_000)
     assert str(refused.value)
     deep: Any = {}
     for _ in range(100_000):

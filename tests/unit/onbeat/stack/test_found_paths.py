@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from contracts.errors import SpecRefused
 from contracts.settings import StackSettings
 from contracts.spec.datasets import HuggingFaceDataset
 from contracts.spec.job import JobSpec
+from contracts.spec.reading import read_values, with_values
 from onbeat.commands.options import with_current_folder
 from onbeat.stack.access import with_roots, write_roots
 from onbeat.stack.spec_paths import PathSearch
-from tests.builders import job_spec
+from tests.builders import job_spec, spec_values
 
 
 def folder(place: Path, *names: str) -> Path:
@@ -40,7 +40,7 @@ def test_the_first_folder_that_has_a_path_counts_and_the_model_root_is_the_last(
 def test_a_path_below_the_model_root_is_relative_to_it(tmp_path: Path) -> None:
     root = folder(tmp_path, "project/models/tiny")
     search = PathSearch(folders=(tmp_path / "project",), model_root=root)
-    assert search.resolve_all(of_model("models/tiny")).model.path == "project/models/tiny"
+    assert search.resolve_some(of_model("models/tiny"))[0].model.path == "project/models/tiny"
     assert search.found_below == []
 
 
@@ -50,20 +50,33 @@ def test_absolute_paths_names_of_a_hub_and_parts_of_a_folder_stay_as_they_mean(t
     model = folder(tmp_path / "model", "tiny")
     search = PathSearch(folders=(data,), model_root=tmp_path / "root")
     spec = job_spec(model__path=str(model / "tiny"), dataset=HuggingFaceDataset(train_path="set/main/train"))
-    resolved = search.resolve_all(spec)
+    resolved, refusals = search.resolve_some(spec)
+    assert refusals == []
     assert resolved.model.path == str(model / "tiny")
     assert resolved.dataset == HuggingFaceDataset(train_path=str(data / "set/main/train"))
-    assert search.resolve_all(of_model("hub:owner/name")).model.path == "hub:owner/name"
+    assert search.resolve(of_model("hub:owner/name")).model.path == "hub:owner/name"
 
 
 def test_a_path_that_is_nowhere_is_refused_with_the_folders_that_were_looked_in(tmp_path: Path) -> None:
     search = PathSearch(folders=(tmp_path / "spec",), model_root=tmp_path / "root")
-    with pytest.raises(SpecRefused) as caught:
-        search.resolve_all(of_model("models/tiny"))
-    (refusal,) = caught.value.refusals
+    _, (refusal,) = search.resolve_some(of_model("models/tiny"))
     assert refusal.field == "model.path"
     assert refusal.problem == f"there is no models/tiny in {tmp_path / 'spec'}, and the model root {tmp_path / 'root'}"
     assert "--model-root" in refusal.cure
+
+
+def test_a_spec_with_wrong_keys_is_looked_through_and_its_other_paths_are_found(tmp_path: Path) -> None:
+    home = folder(tmp_path / "home", "models/tiny")
+    values = spec_values(model__path="models/tiny", dataset={"type": "jsonl", "train_path": "rows"}, seed="one")
+    values["evaluation"] |= {"sets": 3}
+    reading = read_values(values)
+    assert reading.spec is not None
+    search = PathSearch(folders=(home,), model_root=tmp_path / "root")
+    places, (refusal,) = search.look(reading.spec)
+    assert places == {"model.path": str(home / "models/tiny"), "dataset.train_path": "rows"}
+    assert refusal.field == "dataset.train_path"
+    placed = with_values(reading.plain, places | {"dataset.sources[3].name": "nowhere"})
+    assert placed == values | {"model": {"path": str(home / "models/tiny")}}
 
 
 def test_up_opens_the_folder_that_it_is_started_in_but_no_home_and_nothing_beside_a_root_that_is_named(
