@@ -53,7 +53,7 @@ def _begin_removal(services: Services, job_id: str, *, who: str) -> str:
     try:
         return request_task(services, TaskKind.DELETE, TaskArguments(job_id=job_id), who=who).task_id
     except OnbeatError as error:
-        log.warning("the files of %s go with the next sweep: %s", job_id, error)
+        log.warning("the files of %s go with the next removal of files: %s", job_id, error)
         return ""
 
 

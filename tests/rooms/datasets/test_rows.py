@@ -289,7 +289,9 @@ def test_a_prompt_that_ends_with_the_assistant_s_words_is_refused(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     for asked in ([ASKED, ANSWERED], [ANSWERED]):
-        with pytest.raises(InvalidInput, match=r"rows\.jsonl:1: the prompt ends with a message of the assistant") as error:
+        with pytest.raises(
+            InvalidInput, match=r"rows\.jsonl:1: the prompt ends with a message of the assistant"
+        ) as error:
             prompt(tokenizer, tmp_path, {"prompt": asked, "completion": "2"})
         assert error.value.field == "dataset.train_path"
         assert "completion" in (error.value.cure or "")

@@ -129,12 +129,12 @@ def test_files_of_a_job_that_redis_knows_stay_though_its_removal_is_noted(
     folder = ended(jobs, stack)
     operator = connect(StackSettings(redis_url=server.url))
     operator.redis.hset(keys.REMOVED, folder.job_id, encode(Removal(at_s=0.0)))  # type: ignore[arg-type]
-    Sweeper(worker, stack).sweep()
+    FileRemover(worker, stack).remove_all()
     assert len(files_of(folder)) == 2
     assert f"the files of {folder.job_id} stay: it is noted as removed, and Redis knows the job" in caplog.text
     assert Removals(worker).is_pending(folder.job_id), "the note stays for who looks into it"
     jobs.remove(folder.job_id)
-    Sweeper(worker, stack).sweep()
+    FileRemover(worker, stack).remove_all()
     assert files_of(folder) == []
 
 
