@@ -65,7 +65,8 @@ def test_a_detached_stack_is_up_is_named_to_a_second_one_and_ends(
 
 
 def assert_the_running_stack_is_shown(folder: Path, started: dict[str, Any]) -> None:
-    """A second `up`, attached or not, prints how to reach the first one, and its key in no file."""
+    """A second `up`, attached or not, prints how to reach the first one; its key goes to a terminal alone."""
+    key = json.loads((folder / "runs" / "stack.json").read_text())["api_key"]
     roots = json.loads((folder / "runs" / "roots.json").read_text())
     for arguments in (["up"], ["up", "-d"]):
         shown = typed(folder, *arguments, "--run-dir", "runs")
@@ -76,6 +77,7 @@ def assert_the_running_stack_is_shown(folder: Path, started: dict[str, Any]) -> 
         assert ["page", f"{started['gateway_url']}/"] in lines
         assert str(folder / "runs") in shown.stdout
         assert roots["model_root"] in shown.stdout
+        assert key not in shown.stdout + shown.stderr
         answer = json.loads(typed(folder, *arguments, "--run-dir", "runs", "--json").stdout)
         assert answer["error"]["field"] == "--run-dir"
         assert answer["stack"] == {
