@@ -97,7 +97,7 @@ N = TypeVar("N", PluginReward, EnvironmentSpec)
 ENVIRONMENT_TIMEOUT_S = 15.0
 """The reward service may have to import the environment; a submission waits no longer."""
 PLUGINS_TIMEOUT_S = 4.0
-"""What takes longer to score an empty completion is not refused at a submission."""
+"""Longest that scoring an empty completion may take: a reward that takes longer is not refused at a submission."""
 PATTERN_COMPILE_S = 2.0
 """The most that Python's `re` may take for a pattern."""
 PATTERNS_TIMEOUT_S = 10.0

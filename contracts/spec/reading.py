@@ -25,14 +25,14 @@ from contracts.errors import MOST_REFUSALS, InvalidInput, Refusal, SpecRefused
 from contracts.spec.job import JobSpec
 
 MOST_READINGS = 4 * MOST_REFUSALS
-"""What is left out may take the tables around it along, each by another reading."""
+"""Most readings of a spec: a value that is left out may take the tables around it along, each by another reading."""
 ANY_ENTRY = "[...]"
-"""What msgspec writes for the key of a table whose keys are free, as of `params`."""
+"""The word that msgspec writes for the key of a table whose keys are free, as of `params`."""
 SUGGESTED = re.compile(r"did you mean (?P<keys>[^?]+)\?")
 OF_OTHER_TYPE = "only with "
 """The beginning of the cure of a key that another type of its table has."""
 UNSET_FIELD = re.compile(r"Struct field '(?P<key>\w+)' is unset")
-"""What msgspec says where it compares or copies a record that lacks a value."""
+"""The words of msgspec where it compares or copies a record that lacks a value."""
 STAND_INS: Mapping[str, Any] = {
     "name": "job",
     "iterations": 1,
@@ -87,7 +87,7 @@ class SpecReading:
     spec: JobSpec | None
     """The spec; None where nothing of it can be read. If there are refusals, some of its keys have no value."""
     refusals: tuple[Refusal, ...] = ()
-    """One for each wrong key; () of a whole spec."""
+    """A refusal for each wrong key; () of a whole spec."""
     unread: Set[str] = frozenset()
     """Names of the keys that have no value: wrong keys, and those that a misspelt key may stand for."""
     values: Any = UNSET

@@ -38,7 +38,7 @@ from contracts.spec.trainer import ALL_LINEAR
 from contracts.weights import has_deltas
 
 Broken = bool | Iterable[Values]
-"""What a rule's `when` returns: True, or values for each place that breaks the rule; False, or nothing, for none."""
+"""The answer of a rule's `when`: True, or values for each place that breaks the rule; False, or nothing, for none."""
 
 LEAVE_OUT = "leave it out"
 
@@ -55,9 +55,9 @@ class Rule:
     when: Callable[[JobSpec], Broken]
     """Finds what breaks the rule."""
     says: str
-    """What is wrong with the key: a predicate, whose subject is the field."""
+    """The problem of the key: a predicate, whose subject is the field."""
     cure: str
-    """What to change."""
+    """The change that the author has to make."""
 
     def refusals(self, spec: JobSpec) -> Iterator[Refusal]:
         """Yields a refusal for each place of the spec that breaks the rule."""
@@ -1562,4 +1562,4 @@ RULES: tuple[Rule, ...] = (
         cure="{product.cure}",
     ),
 )
-"""What a spec may not say, rule by rule."""
+"""Every rule that a spec is judged by."""
