@@ -30,7 +30,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 OUR_SCORERS = frozenset({"coin_flip", "countdown", "number_sorting", "puzzle24"})
-"""`own_tasks.py` of the scorer scores these: the package's scorers reward what the question forbids."""
+"""`corrected_scorers.py` of the scorer scores these: the package's scorers reward what the question forbids."""
 
 ITS_SCORERS = _names(
     """

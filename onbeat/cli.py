@@ -96,7 +96,7 @@ def _demo() -> Command:
 
 def _doctor() -> Command:
     """Say what of this machine, or of a model's folder, would hurt a job; exit code 1 where it would make one fail."""
-    from onbeat.doctor.command import doctor
+    from onbeat.commands.doctor import doctor
 
     return doctor
 

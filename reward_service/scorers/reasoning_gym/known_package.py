@@ -23,7 +23,7 @@ def check_package() -> None:
         raise InvalidInput("is not installed where the reward service runs", field=NAME, cure=INSTALL) from error
     if source_digest(package_folder()) != SOURCE_DIGEST:
         raise InvalidInput(
-            f"its source is not that of version {VERSION}, whose scorers are known to evaluate nothing",
+            f"its source is not that of version {VERSION}, whose scorers we have read: they evaluate nothing",
             field=NAME,
             cure=f"install {NAME}=={VERSION} again",
         )

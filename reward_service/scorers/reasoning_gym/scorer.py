@@ -1,7 +1,7 @@
 """reasoning-gym: the score of the task that made the prompt. The package's parsers are not ours: runs in the pool.
 
-task_entry ─▶ known_tasks.py ─┬─ its scorer evaluates nothing ─▶ its_tasks.py ─▶ the package
-                              ├─ its scorer rewards what the question forbids ─▶ own_tasks.py
+task_entry ─▶ known_tasks.py ─┬─ its scorer evaluates nothing ─▶ package_scorers.py ─▶ the package
+                              ├─ its scorer rewards what the question forbids ─▶ corrected_scorers.py
                               └─ its scorer evaluates text ─▶ refused by name, when the job is submitted
 """
 
@@ -11,7 +11,7 @@ from contracts.errors import InvalidInput
 from contracts.known_tasks import OUR_SCORERS, read_task_entry
 from contracts.rewards import ReasoningGymReward, RewardItem, TaskEntry
 from reward_service.scorers.last_tag import last_answer
-from reward_service.scorers.reasoning_gym import its_tasks, own_tasks
+from reward_service.scorers.reasoning_gym import corrected_scorers, package_scorers
 from reward_service.scorers.reasoning_gym.known_package import check_package
 from reward_service.scorers.texts import BadReference
 
@@ -31,7 +31,7 @@ def score(component: ReasoningGymReward, item: RewardItem) -> float:
     answer = last_answer(component.answer_pattern, item.completion) if component.answer_pattern else item.completion
     if answer is None:
         return 0.0
-    scorer = own_tasks if task_entry.task in OUR_SCORERS else its_tasks
+    scorer = corrected_scorers if task_entry.task in OUR_SCORERS else package_scorers
     value = scorer.score(task_entry.task, answer, task_entry.entry)
     return float(value == 1.0) if component.strict else value
 

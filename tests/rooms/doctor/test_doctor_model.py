@@ -429,5 +429,5 @@ def test_flags_of_a_model_need_one(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_doctor_of_the_machine_imports_no_torch_for_models() -> None:
-    code = "import sys, onbeat.doctor.command; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = "import sys, onbeat.commands.doctor; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

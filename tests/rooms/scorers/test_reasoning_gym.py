@@ -21,7 +21,7 @@ from contracts.known_tasks import ITS_SCORERS, NOT_GENERATED, NOT_SCORED, OUR_SC
 from contracts.rewards import ReasoningGymReward, RewardItem, Scored, Unscorable
 from contracts.spec.rules import judge
 from reward_service.scorers import rubric
-from reward_service.scorers.reasoning_gym import known_package, own_tasks
+from reward_service.scorers.reasoning_gym import corrected_scorers, known_package
 from tests.builders import job_spec, judged_spec
 
 ALL_TASKS = sorted(DATASETS)
@@ -107,7 +107,7 @@ def test_the_installed_package_is_the_one_whose_scorers_were_read() -> None:
     assert set(ALL_TASKS) == OUR_SCORERS | ITS_SCORERS | NOT_SCORED.keys()
     assert not OUR_SCORERS & ITS_SCORERS
     assert not (OUR_SCORERS | ITS_SCORERS) & NOT_SCORED.keys()
-    assert own_tasks.SCORERS.keys() == OUR_SCORERS
+    assert corrected_scorers.SCORERS.keys() == OUR_SCORERS
 
 
 @pytest.mark.parametrize("change", ["version", "source"])
