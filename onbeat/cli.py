@@ -33,7 +33,7 @@ Command = Callable[..., None]
 
 def _up() -> Command:
     """Run the embedded stack in the foreground until Ctrl-C; its jobs go on at the next start."""
-    from onbeat.commands.stack import up
+    from onbeat.commands.stacks.up import up
 
     return up
 
@@ -68,7 +68,7 @@ def _resume() -> Command:
 
 def _backup() -> Command:
     """Copy a stack's Redis and run folders, also while jobs run: `onbeat restore` makes a stack of it that goes on."""
-    from onbeat.commands.backup import backup
+    from onbeat.commands.stacks.backup import backup
 
     return backup
 
@@ -103,7 +103,7 @@ def _doctor() -> Command:
 
 def _down() -> Command:
     """End the stack of a run folder, as Ctrl-C does; its jobs go on at the next start. Nothing to end is no error."""
-    from onbeat.commands.down import down
+    from onbeat.commands.stacks.down import down
 
     return down
 
@@ -159,7 +159,7 @@ def _replay() -> Command:
 
 def _restore() -> Command:
     """Make a run folder of a backup; `onbeat up` there goes on with its jobs. It replaces nothing."""
-    from onbeat.commands.backup import restore
+    from onbeat.commands.stacks.backup import restore
 
     return restore
 

@@ -37,6 +37,8 @@ OTHER_DATABASE = ("'select' command", "DB index is out of range")
 """How a server refuses a database beside its only one: by the user's rights, or since it has no other."""
 UNKNOWN_FUNCTION = "Function not found"
 """The error of a server that lacks the library."""
+LACKS_FUNCTIONS = "Redis lacks this release's functions"
+"""Our words for it."""
 CLUSTER = frozenset({"ASK", "CLUSTERDOWN", "CROSSSLOT", "MOVED", "TRYAGAIN"})
 CLUSTER_IN_FUNCTION = ("key in a cluster node", "while the cluster is down")
 """Words that stand in the refusal of a command inside of a function."""
@@ -111,9 +113,7 @@ def _of_response(error: exceptions.ResponseError) -> OnbeatError:
             cure="give each process the user of its own role (docs/redis.md)",
         )
     if UNKNOWN_FUNCTION in str(error):
-        return BrokerUnavailable(
-            "Redis lacks this release's functions", cure="start `onbeat up`, or load `library.lua`: docs/redis.md"
-        )
+        return BrokerUnavailable(LACKS_FUNCTIONS, cure="start `onbeat up`, or load `library.lua`: docs/redis.md")
     if of in CLUSTER or any(words in str(error) for words in CLUSTER_IN_FUNCTION):
         return is_a_cluster()
     if NO_FUNCTIONS.match(str(error)):

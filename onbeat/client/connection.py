@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from broker.connection.client import Broker, connect_within
 from broker.connection.deadlines import within
+from broker.connection.server_errors import LACKS_FUNCTIONS
 from broker.job_store import JobStore
 from contracts import errors
 from contracts.jobs import JobState
@@ -189,7 +190,7 @@ def known_functions() -> Iterator[None]:
     try:
         yield
     except errors.BrokerUnavailable as error:
-        if "functions of this version" not in error.problem:
+        if LACKS_FUNCTIONS not in error.problem:
             raise
         raise errors.ContractViolation(
             "the stack has other functions than this process", field="onbeat.client", cure=OTHER_VERSION

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from onbeat.client.spec_file import flag_settings, read_spec, read_toml
 from onbeat.commands import options
-from onbeat.commands.stack import DEMO_SPEC
+from onbeat.commands.stacks.up import DEMO_SPEC
 from onbeat.stack.access import run_dir_flag
 from onbeat.terminal.output import FAILED, console_for, tell
 from onbeat.terminal.words import by_reason, count, duration, one_line, plural, score

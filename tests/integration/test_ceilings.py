@@ -94,7 +94,7 @@ def test_a_job_that_runs_or_whose_trainer_holds_it_is_not_removed(jobs: JobStore
             jobs.remove(job_id)
     trainer = opened(settings, job_id)
     jobs.move(job_id, JobState.CANCELLED, trainer_epoch=trainer.trainer_epoch)
-    with pytest.raises(Conflict, match="its trainer holds it"):
+    with pytest.raises(Conflict, match="the job's trainer still holds it"):
         jobs.remove(job_id)
     assert jobs.state(job_id) is JobState.CANCELLED
     trainer.release()
@@ -141,7 +141,7 @@ def test_a_removal_that_is_refused_keeps_the_idempotency_key_and_another_job_s_s
     job_id, _ = jobs.create(job_spec(), idempotency_key=key)
     trainer = opened(settings, job_id)
     jobs.move(job_id, JobState.FAILED, trainer_epoch=trainer.trainer_epoch)
-    with pytest.raises(Conflict, match="its trainer holds it"):
+    with pytest.raises(Conflict, match="the job's trainer still holds it"):
         jobs.remove(job_id)
     assert jobs.create(job_spec(), idempotency_key=key) == (job_id, False)
     trainer.release()

@@ -71,7 +71,7 @@ def test_a_reward_service_that_is_away_or_refuses_the_key_refuses_no_job(
     check_plugins(other, replace(rewards, reward_key="wrong"))
     check_plugins(other, replace(rewards, reward_url=f"http://127.0.0.1:{free_port()}"))
     check_plugins(other, replace(rewards, reward_url="not an address"))
-    assert len([record for record in caplog.records if "are not checked" in record.getMessage()]) == 3
+    assert len([record for record in caplog.records if "aren't checked" in record.getMessage()]) == 3
     assert "it answered 401" in caplog.text
 
 
@@ -103,7 +103,7 @@ def test_a_job_whose_reward_service_refuses_the_key_names_no_version_and_the_log
     rewards: StackSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert with_packages(SPEC, replace(rewards, reward_key="wrong")) == SPEC
-    assert "does not say what a job's rewards need, so that isn't checked: it answered 401" in caplog.text
+    assert "can't be asked which packages a job's rewards need, so that isn't checked: it answered 401" in caplog.text
 
 
 def test_a_job_whose_reward_service_is_away_names_no_version(rewards: StackSettings) -> None:

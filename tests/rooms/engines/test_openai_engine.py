@@ -202,7 +202,7 @@ def test_nonsense_fails_the_batch_and_the_next_one_waits_for_a_load(
 def test_what_other_weights_sampled_is_not_believed(rig: Rig, server: StandIn) -> None:
     manifest = rig.load()
     server.digest = "default"
-    with pytest.raises(BatchFailed, match=r"holds the weights `default`.*was it restarted"):
+    with pytest.raises(BatchFailed, match=r"holds the weights `default`.*check that it wasn't restarted"):
         rig.generate(manifest, PROMPTS)
     assert rig.engine.policy_version is None
 
@@ -260,7 +260,9 @@ def test_log_probs_of_given_tokens_by_other_weights_than_the_loaded_ones_are_not
 ) -> None:
     rig.load()
     server.digest = "default"
-    with pytest.raises(BatchFailed, match=r"a probe: the server holds the weights `default`.*was it restarted"):
+    with pytest.raises(
+        BatchFailed, match=r"a probe: the server holds the weights `default`.*check that it wasn't restarted"
+    ):
         rig.run(rig.engine.logprobs(PROBE_ROWS))
     assert rig.engine.policy_version is None
 

@@ -91,6 +91,6 @@ def test_an_engine_core_that_does_not_fall_asleep_is_given_up(tmp_path: Path, mo
 
 def test_sleep_mode_without_a_gpu_is_refused_before_anything_starts(tmp_path: Path) -> None:
     setup = engine_setup(tmp_path, model=ModelSpec(path="absent"))
-    with pytest.raises(InvalidInput, match="CUDA alone") as caught:
+    with pytest.raises(InvalidInput, match="can sleep on CUDA only") as caught:
         VllmEngine(setup, VllmOptions(sleep_mode=True))
     assert caught.value.field == "ONBEAT_ENGINE_SLEEP_MODE"

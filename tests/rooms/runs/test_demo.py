@@ -17,7 +17,7 @@ from contracts.encoding.wire import encode_json
 from contracts.errors import InvalidInput, Unavailable
 from contracts.jobs import HealthProblem, JobState
 from contracts.run_folder import RunFolder
-from onbeat.commands.stack import _stack_panel
+from onbeat.commands.stacks.up import _stack_panel
 from onbeat.stack.options import StackOptions
 from onbeat.stack.stack import EmbeddedStack
 from onbeat.training import driver

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-import onbeat.commands.stack as stack_commands
 from broker.connection.roles import CELERY, GATEWAY, GENERATOR, STAGE, TASKS, TRAINER
 from contracts.errors import InvalidInput
 from contracts.settings import ENGINE_OPTIONS, PREFIX, StackSettings, engine_from, settings_from
 from onbeat.base.process.host_memory import TUNABLES
 from onbeat.chaos.command import chaos
-from onbeat.commands.stack import up
+from onbeat.commands.stacks import up as stack_commands
+from onbeat.commands.stacks.up import up
 from onbeat.stack import vllm_python
 from onbeat.stack.options import DECIDED, MAX_THREADS, SECRETS, StackOptions, child_environment, stage_workers_for
 from onbeat.stack.profile import GeneratorProfile, StackProfile, load_profile

@@ -49,5 +49,5 @@ def test_an_unreachable_redis_is_one_clear_line(module: str) -> None:
     ended = run(module, ONBEAT_REDIS_URL=url, ONBEAT_BROKER_TIMEOUT_S="0.3")
     assert ended.returncode == WorkerExit.DIED
     assert f"127.0.0.1:{port}" in ended.stderr
-    assert "is ONBEAT_REDIS_URL right?" in ended.stderr
+    assert "check ONBEAT_REDIS_URL" in ended.stderr
     assert "secret-word" not in ended.stderr
