@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+COMPILED := $(VENV)/.compiled
 TORCH := $(shell grep '^torch==' constraints.txt)
 TRL := $(shell grep '^trl==' constraints.txt)
 export HF_HUB_OFFLINE := 1
@@ -15,15 +16,14 @@ VLLM_STAMP := $(VLLM)/.installed
 
 .PHONY: setup lock audit sbom site page page-pictures demo up test test-fast test-others families recipes wheel test-wheel setup-trl test-trl setup-verifiers test-verifiers bench-trl fuzz soak model mutants celery-defaults chaos lint types style imports bench setup-vllm demo-vllm test-vllm test-gpu
 
-setup: $(STAMP)
+setup: $(COMPILED)
 
 # Modules of packages that compileall leaves out: tests, and what is large and nothing of ours imports, or a few modules
 # of it. Python compiles one of these when it is imported first.
 UNCOMPILED := /(tests?|fontTools|moto|networkx|nltk|peft|pip|pygments|setuptools|tensorboard)/|/openai/types/|/torch/(_inductor|testing)/|/transformers/models/(?!auto/)
 
 # Each package by its pin and its hash, but torch: its wheels, and so their hashes, differ by build. One pip takes what
-# tests need and another one all else, because each uses one core; the two lists have no package in common. pip would
-# compile twenty thousand modules one after the other, compileall does it on all cores; some, as templates, are no Python.
+# tests need and another one all else, because each uses one core; the two lists have no package in common.
 INSTALL := $(BIN)/python -m pip install -q --no-compile
 
 $(STAMP): pyproject.toml constraints.txt requirements/core.txt requirements/dev.txt
@@ -34,8 +34,13 @@ $(STAMP): pyproject.toml constraints.txt requirements/core.txt requirements/dev.
 		&& $(INSTALL) --no-warn-conflicts -c constraints.txt $(TORCH); \
 		status=$$?; wait $$! && exit $$status
 	$(BIN)/python -m pip install -q --no-deps -e .
-	$(BIN)/python -m compileall -qq -j 0 -x '$(UNCOMPILED)' $(VENV)/lib || true
 	touch $(STAMP)
+
+# pip would compile twenty thousand modules one after the other, compileall does it on all cores, and `make lint` beside
+# the types; some, as templates, are no Python.
+$(COMPILED): $(STAMP)
+	$(BIN)/python -m compileall -qq -j 0 -x '$(UNCOMPILED)' $(VENV)/lib || true
+	touch $(COMPILED)
 
 # Tools with environments of their own.
 $(MKDOCS):
@@ -79,25 +84,25 @@ page: $(STAMP)
 page-pictures: $(STAMP)
 	$(BIN)/python -m page.pictures
 
-demo: $(STAMP)
+demo: $(COMPILED)
 	$(BIN)/onbeat demo
 
-up: $(STAMP)
+up: $(COMPILED)
 	$(BIN)/onbeat up
 
 # The rules of the house, the documents, the page's files and the golden bytes: a wrong word shows in seconds.
 FAST := tests/unit/test_house.py tests/unit/docs tests/unit/gateway/page tests/page/test_logic.py tests/contract/test_golden_bytes.py
 
-test-fast: $(STAMP)
+test-fast: $(COMPILED)
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --forks 2 $(FAST)
 
 # The fast tests run while the others are collected, which takes one core.
-test: $(STAMP)
+test: $(COMPILED)
 	$(MAKE) -j 2 test-fast test-others
 
 # Six modules at a time, also on two cores: half of what they do is to wait. The processes are forked from the one that
 # has collected the tests (tests/forked_workers.py); each has a Redis of its own.
-test-others: $(STAMP)
+test-others: $(COMPILED)
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --forks 6 $(addprefix --ignore=,$(FAST))
 
 # Every family of models, tried: some minutes. docs/models.md is made of the results, and the exit status is 1 where one
@@ -218,10 +223,11 @@ test-gpu: $(STAMP)
 
 LINTS := site sbom style imports audit
 
-# Two at a time, since each uses one core: pip for the three environments; then the types, and all the rest.
+# Two at a time, since each uses one core: pip for the three environments; then the types, and all the rest, which ends
+# with the modules that the tests import.
 lint:
 	$(MAKE) -j 2 $(STAMP) $(MKDOCS) $(CYCLONEDX)
-	$(MAKE) -j 2 --output-sync=target types $(LINTS)
+	$(MAKE) -j 2 --output-sync=target types $(LINTS) $(COMPILED)
 	$(BIN)/python -m tests.sizes
 
 types: $(STAMP)
