@@ -23,8 +23,9 @@ setup: $(COMPILED)
 UNCOMPILED := /(tests?|fontTools|moto|networkx|nltk|peft|pip|pygments|setuptools|tensorboard)/|/openai/types/|/torch/(_inductor|testing)/|/transformers/models/(?!auto/)
 
 # Each package by its pin and its hash, but torch: its wheels, and so their hashes, differ by build. One pip takes what
-# tests need and another one all else, because each uses one core; the two lists have no package in common.
-INSTALL := $(BIN)/python -m pip install -q --no-compile
+# tests need and another one all else, because each uses one core; the two lists have no package in common. A package
+# that comes as source is built apart (PEP 517): the other pip may just be replacing setuptools.
+INSTALL := $(BIN)/python -m pip install -q --no-compile --use-pep517
 
 $(STAMP): pyproject.toml constraints.txt requirements/core.txt requirements/dev.txt
 	$(PYTHON) -c 'import sys; sys.exit("Onbeat needs Python 3.11 or newer: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
