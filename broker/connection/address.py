@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
@@ -60,8 +61,11 @@ def user_of(url: str) -> str:
 
 def _watched(url: str) -> dict[str, Any]:
     """Reads the address of a server that sentinels watch into options of redis-py. Raises ValueError."""
-    parts = urlsplit(url)
-    user, _, hosts = parts.netloc.rpartition("@")
+    # Several hosts in brackets are no netloc to urllib, so they are taken out before it splits the rest.
+    full_scheme, _, rest = url.partition("://")
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    user, _, hosts = authority.rpartition("@")
+    parts = urlsplit(f"{full_scheme}://watched{rest.removeprefix(authority)}")
     name, _, database = parts.path.removeprefix("/").partition("/")
     is_known = parts.scheme in ("redis+sentinel", "rediss+sentinel")
     if not is_known or not name or not (database or "0").isdigit():

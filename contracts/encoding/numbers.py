@@ -33,7 +33,7 @@ TIMES = r"(?:[*x\N{MULTIPLICATION SIGN}\N{MIDDLE DOT}]|\\times|\\cdot)"
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 RAISED = r"\s?(?:\^|\*\*)\s?[{(]*+"
 POWER = rf"{RAISED}(?P<power>{SIGN}?\d++)[)}}]?|(?P<superscript>[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]++)"
-EXPONENT = rf"(?:{POWER})(?P<tower>(?:{RAISED}{SIGN}?\d++)++)?"
+EXPONENT = rf"(?:{POWER})(?P<tower>(?>(?:{RAISED}{SIGN}?\d++)+))?"
 MAX_EXPONENT_DIGITS = 6
 COMMA_GROUPS = re.compile(r"[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}(?:\.\d+)?", re.ASCII)
 NEW_NUMBER = r"(?<![\d.])"
@@ -41,10 +41,12 @@ NEW_NUMBER = r"(?<![\d.])"
 
 def _plain(name: str) -> str:
     """Returns the pattern of a plain number under a name of its own, since NUMBER has several of them."""
-    more = rf"(?:(?P={name}_separator)\d{{3}})*+(?!,?\d)(?:\.\d++)?"
+    # Groups are repeated in atomic groups: CPython below 3.11.5 gives up where the last round of `(?:…)++` fails half
+    # way.
+    more = rf"(?>(?:(?P={name}_separator)\d{{3}})*)(?!,?\d)(?:\.\d++)?"
     groups = rf"[1-9]\d{{0,2}}(?P<{name}_separator>{SEPARATOR})\d{{3}}{more}"
-    lakhs = r"[1-9]\d?(?:,\d\d(?=,))++,\d{3}(?!,?\d)(?:\.\d++)?"
-    dotted = r"[1-9]\d{0,2}(?:(?:\.\d{3})++,\d++|(?:\.\d{3}){2,}+)(?![.,]?\d)"
+    lakhs = r"[1-9]\d?(?>(?:,\d\d(?=,))+),\d{3}(?!,?\d)(?:\.\d++)?"
+    dotted = r"[1-9]\d{0,2}(?:(?>(?:\.\d{3})+),\d++|(?>(?:\.\d{3}){2,}))(?![.,]?\d)"
     comma = r"(?<!\d,)\d++,\d++(?!,?\d)"
     exponent = r"(?:[eE][-+]?\d++)?"
     return rf"(?P<{name}>(?:{groups}|{lakhs}|{dotted}|{comma}|\d++(?:\.\d*+)?|{NEW_NUMBER}\.\d++){exponent})"

@@ -49,9 +49,10 @@ ends = until_signal(
     dies_of_work=lambda group: thread == "of the engine",
 )
 try:
-    sys.exit(asyncio.run(ends))
+    code = asyncio.run(ends)
 except* MemoryError:
-    sys.exit(WorkerExit.DIED)
+    code = WorkerExit.DIED
+sys.exit(code)
 """
 
 
