@@ -100,9 +100,9 @@ def _check_socket(url: str, address: dict[str, Any]) -> None:
     A slash too few makes the path's beginning a host's name, which redis-py drops. A slash in the password moves a part
     of the password into the path, which an error would show.
     """
-    parts = urlsplit(url)
-    if parts.scheme != "unix":
+    if not url.lower().startswith("unix:"):
         return
+    parts = urlsplit(url)
     has_host = parts.netloc.rpartition("@")[2] != ""
     num_bytes = len(os.fsencode(address.get("path", "")))
     if has_host or "@" in parts.path or not 1 < num_bytes <= MAX_SOCKET_PATH_BYTES:
