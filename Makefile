@@ -224,10 +224,9 @@ test-gpu: $(STAMP)
 
 LINTS := site sbom style imports audit
 
-# Two at a time, since each uses one core: pip for the three environments; then the types, and all the rest, which ends
-# with the modules that the tests import.
-lint:
-	$(MAKE) -j 2 $(STAMP) $(MKDOCS) $(CYCLONEDX)
+# Two at a time, since each uses one core: the types, which take a minute, and next to them all the rest with its
+# environments; it ends with the modules that the tests import.
+lint: $(STAMP)
 	$(MAKE) -j 2 --output-sync=target types $(LINTS) $(COMPILED)
 	$(BIN)/python -m tests.sizes
 
