@@ -107,9 +107,9 @@ class Holder:
         owner = self._broker.redis.hget(self._keys.fence, "owner")
         return int(owner or 0)  # type: ignore[arg-type]
 
-    def appears(self, after_epoch: int = 0) -> int:
-        """The epoch of a trainer that came after `after_epoch`."""
-        until(lambda: self.epoch > after_epoch and self.pid > 0, "a trainer")
+    def appears(self, after_epoch: int = 0, *, tick: Callable[[], object] = lambda: None) -> int:
+        """The epoch of a trainer that came after `after_epoch`. tick: runs between two looks."""
+        until(lambda: self.epoch > after_epoch and self.pid > 0, "a trainer", tick=tick)
         return self.epoch
 
 
@@ -507,8 +507,8 @@ def test_a_trainer_that_others_stop_has_used_up_its_start(
     with reconciling() as (reconciler, trainer):
         epoch = 0
         for _ in range(2):
-            reconciler.reconcile()
-            epoch = holder.appears(after_epoch=epoch)
+            # A trainer that the first one's lease still keeps out ends, and has not used up its start.
+            epoch = holder.appears(after_epoch=epoch, tick=reconciler.reconcile)
             os.kill(holder.pid, signal.SIGTERM)
 
             until(lambda: not trainer.is_running, "the trainer's end")
