@@ -41,8 +41,8 @@ NEW_NUMBER = r"(?<![\d.])"
 
 def _plain(name: str) -> str:
     """Returns the pattern of a plain number under a name of its own, since NUMBER has several of them."""
-    # Groups are repeated in atomic groups: CPython below 3.11.5 gives up where the last round of `(?:…)++` fails half
-    # way.
+    # Groups are repeated in atomic groups: CPython below 3.11.5 finds nothing where a last round of `(?:…)++` begins to
+    # match and then fails.
     more = rf"(?>(?:(?P={name}_separator)\d{{3}})*)(?!,?\d)(?:\.\d++)?"
     groups = rf"[1-9]\d{{0,2}}(?P<{name}_separator>{SEPARATOR})\d{{3}}{more}"
     lakhs = r"[1-9]\d?(?>(?:,\d\d(?=,))+),\d{3}(?!,?\d)(?:\.\d++)?"
